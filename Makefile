@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz lock clean
+.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -10,12 +10,16 @@ run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds o
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
+# As many as there are processors, two to four: each takes a gigabyte or two.
+WORKERS := from lite_runner.system.processor import cores; print(min(4, max(2, cores())))
+
 test:  ## set up, then lint, types, shell check and all tests
 	@scripts/setup.sh lite --optional
 	@$(MAKE) --no-print-directory lint
 	@# Hundreds of child processes import the package: with bytecode each takes a third less.
 	@# A file's fixtures, such as jobs of several ranks, are made once; the last files are short.
-	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
+	--dist loadfile --no-loadscope-reorder
 
 lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite
@@ -48,7 +52,6 @@ reference-mindformers:  ## as reference, with the real MindFormers 1.0.2; it loa
 # What bench and bench-scaling share: command templates, and the model as peers read it.
 SIZES := --prompts {prompts} --new-tokens {new_tokens} --threads {threads}
 FAST_OURS := .venv/bin/python benchmarks/ours.py $(SIZES)
-NATIVE := $(FAST_OURS) backend=mslite engine=native
 LLAMA_CPP = .venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf '$$model' \
 	--made build/gguf $(SIZES) --type
 GENAI := .venv-bench/bin/python benchmarks/peer_genai.py --huggingface build/genai/smollm2_135m \
@@ -69,12 +72,11 @@ bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.
 	    --json "build/bench/$$name-$${sizes%% *}.json" --prompt-tokens $$sizes $(ARGS); }; \
 	for sizes in '128 --new-tokens 128 --batches 1 32' '512 --new-tokens 16 --batches 1' \
 	  '2048 --new-tokens 16 --batches 1'; do \
-	  table float32 "$(NATIVE) quant=none" --peer "$(FAST_OURS) quant=none" \
-	    --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" \
+	  table float32 "$(FAST_OURS) quant=none" --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
-	  table 8-bits "$(NATIVE) quant=a16w8" --peer "$(NATIVE) quant=a8w8" \
-	    --peer "$(FAST_OURS) quant=a16w8" --peer "$(LLAMA_CPP) Q8_0"; \
-	  table 4-bits "$(NATIVE) quant=a16w4" --peer "$(FAST_OURS) quant=a16w4" \
+	  table 8-bits "$(FAST_OURS) quant=a16w8" --peer "$(FAST_OURS) quant=a8w8" \
+	    --peer "$(LLAMA_CPP) Q8_0"; \
+	  table 4-bits "$(FAST_OURS) quant=a16w4" \
 	    --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
 	done
 	@.venv/bin/python benchmarks/picture.py docs/performance.svg \
@@ -86,7 +88,7 @@ bench-bfloat16:  ## measure bfloat16 against llama.cpp and OpenVINO
 	@scripts/setup.sh peers
 	@set -e; model=$$(.venv/bin/python scripts/model_path.py smollm2_135m); \
 	for sizes in '128 --new-tokens 128' '512 --new-tokens 16' '2048 --new-tokens 16'; do \
-	  echo; .venv/bin/python benchmarks/bench.py --ours "$(NATIVE) $(SHORT)" \
+	  echo; .venv/bin/python benchmarks/bench.py --ours "$(FAST_OURS) $(SHORT)" \
 	    --peer "$(LLAMA_CPP) F16" --peer "$(LLAMA_CPP) BF16" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_openvino.py --gguf '$$model' \
 	      --made build/gguf $(SIZES) --type bf16" \
@@ -111,14 +113,13 @@ bench-offline:  ## measure MindSpore Lite against the other engines and onnxrunt
 	--peer "$(OURS) backend=ms" \
 	--peer ".venv-bench/bin/python benchmarks/peer_onnxruntime.py --onnx build/onnx --export-python \
 	.venv/bin/python --prompts {prompts} --new-tokens {new_tokens} --threads {threads}" \
-	--peer "$(OURS) backend=mslite engine=graph-cell export.layout=dynamic" \
 	--peer "$(OURS) backend=mslite engine=graph-cell export.layout=static_pair" $(ARGS)
 
 bench-shard:  ## measure cutting and merging of checkpoints against MindSpore's own
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/shard.py $(ARGS)
 
-bench-parallel:  ## measure one, two tensor parallel and two data parallel processes
+bench-parallel:  ## measure two ranks that share a model, and one process
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/parallel.py $(ARGS)
 
@@ -146,9 +147,8 @@ bench-gguf:  ## measure Q4_K_M files of published sizes, random weights, against
 	@.venv/bin/python benchmarks/published.py build/published
 	@set -e; for size in qwen2.5_0.5b llama_7b; do \
 	  .venv/bin/python benchmarks/bench.py --batches 1 --new-tokens 32 --vocabulary 32000 \
-	    --ours "$(FAST_OURS) model=$(FILE) backend=mslite engine=native" \
-	    --peer "$(FAST_OURS) model=$(FILE) backend=mslite engine=native quant=a8" \
-	    --peer "$(FAST_OURS) model=$(FILE)" \
+	    --ours "$(FAST_OURS) model=$(FILE)" \
+	    --peer "$(FAST_OURS) model=$(FILE) quant=a8" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf $(FILE) \
 	    --made build/gguf $(SIZES) --type file" $(ARGS); done
 
@@ -163,7 +163,7 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 	  .venv/bin/python benchmarks/prefix.py quant=$$quant $(ARGS); done
 
 SERVE = .venv/bin/python run_lite.py run_mode=serve model={gguf} serve.port={port} seed=1 \
-	backend=auto context.threads={threads} serve.max_length=1024 serve.max_queue=1024
+	context.threads={threads} serve.max_length=1024 serve.max_queue=1024
 LLAMA_SERVER = build/llama.cpp/bin/llama-server --model {gguf} --port {port} --threads {threads} \
 	--parallel 8 --ctx-size 8192
 bench-serve:  ## measure the server under load against llama.cpp's and OpenVINO GenAI, and draw it
@@ -196,7 +196,11 @@ fuzz:  ## read damaged files of every format for SECONDS=120; ARGS="--seed 7" re
 	@scripts/setup.sh dev
 	@.venv/bin/python -m fuzz --seconds $(or $(SECONDS),120) $(ARGS)
 
-lock:  ## resolve requirements/lock.txt anew from setup.cfg, with Python 3.10
+mutants:  ## put 160 faults into a copy, one at a time, and say which the tests notice
+	@scripts/setup.sh dev
+	@.venv/bin/python scripts/mutants.py $(ARGS)
+
+lock:  ## resolve requirements/lock.txt anew from setup.cfg
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays

@@ -18,8 +18,7 @@ from setuptools.command.build_ext import build_ext
 KERNELS = Path("lite_runner/native")
 SOURCES = sorted(str(path) for path in KERNELS.glob("src/*.cc"))
 HEADERS = sorted(str(path) for path in KERNELS.glob("src/*.[hi]*"))
-COMPILER = runpy.run_path(str(KERNELS / "compiler.py"))
-FINGERPRINT = runpy.run_path(str(KERNELS / "fingerprint.py"))
+BUILD = runpy.run_path(str(KERNELS / "fingerprint.py"))
 # GCC finds its own headers uninitialized.
 COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
 COMPILE += " -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option"
@@ -58,12 +57,12 @@ class BuildOperators(build_ext):
             print(f"{error}: lite_runner goes without its own operators", file=sys.stderr)
 
     def _compile(self, sources: list[str], library: Path) -> None:
-        command = COMPILER["compiler"]()
+        command = BUILD["compiler"]()
         folder = Path(self.build_temp)
         for needed in (folder, library.parent):
             needed.mkdir(parents=True, exist_ok=True)
         objects = [str(folder / Path(source).with_suffix(".o").name) for source in sources]
-        fingerprint = FINGERPRINT["sources"]()
+        fingerprint = BUILD["sources"]()
         flags = [*shlex.split(COMPILE), f'-DLITE_RUNNER_SOURCES="{fingerprint}"']
         run(
             *(
@@ -77,6 +76,7 @@ class BuildOperators(build_ext):
 
 
 setup(
+    py_modules=["run_lite"],
     packages=[*find_packages(include=["lite_runner", "lite_runner.*"]), "lite_runner.conf"],
     package_dir={"lite_runner.conf": "conf"},
     package_data={
@@ -84,7 +84,7 @@ setup(
         "lite_runner.conf": ["**/*.yaml"],
         "lite_runner.serving": ["static/*"],
         # The package compares its operators with their sources.
-        "lite_runner.native": [f"src/*{suffix}" for suffix in FINGERPRINT["COMPILED"]],
+        "lite_runner.native": [f"src/*{suffix}" for suffix in BUILD["COMPILED"]],
     },
     ext_modules=[
         Extension("lite_runner.native.operators", SOURCES, depends=HEADERS, optional=True)

@@ -21,9 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lite_runner.bench.machine import Others
-from lite_runner.bench.spread import number
-from lite_runner.bench.table import BUSY, markdown
+from lite_runner.bench.bench import Others
+from lite_runner.bench.report import BUSY, markdown, number
 
 HERE = Path(__file__).parent
 REFERENCE = HERE.parent / "tests" / "fixtures" / "reference" / "smollm2_135m.json"

@@ -7,12 +7,32 @@ from collections.abc import Sequence
 from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.config.argv import parse
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.schema import ComputeOptions
+from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan import loading
+from lite_runner.plan.backend import resolve_backend, run_options
 from lite_runner.plan.job import Job
+from lite_runner.plan.resources import open_backend
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
+
+
+def opened(
+    config: ComputeOptions,
+    files: ModelFiles,
+    job: Job,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+) -> tuple[Backend, ComputeOptions]:
+    """The backend of a job, ready for its steps, and the config that names it."""
+    device = environment.resolve_device(config.context.device_target)
+    tokenizer = tokenizer_of(config, files)
+    options = run_options(config, job, device, ranks, tokenizer)
+    config = resolve_backend(config, files, options)
+    backend = open_backend(files, run_options(config, job, device, ranks, tokenizer))
+    backend.prepare()
+    return backend, config
 
 
 def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
@@ -22,8 +42,4 @@ def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
     config, _ = resolve(parse(settings, heads()))
     progress.configure(verbosity=0)
     files = locate(config)
-    device = environment.resolve_device(config.context.device_target)
-    job = Job([], [], config.generation(files.model), slots, length)
-    backend = loading.load(config, files, device, job, tokenizer_of(config, files))
-    backend.prepare()
-    return backend
+    return opened(config, files, Job([], [], config.generation(files.model), slots, length))[0]

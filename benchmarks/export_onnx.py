@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.resizable import decode_span
+from lite_runner.backends.lite.layouts import decode_span
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse
-from lite_runner.mindir.resizable_inputs import (
+from lite_runner.mindir.graph_inputs import (
     Positions,
     Shape,
     fill_bias,
     gather_indices,
     inputs_of,
 )
-from lite_runner.mindir.resizable_network import ResizableNetwork
+from lite_runner.mindir.write_resizable import ResizableNetwork
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve

@@ -8,41 +8,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from engine import opened
 from measure import Measurement, engine_parser, seconds_since_start
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
-from lite_runner.bench.lockstep import Prompts, lockstep
+from lite_runner.backends.lite.export.opening import folder_of_run
+from lite_runner.backends.native.packed_cache import entry_of
+from lite_runner.bench.workload import Prompts, lockstep
 from lite_runner.config.argv import parse
-from lite_runner.config.schema import RunConfig
-from lite_runner.export.cache import folder_of_run
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.generation import Token
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.job import Job
-from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
-from lite_runner.system import environment
 
 NAMED = ("export.layout", "quant", "kv_cache", "model")  # settings that an engine's name shows
 
 
-def loaded(config: RunConfig, files: ModelFiles, job: Job) -> Path:
-    """The checkpoint, or the exported model of the cache."""
-    if config.backend != "mslite":
-        assert files.path is not None
-        return files.path
-    return folder_of_run(config, files, job.slots, job.length)
+def loaded(config: GenerateOptions, files: ModelFiles, job: Job) -> Path:
+    """What the backend reads: the checkpoint, or what is made of it in the cache."""
+    assert files.path is not None
+    if config.backend == "mslite":
+        return folder_of_run(config, files, job.slots, job.length)
+    if config.backend == "native" and config.context.cache:
+        return entry_of(replace(files, rounded=config.rounded_dtype("CPU")))
+    return files.path
 
 
 def greedy(backend: Backend, prompts: Prompts, new_tokens: int) -> Iterator[list[int]]:
     """The next token of every row, new_tokens times."""
-    scheduler = lockstep(backend, prompts, new_tokens)
-    while not scheduler.idle:
-        yield [event.token for event in scheduler.step() if isinstance(event, Token)]
+    for events in lockstep(backend, prompts, new_tokens).run():
+        yield [event.token for event in events if isinstance(event, Token)]
 
 
 def main() -> None:
@@ -62,7 +63,6 @@ def main() -> None:
     progress.configure(verbosity=0)
     started = time.perf_counter()
     files = locate(config)
-    tokenizer = tokenizer_of(config, files)
     job = Job(
         requests=[],
         tokens=prompts,
@@ -70,12 +70,9 @@ def main() -> None:
         slots=len(prompts),
         length=len(prompts[0]) + arguments.new_tokens,
     )
-    device = environment.resolve_device(config.context.device_target)
+    backend, config = opened(config, files, job)
     path = loaded(config, files, job)
-    backend = load(config, files, device, job, tokenizer)
-    load_s = time.perf_counter() - started
-
-    backend.prepare()
+    load_s = time.perf_counter() - started - backend.compile_s
     cold = greedy(backend, prompts, arguments.new_tokens)
     next(cold)
     first_token_s = seconds_since_start()

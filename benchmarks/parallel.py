@@ -1,142 +1,160 @@
-"""Decode speed of several ranks on this machine, and the share of it that collectives take.
+"""Speed of two ranks that share a model, a thread each, and of one process with two threads.
 
-    .venv/bin/python benchmarks/parallel.py [overrides]
+    .venv/bin/python benchmarks/parallel.py [--rounds N]
 
-SmolLM2-135M's sizes with 8 heads (its own 9 do not divide by 2), random weights, 4 sequences. The
-collectives of a step are timed alone, back to back, in a graph that holds nothing else; what a rank
-waits for a slower one in the network is not in that figure.
+SmolLM2-135M's sizes with 8 heads (its own 9 do not divide by 2), random weights, one sequence of
+512 + 48 tokens. Both are in memory and take turns, so that what else the machine does slows both;
+figures are medians over the rounds, and ratios of them. Greedy tokens are compared.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
-import sys
-import tempfile
+import multiprocessing
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from multiprocessing.connection import Connection
+from typing import NoReturn
 
 import numpy as np
+from random_gguf import Type, random_blocks
 
-from lite_runner import progress
-from lite_runner.backends import collectives
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import Backend, Row
+from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.argv import parse
-from lite_runner.config.cluster import Cluster, ranks_of
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
-from lite_runner.distributed.events import MET, connect
-from lite_runner.distributed.job import Limits, run_ranks
-from lite_runner.generation import Request, Scheduler
-from lite_runner.model.locate import locate
-from lite_runner.plan.job import Job, share
-from lite_runner.plan.loading import load
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.quantization import Quantization
+from lite_runner.native.packed_model import WHOLE, Share, pack
+from lite_runner.native.peers import meet_peers
 from lite_runner.run_modes import heads, resolve
+from lite_runner.weights.formats.gguf_blocks import BlockMatrix
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.quantization.quantize import with_quantization
+from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.tensor import LazyBlocks, LazyTensor
 
-SEQUENCES, PROMPT, STEPS = 4, 32, 48
-OVERRIDES = [
-    *("model=smollm2_135m", "load_checkpoint=random", "verbosity=0", "predict_data=[a,b,c,d]"),
-    *("model.model_config.num_heads=8", "model.model_config.n_kv_heads=4"),
-    "model.model_config.head_dim=64",
-]
-LAYOUTS = ("single", "tp2", "dp2")
+RANKS, PROMPT, STEPS = 2, 512, 48
+WEIGHTS = ("none", "a16w8", "a16w4", "Q4_K")
+SIZES = ["model=smollm2_135m", "load_checkpoint=random", "predict_data=a"]
+SIZES += [f"model.model_config.{size}" for size in ("num_heads=8", "n_kv_heads=4", "head_dim=64")]
 
 
 def main() -> None:
-    """Start every layout in turn, and print a line for each."""
-    if os.environ.get("MS_ROLE") == "MS_SCHED":
-        collectives.schedule()
-    elif "MS_ROLE" in os.environ:
-        one_rank(Path(sys.argv[1]), sys.argv[2:])
-    else:
-        for layout in LAYOUTS:
-            with tempfile.TemporaryDirectory() as folder:
-                overrides = [f"parallel={layout}", *sys.argv[1:]]
-                size = ranks_of(config_of(overrides)).size
-                program = [__file__, folder, *overrides]
-                run_ranks(program, Cluster(size, size), Path(folder), Limits(120, 600))
-                print(json.dumps({"layout": layout} | json.loads((Path(folder) / "0").read_text())))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    for weights in WEIGHTS:
+        print(json.dumps(compared(weights, rounds)), flush=True)
 
 
-def config_of(overrides: list[str]) -> RunConfig:
-    return resolve(parse([*OVERRIDES, *overrides], heads()))[0]
+def compared(weights: str, rounds: int) -> dict[str, object]:
+    """Ranks and a single process, measured in turn."""
+    context = multiprocessing.get_context("spawn")
+    ends = [context.Pipe() for _ in range(RANKS)]
+    processes = [
+        context.Process(target=serve, args=(theirs, rank, weights), daemon=True)
+        for rank, (_, theirs) in enumerate(ends)
+    ]
+    for process, (_, theirs) in zip(processes, ends, strict=True):
+        process.start()
+        theirs.close()  # a rank that ends is the end of its pipe
+    hubs = [own for own, _ in ends]
+    while (said := [hub.recv() for hub in hubs]) != [None] * RANKS:
+        for hub in hubs:
+            hub.send(said)
+    alone, found = opened(weights, RANKS), []
+    for _ in range(rounds + 1):
+        one = measured(alone)
+        for hub in hubs:
+            hub.send(True)
+        found.append((one, max(hub.recv() for hub in hubs)))
+    for hub, process in zip(hubs, processes, strict=True):
+        hub.send(False)
+        process.join()
+    seconds = np.median([[one[:2], shared[:2]] for one, shared in found[1:]], axis=0)
+    rates = np.array([PROMPT, 1]) / seconds
+    return {
+        "weights": weights,
+        "prefill_tok_s": rates[:, 0].round(0).tolist(),
+        "prefill_ratio": round(rates[1, 0] / rates[0, 0], 3),
+        "decode_tok_s": rates[:, 1].round(1).tolist(),
+        "decode_ratio": round(rates[1, 1] / rates[0, 1], 3),
+        "tokens_equal": all(one[2] == shared[2] for one, shared in found),
+    }
 
 
-def one_rank(folder: Path, overrides: list[str]) -> None:
-    from lite_runner.backends.device import set_device
+def serve(hub: Connection, rank: int, weights: str) -> None:
+    """A rank: measures as often as it is asked."""
 
-    launcher = connect(int(os.environ["RANK_ID"]))
-    assert launcher is not None
-    config = config_of(overrides)
-    ranks = replace(ranks_of(config), rank=launcher.rank)
-    threads = config.context.threads or max(1, len(os.sched_getaffinity(0)) // ranks.size)
-    config = replace(config, context=replace(config.context, threads=threads))
-    progress.configure(0)
-    set_device("CPU", 0)
-    collectives.meet(ranks)
-    launcher.stage(MET)
-    files = locate(config)
-    prompts = [list(range(PROMPT))] * SEQUENCES
-    generation = config.generation(files.model)
-    whole = Job([], prompts, generation, SEQUENCES, PROMPT + STEPS + 1)
-    job = share(config, whole, ranks)
-    backend = load(config, files, "CPU", job, ranks=ranks)
-    backend.prepare()
-    scheduler = Scheduler(backend, prefix_cache=False)
-    for tokens in job.tokens:
-        options = GenerationConfig(max_new_tokens=STEPS + 1)
-        scheduler.add(Request(np.array(tokens, np.int32), options))
-    scheduler.step()
-    times = []
-    for _ in range(STEPS):
-        collectives.gather(b"")
+    def gather(text: str) -> list[str]:
+        hub.send(text)
+        said: list[str] = hub.recv()
+        return said
+
+    backend = opened(weights, 1, Ranks(rank, 1, RANKS), gather)
+    hub.send(None)
+    while hub.recv():
+        hub.send(measured(backend))
+
+
+def opened(
+    weights: str,
+    threads: int,
+    ranks: Ranks | None = None,
+    gather: Callable[[str], list[str]] | None = None,
+) -> Backend:
+    """The backend of the whole model, or of a rank."""
+    model = resolve(parse(SIZES, heads()))[0].model_config()
+    assert model is not None
+    tensors, share, peers = tensors_of(model, weights), WHOLE, None
+    if ranks is not None and gather is not None:
+        share = Share(ranks.tensor_index, ranks.tensor)
+        peers = meet_peers(share, gather, 0, _same_machine)
+        tensors = pieces(tensors, model, ranks, vocab_parallel=True)
+    layers = pack(model, QuantizedWeights(tensors, model), share=share)
+    options = NativeOptions(slots=1, length=PROMPT + STEPS)
+    return NativeBackend(model, layers, options, threads=threads, peers=peers)
+
+
+def _same_machine() -> NoReturn:
+    raise RuntimeError("the ranks have no memory in common")
+
+
+def tensors_of(model: Decoder, weights: str) -> Mapping[str, LazyTensor]:
+    """Random weights; Q4_K as in GGUF files of that name: what 256 does not divide is Q5_0, the
+    vocabulary Q8_0."""
+    tensors = dict(random_checkpoint(model, 1, "F32"))
+    if weights != "Q4_K":
+        quantization = Quantization(weights, 32 if weights == "a16w4" else 0)  # type: ignore[arg-type]
+        return with_quantization(tensors, model, quantization)
+    generator = np.random.default_rng(0)
+    for one in parameters(model):
+        if one.layout == "out_in" or one.split == "vocabulary":
+            kind = Type.Q5_0 if one.shape[1] % 256 else Type.Q4_K
+            kind = Type.Q8_0 if one.split == "vocabulary" else kind
+            data = random_blocks(generator, one.shape, kind)
+            matrix = BlockMatrix(kind.name, data, one.shape[1])
+            own = LazyBlocks(kind.name, data.nbytes, lambda matrix=matrix: matrix)  # type: ignore[misc]
+            tensors[one.name] = replace(tensors[one.name], blocks=kind.name, own=own)
+    return with_quantization(tensors, model, Quantization("file"))
+
+
+def measured(backend: Backend) -> tuple[float, float, list[int]]:
+    """Seconds of a prompt and of a decoding step, and the tokens."""
+    prompt = (np.arange(PROMPT) * 7 % 40000).astype(np.int32)
+    times, tokens = [], []
+    for step in range(STEPS + 1):
+        fed = prompt if step == 0 else np.array(tokens[-1:], np.int32)
         began = time.perf_counter()
-        scheduler.step()
+        logits = backend.forward([Row(0, fed, PROMPT + step - 1 if step else 0)])
         times.append(time.perf_counter() - began)
-    seconds = float(np.median(times))
-    alone = 0.0
-    if ranks.tensor > 1:
-        model = files.model
-        alone = of_collectives(ranks, job.slots, model.hidden_size, model.num_layers)
-    if ranks.rank == 0:
-        found = {
-            "ranks": ranks.size,
-            "threads_a_rank": threads,
-            "decode_tok_s": round(SEQUENCES / seconds, 1),
-            "step_ms": round(1e3 * seconds, 2),
-            "collectives_ms": round(1e3 * alone, 2),
-            "collectives_share": round(alone / seconds, 3),
-        }
-        (folder / "0").write_text(json.dumps(found))
-    launcher.done()
-
-
-def of_collectives(ranks: Ranks, rows: int, hidden: int, layers: int) -> float:
-    """Seconds that the sums of a step take alone: two a layer, and the embedding's."""
-    from mindspore import Tensor, nn, ops
-
-    parallel = collectives.tensor_parallel(ranks, vocab_parallel=True)
-    assert parallel is not None
-
-    class Sums(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sum = ops.AllReduce(group=parallel.group)
-
-        def construct(self, x: Tensor) -> Tensor:
-            for _ in range(count):
-                x = self.sum(x)
-            return x
-
-    count = 2 * layers + 1
-    graph, x = Sums(), Tensor(np.zeros((rows, hidden), np.float32))
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        graph(x).asnumpy()
-        times.append(time.perf_counter() - began)
-    return float(np.median(times))
+        tokens.append(int(logits[-1].argmax()))
+    return times[0], float(np.median(times[1:])), tokens
 
 
 if __name__ == "__main__":

@@ -139,7 +139,8 @@ def main() -> None:
     batch, length = prompts.shape
 
     code = hashlib.sha256()
-    for path in (EXPORT, *sorted((HERE.parent / "lite_runner/export").glob("resizable_*.py"))):
+    mindir = HERE.parent / "lite_runner/mindir"
+    for path in (EXPORT, mindir / "graph_inputs.py", mindir / "write_resizable.py"):
         code.update(path.read_bytes())
     sizes = {"batch": batch, "prompt-tokens": length, "new-tokens": arguments.new_tokens}
     name = "-".join(["smollm2_135m", *map(str, sizes.values()), code.hexdigest()[:8]])

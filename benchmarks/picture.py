@@ -13,8 +13,8 @@ from typing import Any
 
 from bench import FIGURES
 
-from lite_runner.bench.chart import Line, Panel, draw
-from lite_runner.bench.spread import Spread
+from lite_runner.bench.charts import Line, Panel, draw
+from lite_runner.bench.report import Spread
 
 DRAWN = ("decode_tok_s", "prefill_tok_s", "first_token_s", "peak_rss_mib")
 

@@ -29,15 +29,15 @@ import numpy as np
 from lite_runner import native, progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
-from lite_runner.backends.native import NativeBackend
+from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate
 from lite_runner.native import matrices
-from lite_runner.native.compiler import compiler
-from lite_runner.native.model import NativeModel, NativeOptions
+from lite_runner.native.fingerprint import compiler
+from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights
 
 SHORT = 32  # tokens of the prompts whose attention hardly counts
@@ -115,7 +115,7 @@ def opened(model: Decoder, length: int, threads: int) -> NativeBackend:
     layers = pack(model, weights)
     weights.close()
     options = NativeOptions(slots=STEP // SHORT, length=max(length, SHORT))
-    return NativeBackend(model, NativeModel(model, layers, 0), options, threads=threads)
+    return NativeBackend(model, layers, options, threads=threads)
 
 
 class Products:

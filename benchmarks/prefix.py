@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/prefix.py [options] [overrides, e.g. quant=a16w8]
 
 SmolLM2-135M reads prompts of one prefix and a few tokens of their own, to the first new token of
-each. One process does both in turn, with a scheduler of its own for each.
+each. One process does both in turn, with an engine of its own for each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Finished, Request, Scheduler
+from lite_runner.generation import Engine, Finished, Request
 
 
 class Reading(NamedTuple):
@@ -71,14 +71,14 @@ def main() -> None:
 
 def read(backend: Backend, prompts: Sequence[NDArray[np.int32]], *, cache: bool) -> Reading:
     """The first token of every prompt, and how long all took."""
-    scheduler = Scheduler(backend, prefix_cache=cache)
+    engine = Engine(backend, prefix_cache=cache)
     one = GenerationConfig(max_new_tokens=1)
     began = time.perf_counter()
     for prompt in prompts:
-        scheduler.add(Request(prompt, one))
+        engine.add(Request(prompt, one))
     done = []
-    while not scheduler.idle:
-        done += [event for event in scheduler.step() if isinstance(event, Finished)]
+    while not engine.idle:
+        done += [event for event in engine.step() if isinstance(event, Finished)]
     seconds = time.perf_counter() - began
     return Reading(
         seconds,

@@ -19,8 +19,8 @@ from typing import Any
 
 from bench import make_prompts, measure
 
-from lite_runner.bench.chart import Line, Panel, draw
-from lite_runner.bench.spread import Spread
+from lite_runner.bench.charts import Line, Panel, draw
+from lite_runner.bench.report import Spread
 
 PROMPT_TOKENS = 128  # of each row, over batch
 NEW_TOKENS = 16

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import gguf
 
-from lite_runner.bench.random_adapters import RANK, random_adapters
+from lite_runner.bench.workload import RANK, random_adapters
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.lora import adapter_write
+from lite_runner.weights.lora import adapter_writer
 from lite_runner.weights.lora.adapter import Adapter
 
 _NAMES = {
@@ -29,7 +29,7 @@ def write_adapters(model: Path, folder: Path, count: int) -> dict[str, str]:
     config, _ = resolve(parse([f"model={model}", "predict_data=ids"], heads()))
     decoder = locate(config).model
     made = {one.name: one for one in random_adapters(decoder, count, RANK)}
-    adapter_write.write_adapters(made, decoder, folder, "peft", listed=True)
+    adapter_writer.write_adapters(made, decoder, folder, "peft", listed=True)
     files = [folder / f"{name}.gguf" for name in made]
     for file, adapter in zip(files, made.values(), strict=True):
         _write_gguf(file, adapter)

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from lite_runner.bench.spread import percentile
+from lite_runner.bench.report import percentile
 
 SHARES = (50, 95, 99)  # percentiles
 

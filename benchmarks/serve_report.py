@@ -7,8 +7,8 @@ from pathlib import Path
 
 from serve_load import SHARES, Case, Figures
 
-from lite_runner.bench.chart import Drawing, Line, Panel, draw
-from lite_runner.bench.spread import Spread, number
+from lite_runner.bench.charts import Drawing, Line, Panel, draw
+from lite_runner.bench.report import Spread, number
 
 Found = Sequence[tuple[Case, Figures]]
 BEGIN, END = "<!-- made by benchmarks/serve.py -->", "<!-- to here -->"
@@ -52,7 +52,8 @@ def chart(found: Found) -> Drawing:
             (token, "per token", f"p{SHARES[1]}, ms"),
         ):
             drawn = [Line(name, points) for name, points in lines.items()]
-            panels.append(Panel(title, "requests/s", unit, drawn))
+            # Milliseconds of servers that keep up and of those that do not.
+            panels.append(Panel(title, "requests/s", unit, drawn, log="ms" in unit))
     return draw(panels)
 
 

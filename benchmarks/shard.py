@@ -20,15 +20,14 @@ from typing import Any
 
 from measure import peak_rss_mib
 
-from lite_runner.architectures.flat import ModelConfig
-from lite_runner.architectures.spec import Decoder
-from lite_runner.bench.table import markdown
-from lite_runner.config.ranks import Ranks
+from lite_runner.architectures import llama_like
+from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.bench.report import markdown
+from lite_runner.config.parallel import Ranks
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
-from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.random import random_checkpoint
-from lite_runner.weights.sharding.reshard import whole_tensors
+from lite_runner.weights.layouts import expected_tensors, random_checkpoint
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
+from lite_runner.weights.sharding.shards import whole_tensors
 from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
 
 STEPS = [(1, 2), (2, 4), (4, 1)]  # tensor parallel degrees, from and to
@@ -36,8 +35,9 @@ STEPS = [(1, 2), (2, 4), (4, 1)]  # tensor parallel degrees, from and to
 
 def model_of(layers: int) -> Decoder:
     """A llama of 58 MB a layer, and 131 MB besides."""
-    return ModelConfig(
-        family="llama",
+    return llama_like.decoder(
+        architecture="llama",
+        rotary=Rotary(),
         vocab_size=16000,
         hidden_size=1024,
         num_layers=layers,

@@ -26,19 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from bench import make_prompts
+from engine import opened
 
 from lite_runner import progress
-from lite_runner.bench.lockstep import lockstep
-from lite_runner.bench.random_adapters import random_adapters
+from lite_runner.bench.workload import lockstep, random_adapters
 from lite_runner.config.argv import parse
-from lite_runner.generation import Scheduler
+from lite_runner.generation import Engine
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.model.locate import locate
 from lite_runner.plan.job import Job
-from lite_runner.plan.loading import load
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.lora.adapter_write import write_adapters
+from lite_runner.weights.lora.adapter_writer import write_adapters
 
 DTYPES = ("auto", "bf16")  # of adapter_dtype=; peft's are float32
 PROMPT = 64
@@ -125,7 +124,7 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
     progress.configure(0)
     files = locate(config)
     adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
-    cases: dict[int, Scheduler] = {}
+    cases: dict[int, Engine] = {}
     for case in job["cases"]:
         names = [adapters[row % case].name if case else None for row in range(len(prompts))]
         wanted = AdapterJob(adapters[:case], names) if case else None
@@ -133,20 +132,19 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
             *((), prompts, config.generation(files.model), len(prompts), PROMPT + steps + 1),
             adapters=wanted,
         )
-        backend = load(config, files, "CPU", work)
-        backend.prepare()
+        backend, _ = opened(config, files, work)
         cases[case] = lockstep(backend, prompts, steps + 1, names)
         cases[case].step()
     report(f"lite-runner, {dtype}", cases, steps)
 
 
-def report(engine: str, cases: dict[int, Scheduler], steps: int) -> None:
+def report(engine: str, cases: dict[int, Engine], steps: int) -> None:
     """Step all cases in turn, and print what each took beside the base, case 0."""
     times: dict[int, list[float]] = {case: [] for case in cases}
     for _ in range(steps):
-        for case, scheduler in cases.items():
+        for case, running in cases.items():
             began = time.perf_counter()
-            scheduler.step()
+            running.step()
             times[case].append(time.perf_counter() - began)
 
     def ratio(of: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from engine import load
 
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Request, Scheduler, Token
+from lite_runner.generation import Engine, Request, Token
 
 SHORT = 64  # tokens of the prompts that are being answered
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 def one_round(backend: Backend, arguments: argparse.Namespace) -> Gaps:
     """Answer the short prompts, then the long one beside them, until its first token."""
-    scheduler = Scheduler(backend, arguments.token_budget, prefix_cache=False)
+    engine = Engine(backend, arguments.token_budget, prefix_cache=False)
     random = np.random.default_rng(0)
 
     def request(tokens: int) -> Request:
@@ -76,14 +76,14 @@ def one_round(backend: Backend, arguments: argparse.Namespace) -> Gaps:
     times: dict[int, list[float]] = {}  # when each request's tokens came
 
     def step() -> None:
-        events = scheduler.step()
+        events = engine.step()
         now = time.perf_counter()
         for event in events:
             if isinstance(event, Token):
                 times[event.id].append(now)
 
     def add(tokens: int) -> int:
-        number = scheduler.add(request(tokens))
+        number = engine.add(request(tokens))
         times[number] = []
         return number
 
@@ -107,7 +107,7 @@ def one_round(backend: Backend, arguments: argparse.Namespace) -> Gaps:
             elif start < first:
                 during.append(end - start)
     for number in times:
-        scheduler.finish(number, "interrupted")
+        engine.finish(number, "interrupted")
     return Gaps(before, during, first - arrival, steps)
 
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/token_loop.py
 
-A scheduler answers prompts of 128 tokens over a backend that computes nothing. Of each step the
+An engine answers prompts of 128 tokens over a backend that computes nothing. Of each step the
 time is taken that is not spent in the backend; its median, over the sequences, is the figure.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import BackendInfo, Row
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Request, Scheduler
+from lite_runner.generation import Engine, Request
 
 PROMPT = 128
 SPREAD = 3.0  # standard deviation of the logits
@@ -93,14 +93,14 @@ def main() -> None:
 def a_token(backend: Prepared, options: GenerationConfig) -> float:
     """Seconds that a token costs: the median step's, over the sequences."""
     random = np.random.default_rng(1)
-    scheduler = Scheduler(backend)
+    engine = Engine(backend)
     for number in range(backend.info.slots):
         prompt = random.integers(backend.info.vocab_size, size=PROMPT, dtype=np.int32)
-        scheduler.add(Request(prompt, options, seed_key=(0, number)))
+        engine.add(Request(prompt, options, seed_key=(0, number)))
     taken = []
-    while not scheduler.idle:
+    while not engine.idle:
         began, spent = time.perf_counter(), backend.spent
-        scheduler.step()
+        engine.step()
         taken.append(time.perf_counter() - began - (backend.spent - spent))
     return statistics.median(taken) / backend.info.slots
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
@@ -12,14 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from fuzz import engines, formats, texts
 from fuzz.children import Case
-from fuzz.readers import plan, run, tokenizer
+from fuzz.readers import Read, plan, run, tokenizer
 from lite_runner.app import main
 from lite_runner.mindir.skim import has_custom_operators
 from lite_runner.weights.sharding.strategy import read_strategy
 from tests.paths import FIXTURES
 from tests.tiny_gguf import write_tiny_gguf
+from tests.tokenizer_files import write_ascii_tokenizer
 
-EXPORTED = FIXTURES / "frozen/artifacts"
 MODEL = ("predict_data=hi", "load_checkpoint=.", "model=auto")
 
 
@@ -29,7 +30,7 @@ def cases(folder: Path) -> Iterator[Case]:
     yield from _shards(folder)
     yield from _adapters(folder)
     yield from _exports(folder)
-    yield from engines.cases(folder, _ascii_tokenizer)
+    yield from engines.cases(folder)
     yield from texts.tokenizers_of(folder)
     yield from texts.plain_texts(folder)
 
@@ -50,9 +51,10 @@ def _checkpoints(folder: Path) -> Iterator[Case]:
     for name, kind in (("w8", "quant=a16w8"), ("w4", "quant=a16w4")):
         read = run(*MODEL, kind)
         where = folder / name
-        _without(where / "quantization.json", "checksum", "sha256")
+        _without(where / "quantization.json", "checksum")
         yield Case(f"quantization.json/{name}", where, "quantization.json", formats.json_text, read)
-        yield Case(f"quantized/{name}", where, "model.safetensors", formats.safetensors, read)
+        file, read = "model.safetensors", _with_digest(read)
+        yield Case(f"quantized/{name}", where, file, formats.safetensors, read)
 
     indexed = _model("llama", folder / "indexed")
     parts = {f"model-0000{i}-of-00002.safetensors": i for i in (1, 2)}
@@ -76,7 +78,7 @@ def _checkpoints(folder: Path) -> Iterator[Case]:
     yield Case("ckpt", ckpt, "m.ckpt", formats.protobuf, run(*MODEL))
     for family in ("bloom", "gpt2", "llama"):
         theirs = _copied(FIXTURES / f"mindformers/{family}/plain", folder / f"mf_{family}")
-        _ascii_tokenizer(theirs)
+        write_ascii_tokenizer(theirs, 64)
         words = ("predict_data=hi", "load_checkpoint=.", f"--config={family}.yaml")
         yaml, weights = f"{family}.yaml", f"{family}.ckpt"
         yield Case(f"MindFormers yaml/{family}", theirs, yaml, formats.yaml_text, run(*words))
@@ -87,7 +89,7 @@ def _checkpoints(folder: Path) -> Iterator[Case]:
     sizes = json.loads((torch / "config.json").read_bytes())
     sizes |= {"hidden_size": 16, "vocab_size": 32}
     (torch / "config.json").write_text(json.dumps(sizes))
-    _ascii_tokenizer(torch, 32)
+    write_ascii_tokenizer(torch, 32)
     shutil.copy(FIXTURES / "torch/bloom/pytorch_model.bin", torch)
     yield Case("pytorch_model.bin", torch, "pytorch_model.bin", formats.torch_zip, run(*MODEL))
 
@@ -96,6 +98,18 @@ def _checkpoints(folder: Path) -> Iterator[Case]:
     write_tiny_gguf(gguf / "m.gguf")
     yield Case("gguf", gguf, "m.gguf", formats.gguf, run(*MODEL))
     yield Case("gguf tokenizer", gguf, "m.gguf", formats.gguf, tokenizer("m.gguf"))
+
+
+def _with_digest(read: Read) -> Read:
+    """Reads a quantized checkpoint whose manifest has the digest of the weights as they are."""
+
+    def read_as_written(folder: Path) -> object:
+        path = folder / "quantization.json"
+        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"sha256": digest}))
+        return read(folder)
+
+    return read_as_written
 
 
 def _shards(folder: Path) -> Iterator[Case]:
@@ -147,18 +161,19 @@ def _adapters(folder: Path) -> Iterator[Case]:
 
 def _exports(folder: Path) -> Iterator[Case]:
     words = ("predict_data=hi", "backend=mslite", "infer.model_dir=.")
-    for name in ("dynamic", "a16w8", "pair"):
-        exported = _copied(EXPORTED / name, folder / f"exported_{name}")
+    for name in engines.LAYOUTS:
+        exported = _copied(engines.exported(name), folder / f"exported_{name}")
+        _without(exported / "manifest.json", "checksum")
         for file, mutation in (
             ("manifest.json", formats.json_text),
             ("tokenizer.json", formats.json_text),
-            ("auto.yaml", formats.yaml_text),
+            (next(exported.glob("*.yaml")).name, formats.yaml_text),
         ):
             yield Case(f"exported {file}/{name}", exported, file, mutation, plan(*words))
     for family in ("llama", "gpt2", "bloom"):
         theirs = folder / f"mindir_{family}"
         theirs.mkdir()
-        _ascii_tokenizer(theirs)
+        write_ascii_tokenizer(theirs, 64)
         shutil.copy(FIXTURES / f"mindformers/{family}/past/{family}.yaml", theirs)
         for part in ("prefill", "inc"):
             packed = FIXTURES / f"mindformers/{family}/mindir/cache_{part}.mindir.gz"
@@ -176,17 +191,8 @@ def _model(case: str, folder: Path) -> Path:
     folder.mkdir()
     for file in ("config.json", "model.safetensors"):
         shutil.copy(FIXTURES / "reference" / case / file, folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EXPORTED / "dynamic" / file, folder)
+    write_ascii_tokenizer(folder)
     return folder
-
-
-def _ascii_tokenizer(folder: Path, ids: int = 64) -> None:
-    """A tokenizer for a model of so few ids, a character each."""
-    made = json.loads((EXPORTED / "dynamic/tokenizer.json").read_bytes())
-    vocabulary = made["model"]["vocab"]
-    made["model"]["vocab"] = {text: id for text, id in vocabulary.items() if id < ids}
-    (folder / "tokenizer.json").write_text(json.dumps(made))
 
 
 def _copied(source: Path, target: Path) -> Path:

@@ -18,7 +18,7 @@ from fuzz.children import Case
 from fuzz.readers import plan, tokenizer
 from fuzz.values import flip_bytes
 from lite_runner.config.ge import read_ini
-from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table import read_rank_table
 from tests.paths import FIXTURES
 
 WORDS = ["the cat sat on the mat\n", "def f(x):\n    return 2 * x\n", "Ünïcödé 漢字 😀\n"] * 9

@@ -24,28 +24,24 @@ if TYPE_CHECKING:
         Qwen2Tokenizer,
         Qwen2TokenizerFast,
     )
-    from lite_runner.api.config import AutoConfig, PretrainedConfig
+    from lite_runner.api.config import (
+        AutoConfig,
+        BloomConfig,
+        ChatGLM2Config,
+        GLMConfig,
+        GPT2Config,
+        LlamaConfig,
+        PretrainedConfig,
+        Qwen2Config,
+        TransformerOpParallelConfig,
+    )
     from lite_runner.api.context import (
         ContextConfig,
         ParallelContextConfig,
         build_context,
         init_context,
     )
-    from lite_runner.api.family_configs import (
-        BloomConfig,
-        ChatGLM2Config,
-        GLMConfig,
-        GPT2Config,
-        LlamaConfig,
-        Qwen2Config,
-    )
-    from lite_runner.api.infer_config import InferConfig
-    from lite_runner.api.infer_task import InferTask
-    from lite_runner.api.mindformer_config import (
-        MindFormerConfig,
-        build_parallel_config,
-        transform_and_load_checkpoint,
-    )
+    from lite_runner.api.exported import InferConfig
     from lite_runner.api.model import PreTrainedModel
     from lite_runner.api.network import (
         BloomLMHeadModel,
@@ -57,24 +53,44 @@ if TYPE_CHECKING:
         Qwen2ForCausalLM,
     )
     from lite_runner.api.options import GenerationConfig
-    from lite_runner.api.parallel_config import TransformerOpParallelConfig
-    from lite_runner.api.pipelines import pipeline
-    from lite_runner.api.register import register, register_inputs
+    from lite_runner.api.pipelines import InferTask, TextGenerationPipeline, pipeline
+    from lite_runner.api.register import (
+        PREFILL_MODEL_INPUT_MAP,
+        BaseInputsOfInfer,
+        InputOfInfer,
+        get_bloom_inc_model_input,
+        get_llama_prefill_model_input,
+        get_llm_common_prefill_model_input,
+        register,
+        register_inputs,
+    )
     from lite_runner.api.streamers import TextIteratorStreamer, TextStreamer
-    from lite_runner.api.text_generation_pipeline import TextGenerationPipeline
     from lite_runner.api.tokenizer import PreTrainedTokenizer
-    from lite_runner.api.tools import get_last_checkpoint, get_real_rank, logger, str2bool
+    from lite_runner.api.tools import (
+        LoraConfig,
+        MindFormerConfig,
+        PetConfig,
+        build_parallel_config,
+        get_last_checkpoint,
+        get_real_rank,
+        logger,
+        str2bool,
+        transform_and_load_checkpoint,
+    )
     from lite_runner.api.trainer import Trainer, TrainingArguments
     from lite_runner.errors import RunnerError
+    from lite_runner.mindir.graph_inputs import CommonInputsOfInfer
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PREFILL_MODEL_INPUT_MAP",
     "AutoConfig",
     "AutoModel",
     "AutoModelForCausalLM",
     "AutoProcessor",
     "AutoTokenizer",
+    "BaseInputsOfInfer",
     "BloomConfig",
     "BloomLMHeadModel",
     "BloomTokenizer",
@@ -84,6 +100,7 @@ __all__ = [
     "ChatGLM2Tokenizer",
     "ChatGLM3Tokenizer",
     "ChatGLMTokenizer",
+    "CommonInputsOfInfer",
     "ContextConfig",
     "GLMChatModel",
     "GLMConfig",
@@ -95,12 +112,15 @@ __all__ = [
     "GenerationConfig",
     "InferConfig",
     "InferTask",
+    "InputOfInfer",
     "LlamaConfig",
     "LlamaForCausalLM",
     "LlamaTokenizer",
     "LlamaTokenizerFast",
+    "LoraConfig",
     "MindFormerConfig",
     "ParallelContextConfig",
+    "PetConfig",
     "PreTrainedModel",
     "PreTrainedTokenizer",
     "PretrainedConfig",
@@ -117,7 +137,10 @@ __all__ = [
     "TransformerOpParallelConfig",
     "build_context",
     "build_parallel_config",
+    "get_bloom_inc_model_input",
     "get_last_checkpoint",
+    "get_llama_prefill_model_input",
+    "get_llm_common_prefill_model_input",
     "get_real_rank",
     "init_context",
     "logger",
@@ -129,54 +152,63 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "PREFILL_MODEL_INPUT_MAP": "api.register",
     "AutoConfig": "api.config",
     "AutoModel": "api.auto_model",
     "AutoModelForCausalLM": "api.auto_model",
     "AutoProcessor": "api.auto_tokenizer",
     "AutoTokenizer": "api.auto_tokenizer",
-    "BloomConfig": "api.family_configs",
+    "BaseInputsOfInfer": "api.register",
+    "BloomConfig": "api.config",
     "BloomLMHeadModel": "api.network",
     "BloomTokenizer": "api.auto_tokenizer",
     "BloomTokenizerFast": "api.auto_tokenizer",
-    "ChatGLM2Config": "api.family_configs",
+    "ChatGLM2Config": "api.config",
     "ChatGLM2ForConditionalGeneration": "api.network",
     "ChatGLM2Tokenizer": "api.auto_tokenizer",
     "ChatGLM3Tokenizer": "api.auto_tokenizer",
     "ChatGLMTokenizer": "api.auto_tokenizer",
+    "CommonInputsOfInfer": "mindir.graph_inputs",
     "ContextConfig": "api.context",
     "GLMChatModel": "api.network",
-    "GLMConfig": "api.family_configs",
+    "GLMConfig": "api.config",
     "GLMForPreTraining": "api.network",
-    "GPT2Config": "api.family_configs",
+    "GPT2Config": "api.config",
     "GPT2LMHeadModel": "api.network",
     "GPT2Tokenizer": "api.auto_tokenizer",
     "GPT2TokenizerFast": "api.auto_tokenizer",
     "GenerationConfig": "api.options",
-    "InferConfig": "api.infer_config",
-    "InferTask": "api.infer_task",
-    "LlamaConfig": "api.family_configs",
+    "InferConfig": "api.exported",
+    "InferTask": "api.pipelines",
+    "InputOfInfer": "api.register",
+    "LlamaConfig": "api.config",
     "LlamaForCausalLM": "api.network",
     "LlamaTokenizer": "api.auto_tokenizer",
     "LlamaTokenizerFast": "api.auto_tokenizer",
-    "MindFormerConfig": "api.mindformer_config",
+    "LoraConfig": "api.tools",
+    "MindFormerConfig": "api.tools",
     "ParallelContextConfig": "api.context",
+    "PetConfig": "api.tools",
     "PreTrainedModel": "api.model",
     "PreTrainedTokenizer": "api.tokenizer",
     "PretrainedConfig": "api.config",
-    "Qwen2Config": "api.family_configs",
+    "Qwen2Config": "api.config",
     "Qwen2ForCausalLM": "api.network",
     "Qwen2Tokenizer": "api.auto_tokenizer",
     "Qwen2TokenizerFast": "api.auto_tokenizer",
     "RunnerError": "errors",
-    "TextGenerationPipeline": "api.text_generation_pipeline",
+    "TextGenerationPipeline": "api.pipelines",
     "TextIteratorStreamer": "api.streamers",
     "TextStreamer": "api.streamers",
     "Trainer": "api.trainer",
     "TrainingArguments": "api.trainer",
-    "TransformerOpParallelConfig": "api.parallel_config",
+    "TransformerOpParallelConfig": "api.config",
     "build_context": "api.context",
-    "build_parallel_config": "api.mindformer_config",
+    "build_parallel_config": "api.tools",
+    "get_bloom_inc_model_input": "api.register",
     "get_last_checkpoint": "api.tools",
+    "get_llama_prefill_model_input": "api.register",
+    "get_llm_common_prefill_model_input": "api.register",
     "get_real_rank": "api.tools",
     "init_context": "api.context",
     "logger": "api.tools",
@@ -184,7 +216,7 @@ _MODULE_OF = {
     "register": "api.register",
     "register_inputs": "api.register",
     "str2bool": "api.tools",
-    "transform_and_load_checkpoint": "api.mindformer_config",
+    "transform_and_load_checkpoint": "api.tools",
 }
 
 

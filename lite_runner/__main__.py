@@ -1,6 +1,17 @@
-"""`python -m lite_runner ARGS`: what run_lite.py does, where the package is installed."""
+"""`python -m lite_runner ARGS`: what run_lite.py does, where the package is installed.
+
+The ranks that a run starts execute it, and so does their scheduler.
+"""
+
+import os
 
 from lite_runner.app import console
+from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE
 
 if __name__ == "__main__":
-    console()
+    if os.environ.get("MS_ROLE") == "MS_SCHED" and PARENT_VARIABLE in os.environ:
+        from lite_runner.distributed.join import schedule
+
+        schedule()  # its ranks have a config
+    else:
+        console()

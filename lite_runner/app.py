@@ -5,19 +5,22 @@ from __future__ import annotations
 import gc
 import io
 import os
+import select
 import sys
-import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
-from lite_runner import __version__
+from lite_runner import __version__, progress
 from lite_runner.errors import (
     EXIT_ENVIRONMENT,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_PIPE,
     EXIT_TERMINATED,
     ConfigError,
     RunnerError,
+    shown,
 )
 from lite_runner.system import memory
 from lite_runner.system.signals import Terminated, handled
@@ -30,20 +33,20 @@ if TYPE_CHECKING:
 GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
 
 
-def console() -> NoReturn:
-    """The program `run-lite` and run_lite.py."""
+def console(*, mindformer: bool = False) -> NoReturn:
+    """The program `run-lite` and run_lite.py; `mindformer`: run_mindformer.py."""
     # Imports make objects that stay; looking through them for garbage takes 6% of the start.
     gc.set_threshold(100_000)
     # A terminal that lacks a character shows a question mark; the run goes on.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    sys.exit(main())
+    sys.exit(main(mindformer=mindformer))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, mindformer: bool = False) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     args = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _dispatch(args))
+    return guarded(lambda: _dispatch(args, mindformer=mindformer))
 
 
 def guarded(action: Callable[[], int]) -> int:
@@ -54,43 +57,50 @@ def guarded(action: Callable[[], int]) -> int:
             sys.stdout.flush()
             return code
     except RunnerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        progress.error(f"error: {error}")
         return error.exit_code
     except ModuleNotFoundError as error:
-        print(
+        progress.error(
             f"error: {error.name} is not installed in this Python ({sys.executable})\n"
-            "  -> pip install . (in the folder of run_lite.py), or make run, which sets all up",
-            file=sys.stderr,
+            "  -> pip install . (in the folder of run_lite.py), or make run, which sets all up"
         )
         return EXIT_ENVIRONMENT
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        progress.error("interrupted")
         return EXIT_INTERRUPTED
     except Terminated:
-        print("terminated", file=sys.stderr)
+        progress.error("terminated")
         return EXIT_TERMINATED
-    except BrokenPipeError:
-        # The reader has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            # Python would complain once more when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_PIPE
         lacking = memory.fault_of(error)
         if lacking is not None:
-            print(f"error: {lacking}", file=sys.stderr)
+            progress.error(f"error: {lacking}")
             return lacking.exit_code
-        traceback.print_exc()
+        progress.error(f"{type(error).__name__}: {error}", error)
         return EXIT_FAILED
 
 
-def _dispatch(args: list[str]) -> int:
+def _reader_has_gone() -> bool:
+    """True where standard output is a pipe that nobody reads any more, as behind `| head`."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _dispatch(args: list[str], *, mindformer: bool) -> int:
     from lite_runner.config.argv import parse
     from lite_runner.run_modes import heads, resolve, schemas
 
     line = parse(args, heads())
+    line.mindformer = mindformer
     if line.action == "help":
         from lite_runner.config.help import help_text
 
-        print(help_text(line))
+        print(help_text(line, schemas()))
     elif line.action == "version":
         print(f"lite-runner {__version__}")
     elif line.action == "completion":
@@ -114,13 +124,15 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
-    from lite_runner.cache_limit import limited_cache
+    from lite_runner.distributed.events import SOCKET_VARIABLE
     from lite_runner.distributed.membership import membership
+    from lite_runner.launch import limited_cache
     from lite_runner.plugins import register_plugins
 
     member = membership()
     register_plugins(plugins)
-    with limited_cache(config):
+    launched = SOCKET_VARIABLE in os.environ  # the launcher limits the cache
+    with nullcontext() if launched else limited_cache(config):
         if member is not None:
             from lite_runner import joined
 
@@ -144,7 +156,7 @@ def _multirun(line: CommandLine) -> int:
     worst = 0
     for i, (label, config, notes) in enumerate(jobs, 1):
         if config.verbosity > 0:
-            print(f"job {i} of {len(jobs)}: {label}".rstrip(": "), file=sys.stderr)
+            print(shown(f"job {i} of {len(jobs)}: {label}").rstrip(": "), file=sys.stderr)
         worst = max(worst, run_apart(config, notes, line.plugins))
         if worst in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             break

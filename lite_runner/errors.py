@@ -5,7 +5,8 @@ A message says what, where, and got against expected; the hint says what to do n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -13,6 +14,27 @@ EXIT_ENVIRONMENT = 3
 EXIT_ARTIFACT = 4
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+EXIT_PIPE = 141  # as a shell says of a program whose reader has gone (SIGPIPE)
+# Our own texts go on in indented lines; any other break, or control character, is part of a name.
+_OWN_BREAK = re.compile(r"(\n(?=  )|\t)")
+
+
+def _in_python(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shown(text: str) -> str:
+    """`text` without control characters: a name that somebody else chose, such as a file's, neither
+    forges a line nor steers the terminal."""
+    parts = [text] if text.isprintable() else _OWN_BREAK.split(text)
+    return "".join(part if part in ("\n", "\t") else escaped(part) for part in parts)
+
+
+def escaped(text: str, keep: str = "", escape: Callable[[str], str] = _in_python) -> str:
+    """`text` without control characters, other than those to `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else escape(one) for one in text)
 
 
 class RunnerError(Exception):
@@ -21,9 +43,10 @@ class RunnerError(Exception):
     exit_code = EXIT_FAILED
 
     def __init__(self, message: str, hint: str = "") -> None:
+        message = shown(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = shown(hint)
 
     def __str__(self) -> str:
         return f"{self.message}\n  -> {self.hint}" if self.hint else self.message

@@ -1,28 +1,54 @@
-"""A run in a job that another launcher started, such as msrun or a loop over a rank table.
+"""A process of a job of several ranks, whoever started it: msrun, a loop over a rank table, or the
+launcher of a run (launch.py).
 
 Each process has the same command line and calls `run`. It joins as the rank that its environment
-names; the first rank of a machine does what the run's own launcher would do.
+names; the first rank of a machine resolves the run for the others there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
 
 from lite_runner import progress
-from lite_runner.config.cluster import starts_ranks
+from lite_runner.backends.mindspore.device import choose_ascend_settings
+from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, raise_faults
+from lite_runner.config.parallel import placed, starts_ranks
+from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
-from lite_runner.distributed.join import schedule
-from lite_runner.distributed.member_checks import member_faults
-from lite_runner.distributed.membership import Member
-from lite_runner.joined_rank import run_rank
-from lite_runner.launch import launch
+from lite_runner.config.sections import AscendSettings
+from lite_runner.distributed.events import (
+    FOLDER_VARIABLE,
+    MET,
+    SOCKET_VARIABLE,
+    RankProgress,
+    Sender,
+    connect,
+)
+from lite_runner.distributed.join import Joined, join, schedule
+from lite_runner.distributed.membership import Member, device_of, member_faults
+from lite_runner.distributed.stopping import (
+    STOP_FILE,
+    StopCondition,
+    StopFlags,
+    stop_or_exit_on_ctrl_c,
+)
+from lite_runner.launch import launch, log_details
+from lite_runner.output.report import RunFolder
+from lite_runner.plan.memory import check_ranks_fit
+from lite_runner.plan.plan import Plan
+from lite_runner.records import dataclass
+from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
 from lite_runner.system.failure import Failure, failure_of
+from lite_runner.system.signals import CutShort, Terminated
 
 
 def run(
@@ -41,16 +67,21 @@ def run(
     alone = member.size == 1 or not starts_ranks(config)
     if config.dry_run or alone:
         return launch(config, notes) if prints else 0
-    for note in notes if prints else ():
+    sender = None if member.rank is None else connect(member.rank)
+    if not prints or sender is not None:  # a launcher has shown them
+        notes = ()
+    for note in notes:
         progress.note(f"note: {note.text}")
     environment.check_packages()
     if member.is_scheduler:
         schedule()
         return 0
     try:
-        run_rank(config, member, notes if prints else ())
-    except Exception as error:
-        _exit(member, failure_of(error))
+        _run_rank(config, member, notes, sender)
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        if sender is None and not isinstance(error, Exception):
+            raise
+        _exit(member, failure_of(error), sender)
     return 0
 
 
@@ -70,10 +101,138 @@ def _on_machine(config: RunConfig, member: Member) -> RunConfig:
     return config
 
 
-def _exit(member: Member, failure: Failure) -> NoReturn:
+def _run_rank(
+    config: RunConfig, member: Member, notes: Sequence[Note], sender: Sender | None
+) -> None:
+    """Do the work of the rank that this process is; `sender` goes to the launcher of the run, if
+    it has one. Raises RunnerError, and KeyboardInterrupt where Ctrl-C ended a generation."""
+    progress.redirect(RankProgress(-1 if member.rank is None else member.rank, sender))
+    with ExitStack() as stack:
+        folder = None
+        if sender is not None:
+            folder = RunFolder(Path(os.environ[FOLDER_VARIABLE]))
+            stack.enter_context(folder).open_log(f"rank_{sender.rank}.log")
+        device = choose_device(config, member)
+        with progress.step(f"meet the {member.size} ranks"):
+            joined = join(
+                member,
+                device.meets_on,
+                device.device_id,
+                config.parallel.rendezvous_timeout,
+                config.parallel.hccl_timeout,
+                launched=sender is not None,
+            )
+        progress.status(MET)
+        # The launcher has planned the run as well, and shown what there is to say about it.
+        progress.redirect(RankProgress(joined.rank if sender is None else -1, sender))
+        plan, path = _share_plan(config, joined)
+        progress.redirect(RankProgress(joined.rank, sender))
+        if folder is None:
+            folder = RunFolder(path)
+            stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
+        log_details(notes)
+        plan = dataclasses.replace(plan, config=device.in_config(plan.config))
+        cut_short = _execute(plan.of_rank(joined.rank), folder, _stop_flags(joined))
+    if sender is not None:
+        sender.done()
+        return
+    assert joined.lock is not None
+    joined.lock.mark_done()
+    joined.lock.stop_watching()
+    if cut_short:
+        raise KeyboardInterrupt
+
+
+def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
+    """The plan, and the run folder, that the first rank of this machine makes for all of them:
+    prompts are read, tokenized and checked once, and the shards of a checkpoint verified. Every
+    rank calls it. Raises RunnerError."""
+    from lite_runner.backends.collectives import gather
+
+    if joined.leads:
+        local = dataclasses.replace(config.parallel, local_worker_num=len(joined.local_ranks))
+        config = with_input(dataclasses.replace(config, parallel=local))
+    if joined.rank == 0:
+        config = with_seed(config)
+    seeds = json.dumps([config.seed, config.weights_seed]).encode()
+    seed, weights_seed = json.loads(gather(seeds)[0])  # rank 0's, on all machines
+    mode, told = run_mode(config.run_mode), dict[str, Any]()
+    if joined.leads:
+        config = dataclasses.replace(config, seed=seed, weights_seed=weights_seed)
+        config = from_dict(kept(config))  # ranks may be in other folders
+        plan = mode.plan(config)
+        if joined.lock is not None:  # a launcher has done it while no rank held memory yet
+            check_ranks_fit(plan)
+        plan = plan.verified(joined.local_ranks)
+        told = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
+        if joined.lock is not None:
+            folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
+            folder.write_config(kept(config.without_secrets()))
+            StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)
+            told["folder"] = str(folder.path)
+    told = json.loads(gather(json.dumps(told).encode())[joined.local_ranks[0]])
+    if not joined.leads:
+        tokens = [told["tokens"]] if told["tokens"] else []
+        plan = mode.plan(from_dict(told["config"]), *tokens).verified(())
+    return plan, Path(told.get("folder", ""))
+
+
+def _execute(plan: Plan, folder: RunFolder, flags: StopFlags | None) -> bool:
+    """True where Ctrl-C ended the generation; results have been written. Raises RunnerError."""
+    stop = StopCondition(flags, plan.ranks)
+    with stop_or_exit_on_ctrl_c(flags):
+        try:
+            run_mode(plan.config.run_mode).run(plan, folder, stop.reached)
+        except CutShort:
+            from lite_runner.backends.collectives import gather
+
+            gather(b"")  # rank 0 may still write, and msrun kills all when one exits with 130
+            return True
+    return False
+
+
+def _stop_flags(joined: Joined) -> StopFlags | None:
+    """The flags of the ranks of a machine; None if the job has other machines too."""
+    if joined.lock is None:
+        path = Path(os.environ[SOCKET_VARIABLE]).with_name(STOP_FILE)
+        return StopFlags(path) if path.exists() else None
+    alone = len(joined.local_ranks) == joined.size
+    return StopFlags(joined.lock.folder / STOP_FILE) if alone else None
+
+
+def _exit(member: Member, failure: Failure, sender: Sender | None) -> NoReturn:
     """Report a failure and exit at once: MindSpore's finalization would wait for other ranks."""
+    if sender is not None:
+        sender.error(failure)
     hint = f"\n  -> {failure.hint}" if failure.hint else ""
     text = failure.traceback or failure.message + hint
     print(f"error: {member.name}: {text}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     os._exit(failure.exit_code)
+
+
+@dataclass(frozen=True)
+class RankDevice:
+    """Device `device_id` of the kind `target`, "CPU" or "Ascend"."""
+
+    target: str
+    device_id: int
+    meets_on: str  # where this process meets the other ranks: MindFormers computes in another
+
+    def in_config(self, config: RunConfig) -> RunConfig:
+        """`config` with this device and, on CPU, the rank's share of the machine's cores."""
+        return placed(config, self.target, self.device_id)
+
+
+def choose_device(config: RunConfig, member: Member) -> RankDevice:
+    """The device of this process as `member`; chooses its Ascend settings, too.
+
+    Call it before MindSpore is imported. Raises RunnerError: no such device, a broken rank table.
+    """
+    target = environment.resolve_device(config.context.device_target)
+    device_id = config.context.device_id
+    if target == "Ascend":
+        device_id = device_of(member, device_id)
+    choose_ascend_settings(AscendSettings.of(config.context), target, tell=False)
+    meets_on = "CPU" if config.in_mindformers else target
+    return RankDevice(target, device_id, meets_on)

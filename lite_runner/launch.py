@@ -1,27 +1,45 @@
-"""Start a run: its folder, its log, and its work in this process or in several ranks."""
+"""Start a run: its folder, its log, and its work in this process or in several ranks.
+
+Ranks are started by msrun with the command that repeats the run, `--config` and the config.yaml in
+its folder, and join as under anybody's msrun (joined.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.cluster import starts_ranks
-from lite_runner.config.fields import Note
-from lite_runner.config.repeat import kept, with_input
+from lite_runner.config.composed import kept, path_at, with_input
+from lite_runner.config.fields import Note, bytes_of
+from lite_runner.config.parallel import cluster_of, starts_ranks, threads_beyond
+from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.seeds import with_seed
-from lite_runner.distributed.rank_table_checks import with_rank_table
+from lite_runner.config.secret import KEY, encryption_key
+from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
+from lite_runner.plan.memory import check_ranks_fit
 from lite_runner.run_modes import run_mode
-from lite_runner.system import environment
+from lite_runner.sizing.memory import readable
+from lite_runner.system import environment, packages
+from lite_runner.system.files import memory_file
 from lite_runner.system.versions import versions
+from lite_runner.weights.caches import default_limit, trim
+
+EXIT_S = 20.0  # for ranks that are done to exit by themselves
+RANK_PROGRAM = Path(__file__).with_name("__main__.py")
+SHOWN = 5
 
 
 def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str] = ()) -> int:
     """Run `config` and return the exit code. Raises RunnerError, which the caller shows."""
-    progress.configure(config.verbosity)
+    progress.configure(config.verbosity, config.log_format)
     for note in notes:
         progress.note(f"note: {note.text}")
+    if config.computes_here and (told := threads_beyond(config)):
+        progress.note(f"note: {told}")
     config, mode = with_rank_table(config), run_mode(config.run_mode)
     if config.dry_run:
         log_details(notes)
@@ -31,6 +49,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         mode.run(mode.plan(config), None)
         return 0
     environment.check_packages()
+    if told := packages.namesake():
+        progress.note(f"note: {told}\n  -> {packages.without_namesake()}")
     if config.computes_here:
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
@@ -41,14 +61,59 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         folder.open_log()
         progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
         log_details(notes)
+        written = folder.write_config(kept(config.without_secrets()))
+        plan = mode.plan(config)
         if starts_ranks(config):
-            from lite_runner.launch_ranks import launch_ranks
-
-            launch_ranks(config, folder, plugins)
+            check_ranks_fit(plan)
+            with _key_for_ranks(config) as words:
+                words = ["--config", str(written), *words]
+                words += [f"register_path={_absolute(path)}" for path in plugins]
+                _run_ranks(config, folder, words)
         else:
-            folder.write_config(kept(config.without_secrets()))
-            mode.run(mode.plan(config), folder)
+            mode.run(plan, folder)
     return 0
+
+
+@contextmanager
+def _key_for_ranks(config: RunConfig) -> Iterator[list[str]]:
+    """The setting that gives ranks the key of encrypted graphs, in the memory of this process: no
+    command line, variable or file on a disk holds it."""
+    key = encryption_key(path_at(config, KEY) or "")
+    if key is None:
+        yield []
+        return
+    with memory_file("key", key) as file:
+        yield [f"{KEY}=file:{file}"]
+
+
+def _run_ranks(config: RunConfig, folder: RunFolder, words: Sequence[str]) -> None:
+    """Run the ranks of this machine with a command line. Raises RunnerError, KeyboardInterrupt."""
+    from lite_runner.distributed import ascend_ranks
+    from lite_runner.distributed.job import Limits, run_ranks
+    from lite_runner.distributed.rank_table import read_rank_table
+
+    cluster, parallel = cluster_of(config), config.parallel
+    on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
+    table = (parallel.rank_table_file if on_ascend else "") or ""
+    variables = {}
+    if on_ascend:
+        rank_table = read_rank_table(Path(table)) if table else None
+        variables = ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout)
+    # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
+    exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
+    run_ranks(
+        [str(RANK_PROGRAM), *words],
+        cluster,
+        folder.path,
+        Limits(parallel.rendezvous_timeout, parallel.timeout, exit_s),
+        log_dir=Path(_absolute(parallel.log_dir)) if parallel.log_dir else None,
+        rank_table_file=table,
+        ascend=variables,
+    )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def log_details(notes: Sequence[Note]) -> None:
@@ -56,3 +121,19 @@ def log_details(notes: Sequence[Note]) -> None:
     for note in notes:
         if note.detail:
             progress.detail(note.detail)
+
+
+@contextmanager
+def limited_cache(config: RunConfig) -> Iterator[None]:
+    """Context of a run; nothing that the run itself used is removed."""
+    limit, began = config.context.cache_limit, time.time()
+    yield
+    if config.dry_run or not config.leaves_folder:
+        return
+    if removed := trim(default_limit() if limit is None else bytes_of(limit), began):
+        names = [f"{name} ({readable(size)})" for name, size in removed.items()]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        progress.note(
+            f"removed from the cache, least recently used: {', '.join(names[:SHOWN])}{more};"
+            f" context.cache_limit={limit or '(null: a quarter of the free disk)'}"
+        )

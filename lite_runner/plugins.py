@@ -69,7 +69,7 @@ def register_from(path: str) -> None:
 
 
 def registered() -> list[str]:
-    """What `register_from` was given, by absolute path: for processes that this one starts."""
+    """The files given to `register_from`, by absolute path: for processes that this one starts."""
     return list(dict.fromkeys(_registered))
 
 

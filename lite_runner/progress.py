@@ -5,27 +5,40 @@
     progress.note("...")
 
 Text for standard output goes through `text`, so that it and the live line do not garble each
-other. Whatever is shown is logged too, and thus is in run.log. If the program that imports us logs
-to the terminal, or sets a level above INFO for `lite_runner`, its logging alone decides.
+other. In all else control characters are escaped: a name that somebody else chose neither forges
+a line nor steers the terminal. Whatever is shown is logged too, and thus is in run.log. If the
+program that imports us logs to the terminal, or sets a level above INFO for `lite_runner`, its
+logging alone decides. So does the log in JSON that `configure` sets up.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from datetime import datetime, timezone
+from typing import Any, Literal, Protocol, TextIO
+
+from lite_runner.errors import escaped, shown
 
 logger = logging.getLogger("lite_runner.progress")
 
 REDRAW_S = 0.1
 PLAIN_LINE_S = 10.0  # elsewhere than on a terminal: at most one line in this time ...
-PLAIN_LINE_SHARE = 0.1  # ... and only after this share of the work
+PLAIN_LINE_SHARE = 0.1  # ... and only after this share of the work, ...
+PLAIN_LINE_AT_LAST_S = 60.0  # ... or this time
+SPEED_S = 1.0  # before that a speed says little
+BAR = 20  # characters
 ERASE = "\r\x1b[K"
+Color = Literal["red", "dim"]
+_COLORS = {"red": "\x1b[31m", "dim": "\x1b[2m"}
 
 
 class Sink(Protocol):
@@ -40,11 +53,13 @@ class Sink(Protocol):
 class Step:
     """Work in progress. `advance` may be called from any thread."""
 
-    def __init__(self, progress: Progress, name: str, total: float | None, unit: str) -> None:
-        self.name = name
+    def __init__(
+        self, progress: Progress, name: str, total: float | None, unit: str, done: float
+    ) -> None:
+        self.name = escaped(name)
         self.total = total
         self.unit = unit
-        self.done = 0.0
+        self.done = self.before = done
         self.started = time.monotonic()
         self.shown_at = self.started
         self.shown_done = 0.0
@@ -55,7 +70,8 @@ class Step:
         self._progress._advance(self, amount)
 
     def describe(self) -> str:
-        """The state in a line, e.g. `load weights: 27 of 271 tensors (10%)`."""
+        """The state in a line, e.g. `load weights: 27 of 271 tensors (10%)`; of bytes also the
+        speed and the time left."""
         if not self.done:
             amount = " ..."
         elif self.total is None:
@@ -63,7 +79,23 @@ class Step:
         else:
             whole = _amount(self.total, self.unit)
             amount = f": {_number(self.done, self.unit)} of {whole} ({self.done / self.total:.0%})"
-        return self.name + amount
+        return self.name + amount + self._speed()
+
+    def _speed(self) -> str:
+        elapsed = time.monotonic() - self.started
+        if self.unit != "B" or not self.done or elapsed < SPEED_S:
+            return ""
+        rate = max(0.0, self.done - self.before) / elapsed
+        left = ""
+        if self.total is not None and rate:
+            left = f", {_time((self.total - self.done) / rate)} left"
+        return f", {_number(rate, self.unit)} MB/s{left}"
+
+    def bar(self) -> str:
+        """How much of its bytes is done, as a picture; empty for what is counted otherwise."""
+        if self.unit != "B" or not self.total:
+            return ""
+        return f"[{'#' * int(BAR * min(1, self.done / self.total)):<{BAR}}] "
 
     def summary(self, outcome: str) -> str:
         """The final line, e.g. `load weights: 271 tensors in 0.4 s`."""
@@ -85,19 +117,32 @@ class Progress:
         self._mid_line = False  # the last text did not end with a newline
         self._lock = threading.RLock()
         self._sink: Sink | None = None
+        self._json: _JsonLines | None = None
 
     def redirect(self, sink: Sink | None) -> None:
         """Show everything through `sink` from now on; None: in this process."""
         self._sink = sink
 
-    def configure(self, verbosity: int) -> None:
-        """0: silent, 1: steps and notes, 2: details too. Text is always written."""
+    def configure(self, verbosity: int, log_format: Literal["text", "json"] = "text") -> None:
+        """0: silent, 1: steps and notes, 2: details too. Text is always written. json: all lines of
+        standard error, those of other packages' loggers too, are JSON."""
         self.verbosity = verbosity
+        if self._json is not None:
+            logging.root.removeHandler(self._json)
+            self._json = None
+        if log_format == "json":
+            self._json = _JsonLines(self)
+            logging.root.addHandler(self._json)
+            logging.getLogger("lite_runner").setLevel(logging.INFO)
+            logging.captureWarnings(True)
 
     @contextmanager
-    def step(self, name: str, total: float | None = None, unit: str = "") -> Iterator[Step]:
-        """Show `name` as in progress. `total` counts `unit`s; `unit="B"`: bytes, shown in MB."""
-        step = Step(self, name, total, unit)
+    def step(
+        self, name: str, total: float | None = None, unit: str = "", done: float = 0.0
+    ) -> Iterator[Step]:
+        """Show `name` as in progress. `total` counts `unit`s, of which `done` were done before;
+        `unit="B"`: bytes, shown in MB."""
+        step = Step(self, name, total, unit, done)
         with self._lock:
             self._steps.append(step)
             self._show(step)
@@ -105,20 +150,44 @@ class Progress:
         try:
             yield step
             outcome = "done"
+        except BrokenPipeError:  # nobody reads the rest: no failure to speak of
+            outcome = "ended"
+            raise
         except Exception:
             outcome = "failed"
             raise
         finally:
             with self._lock:
                 self._steps.remove(step)
-                self._line(step.summary(outcome))
+                if outcome != "ended":
+                    self._line(step.summary(outcome))
                 if self._steps and _is_terminal(sys.stderr):
                     self._show(self._steps[-1])
 
-    def note(self, text: str) -> None:
-        """A line for the user."""
+    def note(self, text: str, color: Color | None = None) -> None:
+        """A line for the user; `color`: where the terminal has them."""
         with self._lock:
-            self._line(text)
+            self._line(text, color)
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """A line of `fields`; in a log in JSON they are its keys, and `name` is the message."""
+        if self._json is not None:
+            logger.info(name, extra={"fields": fields})
+        else:
+            self.note(" ".join(f"{key}={_quoted(value)}" for key, value in fields.items()))
+
+    def error(self, text: str, exception: BaseException | None = None) -> None:
+        """What ended the run: `text`, or the traceback of an `exception`, which ends with it."""
+        if self._json is not None:
+            logger.error(text, exc_info=exception)
+        elif exception is not None:
+            print(
+                escaped("".join(traceback.format_exception(exception)), keep="\n\t"),
+                end="",
+                file=sys.stderr,
+            )
+        else:
+            print(shown(text), file=sys.stderr)
 
     def detail(self, text: str) -> None:
         """A line for verbosity=2; it is always logged."""
@@ -126,7 +195,7 @@ class Progress:
             if self.verbosity >= 2:
                 self._line(text)
             else:
-                logger.info(text)
+                logger.info(shown(text), extra={"is_detail": True})
 
     def status(self, text: str) -> None:
         """The live line: on a terminal only, and not logged. "" erases it."""
@@ -166,8 +235,11 @@ class Progress:
             if self._sink is not None or _is_terminal(sys.stderr):
                 due = now - step.shown_at >= REDRAW_S
             else:
-                due = now - step.shown_at >= PLAIN_LINE_S and (
-                    not step.total or step.done - step.shown_done >= PLAIN_LINE_SHARE * step.total
+                waited = now - step.shown_at
+                due = waited >= PLAIN_LINE_S and (
+                    not step.total
+                    or waited >= PLAIN_LINE_AT_LAST_S
+                    or step.done - step.shown_done >= PLAIN_LINE_SHARE * step.total
                 )
             if due and step in self._steps[-1:]:
                 self._show(step)
@@ -180,19 +252,20 @@ class Progress:
         elif not _is_terminal(sys.stderr):
             self._line(step.describe())
         else:
-            self._draw(step.describe())
+            self._draw(step.bar() + step.describe())
 
     def _draw(self, text: str) -> None:
         """Draw the live line, unless the cursor is behind unfinished text."""
         if self.verbosity > 0 and not self._breaks_text() and not _shown_by_logging():
             # Never as wide as the terminal: a wrapped line could not be erased.
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            sys.stderr.write(ERASE + text[: width - 1])
+            sys.stderr.write(ERASE + escaped(text)[: width - 1])
             sys.stderr.flush()
             self._live = True
 
-    def _line(self, text: str) -> None:
+    def _line(self, text: str, color: Color | None = None) -> None:
         """A permanent line."""
+        text = shown(text)
         logger.info(text)
         if self._sink is not None:
             if self.verbosity > 0:
@@ -201,6 +274,8 @@ class Progress:
             self._erase()
             start = "\n" if self._breaks_text() else ""
             self._mid_line = self._mid_line and not start
+            if color is not None and _is_terminal(sys.stderr) and not os.environ.get("NO_COLOR"):
+                text = f"{_COLORS[color]}{text}\x1b[0m"
             sys.stderr.write(f"{start}{text}\n")
             sys.stderr.flush()
 
@@ -213,6 +288,43 @@ class Progress:
             sys.stderr.write(ERASE)
             sys.stderr.flush()
             self._live = False
+
+
+class _JsonLines(logging.StreamHandler):  # type: ignore[type-arg]
+    """Log records on standard error, each a line of JSON with its time and level."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(sys.stderr)
+        self._progress = progress
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        least = 2 if hasattr(record, "is_detail") else 1
+        return record.levelno > logging.INFO or self._progress.verbosity >= least
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, timezone.utc)
+        line = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        return escaped(json.dumps(line, ensure_ascii=False), escape=_in_json)
+
+
+def _in_json(character: str) -> str:
+    return json.dumps(character)[1:-1]
+
+
+def _quoted(value: object) -> str:
+    """The value of a field in a line of fields: with quotation marks where it would not be read as
+    one word."""
+    text = str(value)
+    if text.isprintable() and text and not re.search(r'[\s"\\]', text):
+        return text
+    return escaped(json.dumps(text, ensure_ascii=False), escape=_in_json)
 
 
 def _shown_by_logging() -> bool:
@@ -242,6 +354,13 @@ def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def _time(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+
+
 def _number(amount: float, unit: str) -> str:
     return f"{amount / 1e6:.1f}" if unit == "B" else f"{amount:,.0f}"
 
@@ -255,6 +374,8 @@ configure = _shared.configure
 redirect = _shared.redirect
 step = _shared.step
 note = _shared.note
+event = _shared.event
+error = _shared.error
 detail = _shared.detail
 status = _shared.status
 text = _shared.text

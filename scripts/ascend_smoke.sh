@@ -74,7 +74,7 @@ section "packages" "$python" -c '
 from importlib import metadata
 import platform
 print("python", platform.python_version())
-for name in ("lite-runner", "mindspore", "mindspore_lite", "mindformers", "numpy"):
+for name in ("mindspore-lite-runner", "mindspore", "mindspore_lite", "mindformers", "numpy"):
     try:
         print(name, metadata.version(name))
     except metadata.PackageNotFoundError:

@@ -32,8 +32,7 @@ if __name__ == "__main__":
 
 from lite_runner import progress, str2bool
 from lite_runner.app import guarded
-from lite_runner.architectures import architecture_of
-from lite_runner.architectures.flat import ModelConfig
+from lite_runner.architectures import architecture_of, bloom, gpt2
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.checkpoint import PICKLES, model_config_of, tensors_at
@@ -116,10 +115,10 @@ def model_of(path: Path, flags: argparse.Namespace) -> Decoder:
 def _measured(path: Path, tensors: Mapping[str, LazyTensor], heads: int | None) -> Decoder:
     """The sizes of a bloom or gpt2 that has no config.json: the shapes tell all but the heads."""
     shapes = {name.removeprefix("transformer."): one.shape for name, one in tensors.items()}
-    bloom = "word_embeddings.weight" in shapes
-    table = shapes.get("word_embeddings.weight" if bloom else "wte.weight")
-    width = shapes.get("h.0.mlp.dense_h_to_4h.bias" if bloom else "h.0.mlp.c_fc.bias")
-    if table is None or width is None or len(table) != 2 or (bloom and not heads):
+    is_bloom = "word_embeddings.weight" in shapes
+    table = shapes.get("word_embeddings.weight" if is_bloom else "wte.weight")
+    width = shapes.get("h.0.mlp.dense_h_to_4h.bias" if is_bloom else "h.0.mlp.c_fc.bias")
+    if table is None or width is None or len(table) != 2 or (is_bloom and not heads):
         raise ArtifactError(
             f"{path}: no config.json beside the weights, which says the model's sizes",
             "put the model's config.json there (bloom: or --n_head and --hidden_size)",
@@ -130,21 +129,20 @@ def _measured(path: Path, tensors: Mapping[str, LazyTensor], heads: int | None) 
     heads = heads or max(1, hidden // 64)  # every gpt2 has heads of 64
     if hidden % heads:
         raise ConfigError(f"--n_head: got {heads}, expected a divisor of {hidden}")
-    return ModelConfig(
-        "bloom" if bloom else "gpt2",
+    decoder = bloom.decoder if is_bloom else gpt2.decoder
+    return decoder(
         vocab_size=vocab,
         hidden_size=hidden,
         num_layers=len(layers),
         num_heads=heads,
-        n_kv_heads=heads,
         head_dim=hidden // heads,
         intermediate_size=width[0],
-        seq_length=2048 if bloom else shapes["wpe.weight"][0],
+        seq_length=2048 if is_bloom else shapes["wpe.weight"][0],
         norm_eps=1e-5,
         tie_word_embeddings=True,
-        bos_token_id=1 if bloom else vocab - 1,
-        eos_token_id=(2,) if bloom else (vocab - 1,),
-        pad_token_id=3 if bloom else vocab - 1,
+        bos_token_id=1 if is_bloom else vocab - 1,
+        eos_token_id=(2,) if is_bloom else (vocab - 1,),
+        pad_token_id=3 if is_bloom else vocab - 1,
     )
 
 

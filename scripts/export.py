@@ -10,6 +10,7 @@ written there, over what an earlier export left. The exit codes are those of run
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ if __name__ == "__main__":
     continue_in_own_python()
 
 from lite_runner import app
+from lite_runner.api.context import DEVICE_VARIABLE
 from lite_runner.config.model_dir import only_yaml
 from lite_runner.errors import ArtifactError
 
@@ -36,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--batch_size", type=int, default=1, help="rows that the graphs compute")
     flags.add_argument("--model_type", type=str.lower, choices=["mindir", "mindir_lite"])
     flags.add_argument("--device_id", type=int)
+    flags.add_argument("--device_target", choices=["CPU", "Ascend"], help="whatever the yaml says")
+    flags.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="as of run_lite.py")
     return flags
 
 
@@ -49,6 +53,10 @@ def command_line(flags: argparse.Namespace) -> list[str]:
         arguments.append(f"infer.model_type={flags.model_type}")
     if flags.device_id is not None:
         arguments.append(f"context.device_id={flags.device_id}")
+    device = flags.device_target or os.environ.get(DEVICE_VARIABLE)
+    if device:
+        arguments.append(f"context.device_target={device}")
+    arguments += flags.settings
     if flags.model_dir is None:
         return [*arguments, "--config", flags.config_path]
     folder = Path(flags.model_dir).expanduser()

@@ -1,33 +1,29 @@
 #!/usr/bin/env bash
-# Writes requirements/lock.txt anew from the bounds of setup.cfg, dev included. It is resolved with
-# the oldest Python accepted, so that one list of versions serves all of them.
+# Writes requirements/lock.txt anew from the bounds of setup.cfg: what builds packages, the packages
+# of jobs, those of tests too; each with the hashes of all its files. It is resolved for the oldest
+# Python accepted, so that one list of versions serves all of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly python=${PYTHON:-python3.10}
-if [[ $("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') != 3.10 ]]; then
-  echo "error: the lock is made with Python 3.10; choose one with: make lock PYTHON=/path/to/python3.10" >&2
-  exit 3
-fi
-
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$python" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip install -qq --disable-pip-version-check \
-  --dry-run --ignore-installed --report "$work/report.json" --editable '.[bench,chat,dev,serve]'
+"${PYTHON:-python3}" -m venv "$work/venv"
+"$work/venv/bin/python" -m pip install -qq --disable-pip-version-check uv==0.6.17
+readonly lock=$work/lock.txt
 
-"$python" - "$work/report.json" >"$work/lock.txt" <<'EOF'
-import json
-import re
-import sys
+add() { # a comment, arguments of uv: the packages that are not in the lock yet
+  local pin above=()
+  sed -n 's/^\([^ ]*==[^ ]*\).*/\1/p' "$lock" >"$work/above"
+  while IFS= read -r pin; do above+=(--no-emit-package "${pin%%==*}"); done <"$work/above"
+  echo "# $1" >>"$lock"
+  "$work/venv/bin/uv" pip compile --quiet --python-version 3.10 --generate-hashes --no-header \
+    --no-annotate --constraint "$work/above" "${above[@]}" "${@:2}" --output-file "$work/added"
+  grep -v -e '^#' -e '^$' "$work/added" >>"$lock"
+}
 
-print("# Made by `make lock` from setup.cfg: every package and version that is tested.")
-pins = {}
-for item in json.load(open(sys.argv[1]))["install"]:
-    name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
-    pins[name] = item["metadata"]["version"].split("+")[0]
-del pins["lite-runner"]
-for name in sorted(pins):
-    print(f"{name}=={pins[name]}")
-EOF
-mv "$work/lock.txt" requirements/lock.txt
+echo "# Made by \`make lock\` from setup.cfg: every package that is tested, and its files' SHA-256." >"$lock"
+echo 'setuptools >= 77' >"$work/build.in"
+add build "$work/build.in"
+add jobs setup.cfg --extra bench --extra chat --extra serve
+add tests setup.cfg --extra bench --extra chat --extra serve --extra dev
+mv "$lock" requirements/lock.txt

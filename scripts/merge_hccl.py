@@ -22,8 +22,7 @@ if __name__ == "__main__":
     continue_in_own_python()
 
 from lite_runner.app import guarded
-from lite_runner.distributed.rank_table import merge
-from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table import merge, read_rank_table
 from lite_runner.errors import ConfigError
 
 

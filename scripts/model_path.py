@@ -9,7 +9,7 @@ from lite_runner.weights.source import fetch
 
 
 def main() -> None:
-    print(fetch(own_source(sys.argv[1]), lambda line: print(line, file=sys.stderr)))
+    print(fetch(own_source(sys.argv[1])))
 
 
 if __name__ == "__main__":

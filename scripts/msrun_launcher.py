@@ -3,8 +3,9 @@
     python msrun_launcher.py COMMAND WORKER_NUM JOIN LOG_DIR [SETTING ...]
 
 COMMAND is split into words with quotes obeyed and nothing expanded. The settings go in front of its
-own, which win. The job is run_lite.py's, or msrun's for another Python script; this only becomes
-that process, or (JOIN False) starts it.
+own, which win. The job is run_lite.py's or run_mindformer.py's, or msrun's for another Python
+script, whose `import mindformers` means lite_runner; this only becomes that process, or
+(JOIN False) starts it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUN_LITE = Path(__file__).resolve().parent.parent / "run_lite.py"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from lite_runner.errors import RunnerError
+from lite_runner.mindformers.__main__ import MODULE, RUN_MINDFORMER, find, parser
+
+ROOT = Path(__file__).resolve().parent.parent
 # The words of a command that say how it is cut; without one, all workers share a model.
 _SAYS_RANKS = re.compile(r"(--)?parallel(_config\.\w+)?(=|$)")
 
 
 def words_of(command: str, workers: int, log_dir: str, settings: list[str]) -> list[str]:
-    """The words to run. Raises ValueError for a command that cannot be run on `workers` cards."""
+    """The words to run. Raises ValueError or RunnerError for a command that cannot be run on
+    `workers` cards."""
     words = shlex.split(command)
     if not words:
         raise ValueError("it is empty")
@@ -31,25 +38,39 @@ def words_of(command: str, workers: int, log_dir: str, settings: list[str]) -> l
         words.insert(0, sys.executable)
     elif words[0] in ("python", "python3"):  # this one, which has what the project needs
         words[0] = sys.executable
-    program = Path(words[1] if len(words) > 1 else "")
-    if program.name not in ("run_lite.py", "run_mindformer.py"):
-        return words if workers == 1 else _msrun(words, workers, log_dir, settings)
-    if program.name != RUN_LITE.name or not program.is_file():
-        words[1] = str(RUN_LITE)
+    if words[:3] == [sys.executable, "-m", MODULE]:
+        del words[1:3]
+    elif words[0] != sys.executable or not words[1:] or not words[1].endswith(".py"):
+        if workers > 1:
+            raise ValueError("more than one worker needs run_lite.py or another Python script")
+        return words
+    flags = parser().parse_args(words[1:])
+    device = ["--device_target", flags.device_target] if flags.device_target else []
+    name = Path(flags.script).name
+    if name in RUN_MINDFORMER or name == "run_lite.py":
+        program = ROOT / ("run_lite.py" if name == "run_lite.py" else "run_mindformer.py")
+        own = [*device, *flags.arguments]
+        return [sys.executable, str(program), *_ranks(own, workers, log_dir, settings), *own]
+    find(flags.script)
+    script = ["-m", MODULE, *device, flags.script, *flags.arguments]
+    if workers == 1:
+        return [sys.executable, *script]
+    return [*_msrun(workers, log_dir, settings), "python", *script]
+
+
+def _ranks(own: list[str], workers: int, log_dir: str, settings: list[str]) -> list[str]:
+    """The settings of a job of ours on `workers` cards, in front of its `own`."""
     ours = []
-    if not any(_SAYS_RANKS.match(word) for word in words[2:]):
+    if not any(_SAYS_RANKS.match(word) for word in own):
         ours += ["parallel_config.data_parallel=1", f"parallel_config.model_parallel={workers}"]
     if workers > 1:
         ours += ["use_parallel=true", f"parallel.worker_num={workers}", *settings]
         ours += [f"parallel.log_dir={log_dir}"] if log_dir else []
-    return [*words[:2], *ours, *words[2:]]
+    return ours
 
 
-def _msrun(words: list[str], workers: int, log_dir: str, settings: list[str]) -> list[str]:
+def _msrun(workers: int, log_dir: str, settings: list[str]) -> list[str]:
     """The words that start a Python script, which joins by itself, on several cards."""
-    script = Path(words[1]) if words[0] == sys.executable and len(words) > 1 else Path()
-    if script.suffix != ".py" or not script.is_file():
-        raise ValueError("more than one worker needs run_lite.py or another Python script in it")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = {"worker_num": str(workers), "local_worker_num": str(workers), "join": "True"}
@@ -59,8 +80,7 @@ def _msrun(words: list[str], workers: int, log_dir: str, settings: list[str]) ->
         options["cluster_time_out" if name == "rendezvous_timeout" else name] = value
     msrun = Path(sys.executable).with_name("msrun")  # which takes the `python` on PATH
     os.environ["PATH"] = os.pathsep.join([str(msrun.parent), os.environ.get("PATH", "")])
-    flags = [f"--{name}={value}" for name, value in options.items()]
-    return [sys.executable, str(msrun), *flags, *words[1:]]
+    return [sys.executable, str(msrun), *(f"--{name}={value}" for name, value in options.items())]
 
 
 def main() -> None:
@@ -80,7 +100,7 @@ def main() -> None:
                 start_new_session=True,  # the terminal's end is not the job's
             )
         print(f"process {process.pid} runs the job; what it prints is in {folder}/launcher.log")
-    except (OSError, ValueError) as error:
+    except (OSError, RunnerError, ValueError) as error:
         print(f"error: the command {command!r} cannot be run: {error}", file=sys.stderr)
         sys.exit(2)
 

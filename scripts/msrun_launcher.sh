@@ -6,9 +6,11 @@
 #   msrun_launcher.sh COMMAND WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK LOG_DIR \
 #                     JOIN TIMEOUT                                     once on each machine
 # COMMAND is one word of the shell, as in "run_lite.py predict_data='I love Beijing, because'";
-# run_mindformer.py in it means run_lite.py; another Python script is started with msrun as it is, and
-# `python` means the project's own (.venv), unless there is none. It stays until the job is done and ends with the job's
-# exit code, unless JOIN is False. TIMEOUT are the seconds that the cards have to find each other.
+# run_lite.py and run_mindformer.py in it mean those beside scripts/. Another Python script is started
+# with msrun, and `import mindformers` in it means lite_runner, as by python -m lite_runner.mindformers.
+# `python` means the project's own (.venv), unless there is none. It stays until the job is done and
+# ends with the job's exit code, unless JOIN is False. TIMEOUT are the seconds that the cards have to
+# find each other.
 # MF_LOG_SUFFIX is put behind LOG_DIR; PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs in output/.
 set -euo pipefail
 

@@ -16,7 +16,7 @@ _spec = spec_from_file_location("mindformers_worker", _WORKER)
 assert _spec is not None and _spec.loader is not None
 _worker = module_from_spec(_spec)
 _spec.loader.exec_module(_worker)
-_worker.import_mindspore()
+_worker.import_mindspore("CPU")
 
 for name in ("research", "research.baichuan2"):
     sys.modules[name] = ModuleType(name)

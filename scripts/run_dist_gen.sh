@@ -2,7 +2,9 @@
 # Runs a command on the cards of a rank table, called as MindFormers' script of this name:
 #   run_dist_gen.sh EXECUTE_ORDER RANK_TABLE_PATH DEVICE_RANGE RANK_SIZE
 # EXECUTE_ORDER is the command in one word, "run_lite.py --config ... --run_mode predict", or that of
-# a Python script of one's own; where INPUT_DATA is set, it is the prompt (--input_data of a script). DEVICE_RANGE '[0,2]' are the ranks, or the devices, 0 and 1.
+# a Python script ("python generate_custom.py ...": ours, unless there is such a file), whose
+# `import mindformers` means lite_runner. Where INPUT_DATA is set, it is the prompt (--input_data of a
+# script). DEVICE_RANGE '[0,2]' are the ranks, or the devices, 0 and 1.
 # It stays until the job is done and ends with the job's exit code.
 set -euo pipefail
 
@@ -20,7 +22,7 @@ read -r workers local_workers master node_rank devices <<<"$node"
 
 table=$(realpath -- "$2")
 case $1 in
-  *run_lite.py* | *run_mindformer.py*)
+  *run_lite.py* | *run_mindformer.py* | *run_mindformers.py*)
     words=(--use_parallel True "parallel.rank_table_file=$table")
     [[ -z ${INPUT_DATA:-} ]] || words+=(--predict_data "$INPUT_DATA")
     ;;

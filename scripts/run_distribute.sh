@@ -21,7 +21,7 @@ readonly here
 # shellcheck source=scripts/own_python.sh
 source "$here/own_python.sh"
 
-words=("${here%/*}/run_lite.py" --config "$(realpath -m -- "$2")" --run_mode "$4")
+words=("${here%/*}/run_mindformer.py" --config "$(realpath -m -- "$2")" --run_mode "$4")
 (($# < 6)) || words+=(--predict_data "$6")
 # Not printf %q: in some locales it writes $'\344', which only bash reads.
 command=$("$python" -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' "${words[@]}")

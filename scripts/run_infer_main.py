@@ -57,10 +57,10 @@ def parser() -> argparse.ArgumentParser:
     add("--seq_length", type=int, default=2048, help="prompt and new tokens together")
     add("--batch_size", type=int, default=1, help="how often the prompt is computed at once")
     add("--max_length", type=int, help="prompt and new tokens together, at most; default: 512")
-    add("--do_sample", type=str2bool, default=False)
-    add("--top_k", type=int, default=1)
-    add("--top_p", type=float, default=1.0)
-    add("--temperature", type=float, default=1.0)
+    add("--do_sample", type=str2bool, help="default: greedy unless one of the next three is given")
+    add("--top_k", type=int)
+    add("--top_p", type=float)
+    add("--temperature", type=float)
     add("--repetition_penalty", type=float, default=1.0)
     add(
         "--is_sample_acceleration", type=str2bool, default=False, help="the graph chooses the token"

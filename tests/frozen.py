@@ -47,7 +47,7 @@ def counts() -> dict[str, int]:
     from lite_runner.config.argv import parse
     from lite_runner.config.groups import options_of
     from lite_runner.run_modes import heads, resolve
-    from lite_runner.sizing.need import parameter_count
+    from lite_runner.sizing.memory import parameter_count
 
     found = {}
     for name in options_of("model"):
@@ -80,7 +80,7 @@ def packed() -> dict[str, str]:
     """sha256 of every tiny model's layers as our own operators read them."""
     from lite_runner.native.lora_pool import LoraSize
     from lite_runner.native.packed_model import pack
-    from lite_runner.weights.lora.target_modules import sites
+    from lite_runner.weights.lora.adapter import sites
     from lite_runner.weights.read_ahead import QuantizedWeights
 
     found = {}

@@ -25,10 +25,10 @@ import yaml
 
 # Everything of the package that this file needs, and that may move.
 from lite_runner.config.argv import parse
+from lite_runner.config.composed import kept
 from lite_runner.config.fields import leaves
-from lite_runner.config.repeat import kept
+from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.seeds import with_seed
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve, schemas
 

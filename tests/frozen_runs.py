@@ -62,7 +62,7 @@ def _run(words: str) -> tuple[int, str]:
 
 def _without_figures(line: str) -> str:
     line = line.replace(str(Path.cwd()), "<here>")
-    line = re.sub(r"is free: .*|verified in .*", "...", line)  # of this machine
+    line = re.sub(r"is free: .*|verified in .*|(?<=own kernels )\(\w+\)", "...", line)  # of here
     line = re.sub(r"\d[\d.,]* [kMG]?B\b", "# B", line)
     return re.sub(r" {2,}", " | ", re.sub(r"(?<!\w)\d[\d,.]*\b", "#", line).strip())
 

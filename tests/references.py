@@ -1,9 +1,40 @@
-"""Names of the tiny models of tests/fixtures/reference: every way to run is held to all of them."""
+"""Names of the tiny models of tests/fixtures/reference: every way to run is held to all of them, or
+to some that have all there is between them."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from tests.models import reference_model
 from tests.paths import REFERENCE
+
+# Fields that no layer computes with.
+_NAMES = {"architecture", "eos_token_id", "bos_token_id", "pad_token_id"}
 
 
 def every() -> list[str]:
     return sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
+
+
+def covering(cases: Sequence[str]) -> list[str]:
+    """As few of them as have all kinds of layers: each flag, name, and number besides 0 and 1."""
+    kinds = {case: set(_kinds(reference_model(case))) for case in cases}
+    left, chosen = set().union(*kinds.values()), []
+    while left:
+        chosen.append(max(cases, key=lambda case: len(kinds[case] & left)))
+        left -= kinds[chosen[-1]]
+    return chosen
+
+
+def _kinds(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[object, ...]]:
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            if field.name not in _NAMES:
+                yield from _kinds(getattr(value, field.name), (*path, field.name))
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _kinds(one, path)
+    else:
+        plain = isinstance(value, bool | str | None) or value in (0, 1)
+        yield *path, value if plain else "another number"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import signal
@@ -41,6 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     stand_in = Launched()
     module = types.ModuleType("lite_runner.launch")
     module.launch = stand_in.launch  # type: ignore[attr-defined]
+    module.limited_cache = lambda config: contextlib.nullcontext()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lite_runner.launch", module)
     return stand_in
 
@@ -76,6 +78,8 @@ def test_both_styles_start_the_same_run(launched: Launched, argv: list[str]) -> 
         (["top_p=2"], "top_p: got 2"),
         (["temperature=nan", "do_sample=true"], "temperature: got nan"),
         (["--config", "missing.yaml"], "--config missing.yaml: No such file"),
+        (["--config", "configs/llama2/predict_llama2_7b.yaml"], "the file: model=llama2_7b\n"),
+        (["--config", "run_bloom_7.1b_910b.yaml"], "without the file: model=bloom_7.1b\n"),
         (["--config", "broken.yaml"], "broken yaml"),
         (["--config", "empty.yaml"], "the file is empty"),
         (["predict_data="], "predict_data is empty"),
@@ -208,7 +212,7 @@ def test_info_and_the_other_parts_of_the_config(
     own = ["--config-dir", str(tmp_path)]
     assert app.main(["--info", "all", *own, "model=tiny_gpt2"]) == 0
     rows = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert ["option", "model=tiny_gpt2"] in rows and ["option", "backend=ms"] in rows
+    assert ["option", "model=tiny_gpt2"] in rows and ["option", "backend=auto"] in rows
     assert ["hydra-core", importlib.metadata.version("hydra-core")] in rows
     assert any(str(tmp_path) in row[1] for row in rows)
     assert app.main(["--cfg", "hydra", *own]) == 0
@@ -325,13 +329,14 @@ def test_a_job_of_a_sweep_is_a_process_whose_exit_code_counts(tmp_path: Path) ->
     hook = tmp_path / "stubs" / "sitecustomize.py"
     hook.parent.mkdir()
     hook.write_text(
-        "import os, sys, types\n"
+        "import contextlib, os, sys, types\n"
         "module = types.ModuleType('lite_runner.launch')\n"
         "def launch(config, notes, plugins):\n"
         "    print(os.getpid(), config.predict_data, config.seed, flush=True)\n"
         "    if config.seed == 3: os.kill(os.getpid(), 9)\n"
         "    return config.seed\n"
         "module.launch = launch\n"
+        "module.limited_cache = lambda config: contextlib.nullcontext()\n"
         "sys.modules['lite_runner.launch'] = module\n",
         encoding="utf-8",
     )
@@ -341,3 +346,20 @@ def test_a_job_of_a_sweep_is_a_process_whose_exit_code_counts(tmp_path: Path) ->
     assert [row[1] for row in rows] == ["a, b 0", "a, b 3", "a, b 1"], done.stderr
     assert len({row[0] for row in rows}) == 3
     assert done.returncode == 137
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--cfg", "job"], ["dry_run=true"], ["predict_data=a", "stream=true"]]
+)
+def test_a_reader_that_has_gone_ends_it_quietly(tmp_path: Path, arguments: list[str]) -> None:
+    """As `| head` is known to: SIGPIPE's exit code, and no word."""
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "run_lite.py", "model=tiny_llama", "verbosity=0", *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141

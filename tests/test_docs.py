@@ -22,7 +22,7 @@ import yaml
 
 from lite_runner import app
 from lite_runner.architectures import KNOWN
-from lite_runner.config.argv import parse
+from lite_runner.config.argv import equivalent_of, parse
 from lite_runner.run_modes import heads, jobs_of
 from tests.doc_folder import TINY, lay_out
 from tests.doc_pages import PAGES, Block, Command, anchors, blocks, links, prose
@@ -36,13 +36,17 @@ COMMANDS = [
     (page.stem, each) for page in PAGES for block in blocks(page) for each in block.commands()
 ]
 
-RUN = re.compile(r"(?:echo '(?P<stdin>[^']*)' \| )?(?:python run_lite\.py|run-lite) (?P<words>.*)")
+RUN = re.compile(
+    r"(?:echo '(?P<stdin>[^']*)' \| )?"
+    r"(?:python run_lite\.py|run-lite|python (?P<mindformer>run_mindformer)\.py) (?P<words>.*)"
+)
 ARGUMENTS = re.compile(r"\brun_lite\.py (.*?)(?: ?(?:&>|2>|>).*)?$")
 REDIRECTION = re.compile(r"\s*(?:&>|2>|>) .*$")
 MODEL = re.compile(r"--config |(?:model|load_checkpoint|infer\.model_dir)=")
 INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
-# Numbers that differ from run to run: times, speeds, dates, free memory.
+# What differs from run to run, or by machine: times, speeds, dates, free memory, instructions.
 MEASURED = re.compile(
+    r"(?<=own kernels )\(\w+\)|"
     r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"
 )
 
@@ -152,7 +156,7 @@ def differences(
     given = io.BytesIO((typed["stdin"] or "").encode())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given))
     capsys.readouterr()
-    code = app.main(shlex.split(typed["words"]))
+    code = app.main(shlex.split(typed["words"]), mindformer=bool(typed["mindformer"]))
     captured = capsys.readouterr()
     printed = f"{captured.out}{captured.err}"
     fails = any(line.startswith("error: ") for line in command.output)
@@ -224,6 +228,35 @@ def help_of(script: str) -> str:
         check=True,
     )
     return done.stdout
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_command_of_the_unit_is_accepted() -> None:
+    (unit,) = re.findall(r"^ExecStart=\S+/run-lite (.*)$", page_text("deploy"), re.MULTILINE)
+    Path("key").write_text("0123456789abcdef")
+    words = unit.replace("/etc/lite-runner/key", "key").replace("/srv/models/model.gguf", TINY)
+    assert jobs_of(parse(shlex.split(words), heads()))
+
+
+@pytest.mark.usefixtures("reader")
+def test_what_is_typed_in_place_of_other_programs_is_accepted() -> None:
+    """The commands of the table, and that a flag of it is refused with the key beside it."""
+    page = page_text("coming-from-llama-cpp")
+    typed = re.findall(r"`python run_lite\.py (model=tiny\.gguf .*?)`", page)
+    assert len(typed) >= 6
+    for line in typed:
+        assert jobs_of(parse(shlex.split(line), heads())), line
+    rows = re.findall(r"^\| (`-.*?) \| (.*?) \|$", page, re.MULTILINE)
+    flags = [(flag, keys) for cell, keys in rows for flag in re.findall(r"`(-+[\w-]+)`", cell)]
+    assert len(flags) >= 25
+    for flag, keys in flags:
+        told = equivalent_of(flag) or f"{flag.lstrip('-').replace('-', '_')}="
+        key = told.split()[-1 if told.startswith("run_mode=") else 0].partition("=")[0]
+        assert flag in ("-m", "-c") or f"`{key}=" in keys, (flag, told)
+
+
+def page_text(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
 
 
 # -- The lists in docs.yaml. ----------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import runpy
 from pathlib import Path
@@ -11,13 +12,14 @@ from unittest import mock
 
 import pytest
 
-from lite_runner import build_context
+from lite_runner import app, build_context
 from lite_runner.config.argv import parse
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import ROOT
+from tests.tiny_gguf import write_tiny_gguf
 
 EXAMPLES = ROOT / "examples"
 
@@ -113,6 +115,33 @@ def test_offline_says_what_online_does(online: str, by_name: str) -> None:
 def test_offline_ways_agree(cache: Path, by_name: str, graph: Path, name: str) -> None:
     place = graph.parent if name == "offline_by_folder" else graph
     assert run(cache, EXAMPLES / f"{name}.py", "tiny_llama", str(place)) == by_name
+
+
+@pytest.mark.usefixtures("registry")
+def test_an_operator_in_cpp(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its network says what the same weights say with MindSpore's operators alone."""
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(cache))
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    job = "predict_data=abc max_new_tokens=3 logprobs=0".split()
+    told = []
+    for kind, words in {
+        "llama": ["backend=ms"],
+        "my_llama": [f"plugins={EXAMPLES / 'custom_operator.py'}"],
+    }.items():
+        words += [f"load_checkpoint={kind}", *job, f"output_dir=out-{kind}"]
+        made = f"run_mode=convert model=tiny.gguf convert_format=huggingface convert_output={kind}"
+        assert app.main(made.split()) == 0
+        config = tmp_path / kind / "config.json"
+        config.write_text(config.read_text().replace('"llama"', f'"{kind}"'))
+        assert app.main(["model=auto", *words]) == 0
+        result = json.loads((tmp_path / f"out-{kind}/latest/result.json").read_text())
+        assert result["engine"] == "mindspore"
+        told.append(result["results"][0])
+    plain, own = told
+    assert own["token_ids"] == plain["token_ids"]
+    pairs = zip(own["logprobs"], plain["logprobs"], strict=True)
+    differences = [abs(one["logprob"] - other["logprob"]) for one, other in pairs]
+    assert 0 < max(differences) < 1e-4  # not the same sums
 
 
 def test_run_infer_main(cache: Path, graph: Path) -> None:

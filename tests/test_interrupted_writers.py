@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from lite_runner.app import main
+from lite_runner.text.tokenizer import byte_tokenizer
 from tests.paths import FIXTURES, REFERENCE
+from tests.tokenizer_files import write_tokenizer
 
 CONVERT = ("run_mode=convert", "load_checkpoint=model")
 ADAPTERS = ("run_mode=convert", "load_checkpoint=model", "adapter_path=adapters")
@@ -138,11 +140,10 @@ def test_a_killed_run_leaves_what_there_was_or_what_is_new(writer: str, synced: 
 
 # -- Exports, in a process of their own: MindSpore's threads do not survive a fork. ----------------
 
-EXPORT = ("run_mode=export", "model=auto", "load_checkpoint=model", "export_output=new")
-EXPORTS = {
-    "dynamic": (*EXPORT, "export.layout=dynamic", "infer.infer_seq_length=32"),
-    "packed": (*EXPORT, "quant=a16w8", "infer.infer_seq_length=32"),
-}
+EXPORT = (
+    *("run_mode=export", "model=auto", "load_checkpoint=model", "export_output=new"),
+    *("export.layout=static_pair", "infer.infer_seq_length=32"),
+)
 # Ends itself before or after this call of a function.
 KILLED = """
 import importlib, os, signal, sys
@@ -171,43 +172,37 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def export(name: str, *words: str, code: str = KILLED) -> int:
+def export(*words: str, code: str = KILLED) -> int:
     """How a process that exports to `new` ends."""
-    words = (*words, *EXPORTS[name], "overwrite=true", "verbosity=0")
+    words = (*words, *EXPORT, "overwrite=true", "verbosity=0")
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     return done.returncode
 
 
-@pytest.fixture(params=EXPORTS)
-def exported(request: pytest.FixtureRequest) -> str:
-    """An export in `new`, of weights that have changed since."""
-    name: str = request.param
-    shutil.copytree(REFERENCE / "llama", "model")
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(FIXTURES / "frozen/artifacts/dynamic" / file, "model")
-    assert export(name, "") == 0
+def test_an_export_that_is_ended_leaves_what_there_was_or_what_is_new(
+    write_tiny_llama: Callable[..., Path],
+) -> None:
+    write_tokenizer(byte_tokenizer(), write_tiny_llama("model"))
+    assert export("") == 0
     change_weights()
-    return name
-
-
-def test_an_export_that_is_ended_leaves_what_there_was_or_what_is_new(exported: str) -> None:
     old = contents(Path("new"))
     assert max(map(len, old.values())) > LARGEST
-    assert export(exported, code=FULL) == 3
+    assert export(code=FULL) == 3
     assert contents(Path("new")) == old and not list(Path().glob(".new*"))
     for when in (
-        "before lite_runner.export.writer.write_manifest",
-        "after lite_runner.export.writer.verify",
-        "before lite_runner.export.output_paths.put_in_place",
+        "before lite_runner.backends.lite.export.writer.write_manifest",
+        "after lite_runner.backends.lite.export.writer.verify",
+        "before lite_runner.backends.lite.export.output_paths.put_in_place",
     ):
-        assert export(exported, when) == -signal.SIGKILL
+        assert export(when) == -signal.SIGKILL
         assert contents(Path("new")) == old
-    assert export(exported, "after lite_runner.export.output_paths.put_in_place") == -signal.SIGKILL
+    after = "after lite_runner.backends.lite.export.output_paths.put_in_place"
+    assert export(after) == -signal.SIGKILL
     found = contents(Path("new"))
     assert found.keys() == old.keys() and found != old
     for orphan in Path().glob(".new*"):
         os.utime(orphan, (0, 0))  # a young one may be another run's that has not locked it yet
-    assert export(exported, "") == 0
+    assert export("") == 0
     assert contents(Path("new")).keys() == found.keys()  # a graph has names of its own each time
     assert not list(Path().glob(".new*"))  # of the killed ones

@@ -1,4 +1,4 @@
-"""run_lite.py started by somebody else as each rank of a job: one result, as of one process."""
+"""Ranks of a job, whoever starts them: one result, as of one process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ import shlex
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import yaml
 
-from lite_runner import app
+from lite_runner import app, joined
+from lite_runner.backends import collectives
+from lite_runner.config.argv import parse
+from lite_runner.distributed.events import FOLDER_VARIABLE, SOCKET_VARIABLE, Event
+from lite_runner.distributed.join import Joined
 from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import read_manifest
+from lite_runner.run_modes import heads, resolve
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.sharding.shards import ShardSet
 from tests.paths import ROOT
 
 RUN_LITE = str(ROOT / "run_lite.py")
@@ -37,6 +47,18 @@ do
 done
 wait
 """
+# Two ranks as on two machines, where the path of the other's memory leads nowhere.
+ELSEWHERE = """
+import sys
+from lite_runner import app
+from lite_runner.native import peers
+
+def elsewhere(*_):
+    raise FileNotFoundError
+
+peers._opened = elsewhere
+sys.exit(app.main(sys.argv[1:]))
+"""
 
 
 def free_port() -> int:
@@ -44,9 +66,9 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def msrun() -> list[str]:
+def msrun(program: str = RUN_LITE) -> list[str]:
     options = ["--worker_num=2", "--local_worker_num=2", "--join=True", "--log_dir=logs"]
-    return ["msrun", *options, f"--master_port={free_port()}", RUN_LITE]
+    return ["msrun", *options, f"--master_port={free_port()}", program]
 
 
 def start(folder: Path, command: list[str]) -> subprocess.Popen[str]:
@@ -73,13 +95,16 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     (base / "loop.sh").write_text(LOOP % shlex.quote(RUN_LITE))
     (base / "dist.yaml").write_text("parallel_config: {data_parallel: 1, model_parallel: 2}\n")
     data = ["--predict_data", *PROMPTS]
+    (base / "elsewhere.py").write_text(ELSEWHERE)
     flags = ["--config", "../dist.yaml", "--use_parallel", "True"]
     sampling = ["do_sample=true", "seed=4"]
     started = {
         "one": [sys.executable, RUN_LITE, *SETTINGS, *data],
         "drawn": [sys.executable, RUN_LITE, *SETTINGS, *sampling, *data],
         "msrun": [*msrun(), *flags, *SETTINGS, *data],
+        "elsewhere": [*msrun("../elsewhere.py"), "parallel=tp2", *SETTINGS, *data],
         "export": [*msrun(), "parallel=tp2", *EXPORT],
+        "launched": [sys.executable, RUN_LITE, "parallel=dp2", *SETTINGS, *sampling, *data],
         "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", *SETTINGS, *sampling, *data],
     }
     running = {name: start(base / name, command) for name, command in started.items()}
@@ -96,22 +121,106 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("name", "alone"), [("msrun", "one"), ("loop", "drawn")])
-def test_ranks_that_somebody_else_started(
-    jobs: dict[str, tuple[Path, int, str]], name: str, alone: str
+@pytest.mark.parametrize(
+    ("name", "alone", "logs"),
+    [
+        ("msrun", "one", "logs/worker_{}.log"),
+        ("elsewhere", "one", "logs/worker_{}.log"),
+        ("loop", "drawn", "rank_{}.txt"),
+        ("launched", "drawn", "outputs/latest/msrun/worker_{}.log"),
+    ],
+)
+def test_ranks_write_what_one_process_writes(
+    jobs: dict[str, tuple[Path, int, str]], name: str, alone: str, logs: str
 ) -> None:
     folder, code, output = jobs[name]
     assert code == 0, output
     (run,) = (folder / "outputs").glob("*-*-*/*")  # one for all of them
     assert result(folder)["results"] == result(jobs[alone][0])["results"]
     assert result(folder)["world_size"] == 2
+    assert ("the model are on several machines" in output) == (name == "elsewhere")
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "rank_0.log", "rank_1.log"} <= names
-    printed = output if name == "msrun" else (folder / "rank_0.txt").read_text(encoding="utf-8")
-    quiet = "logs/worker_1.log" if name == "msrun" else "rank_1.txt"
+    printed = (folder / logs.format(0)).read_text() if name == "loop" else output
     text = result(folder)["results"][2]["text"]
     assert printed.count(text + "\n") == 1
-    assert text not in (folder / quiet).read_text(encoding="utf-8", errors="replace")
+    assert text not in (folder / logs.format(1)).read_text(encoding="utf-8", errors="replace")
+    kept, expected = (
+        yaml.safe_load((one / "outputs/latest/config.yaml").read_text())
+        for one in (folder, jobs[alone][0])
+    )
+    assert kept["predict_data"] == expected["predict_data"] == PROMPTS
+
+
+def test_a_launched_rank_logs_from_the_start(jobs: dict[str, tuple[Path, int, str]]) -> None:
+    for rank in range(2):
+        log = jobs["launched"][0] / f"outputs/latest/rank_{rank}.log"
+        assert "meet the 2 ranks" in log.read_text()
+
+
+def test_a_failure_of_a_launched_rank_is_sent(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(events))
+        listener.listen()
+        environ = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "MS_NODE_ID": "1"}
+        environ |= {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118", "RANK_ID": "1"}
+        environ |= {SOCKET_VARIABLE: str(events), FOLDER_VARIABLE: str(tmp_path)}
+        words = ["model=tiny_llama", "predict_data=a", "parallel=tp2"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lite_runner", *words, "context.device_target=Ascend"],
+            cwd=ROOT,
+            env={**os.environ, **environ},
+            stderr=subprocess.DEVNULL,
+        )
+        connection, _ = listener.accept()
+        with closing(connection), connection.makefile("rb") as lines:
+            said = [Event.from_line(line) for line in lines]
+    assert process.wait() == 3
+    assert (said[0].rank, said[0].event, said[0].text) == (1, "stage", "started")
+    assert (said[-1].event, said[-1].exit_code) == ("error", 3)
+    assert "no Ascend device" in said[-1].message
+    assert (tmp_path / "rank_1.log").is_file()
+
+
+def test_the_first_rank_plans_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tokenizes the prompts and verifies the shards that both read."""
+    monkeypatch.chdir(tmp_path)
+    words = ["model=tiny_llama", "parallel=tp2", "parallel_config.vocab_emb_dp=false"]
+    assert app.main(["run_mode=shard", *words, "shard_output=cut"]) == 0
+    prompts = "predict_data=[{prompt: hi, top_k: 3}, {prompt: ho}]"
+    words += ["load_checkpoint=cut", "backend=ms", "do_sample=true", prompts]
+    config, _ = resolve(parse(words, heads()))
+    told: list[bytes] = []
+
+    def gather(payload: bytes) -> list[bytes]:
+        told.append(payload)
+        return [payload, b""]
+
+    monkeypatch.setattr(collectives, "gather", gather)
+    plan, _ = joined._share_plan(config, Joined(0, 2, (0, 1), None))
+    answers = iter([[told[0], b""], [told[1], b""]])
+    monkeypatch.setattr(collectives, "gather", lambda payload: next(answers))
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, "encode", None)
+        patch.setattr(ShardSet, "verify", lambda self, needed: assert_none(needed))
+        other, _ = joined._share_plan(config, Joined(1, 2, (0, 1), None))
+    assert other.work == plan.work and other.work.options[0].top_k == 3
+    assert other.config == plan.config and other.config.seed is not None
+    assert other.model == plan.model and other.model.verified
+    file = Path("cut/rank_1/checkpoint_1.ckpt")
+    content = bytearray(file.read_bytes())
+    content[-700] ^= 1
+    file.write_bytes(content)
+    monkeypatch.setattr(collectives, "gather", gather)
+    with pytest.raises(ArtifactError, match=r"checkpoint_1\.ckpt: another file than the one"):
+        joined._share_plan(config, Joined(0, 2, (0, 1), None))
+
+
+def assert_none(needed: set[int]) -> None:
+    assert not needed
 
 
 def test_an_export_of_ranks_that_somebody_else_started(

@@ -21,6 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import lite_runner
+from lite_runner import native
+from lite_runner.native import fingerprint
 from tests.paths import ROOT
 
 # mindspore_lite: a vendor's wheel, or in a Python of its own (`make lite`); matplotlib: the extra
@@ -49,12 +51,38 @@ def run(*command: str | Path, cwd: Path, **changes: str) -> subprocess.Completed
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources, so that the checkout stays as it is."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("setup.cfg", "setup.py", "pyproject.toml", "LICENSE", "README.md", "MANIFEST.in"):
+    files = ("setup.cfg", "setup.py", "pyproject.toml", "run_lite.py", "MANIFEST.in")
+    for name in (*files, "LICENSE", "README.md"):
         shutil.copy(ROOT / name, source)
     ignored = shutil.ignore_patterns("__pycache__", "*_cache", "*.so")
     for name in ("lite_runner", "conf"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
     return source
+
+
+# Stands in for the compiler: `make test` has compiled these very sources with this setup.py, which
+# takes most of a minute. It wants every source, and their fingerprint with each.
+COMPILED_BEFORE = """#!/bin/sh
+for last; do :; done
+case "$*" in
+  *"-shared "*) [ $(ls "${last%%/*}"/*.o | wc -l) = %d ] && exec cp '%s' "$last" ;;
+  *-DLITE_RUNNER_SOURCES=\\"%s\\"*" -c "*) exec touch "$last" ;;
+esac
+exit 1
+"""
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """$CXX; the real one where the checkout's library is not of its sources."""
+    digest = fingerprint.sources()
+    if not native.LIBRARY.exists() or digest.encode() not in native.LIBRARY.read_bytes():
+        return {}
+    program = tmp_path_factory.mktemp("compiler") / "c++"
+    count = len(list(SOURCES.glob("*.cc")))
+    program.write_text(COMPILED_BEFORE % (count, native.LIBRARY, digest))
+    program.chmod(0o755)
+    return {"CXX": str(program)}
 
 
 def wheel_of(source: Path, folder: Path, **env: str) -> Path:
@@ -66,8 +94,8 @@ def wheel_of(source: Path, folder: Path, **env: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wheel_of(source, tmp_path_factory.mktemp("wheel"))
+def wheel(source: Path, compiler: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return wheel_of(source, tmp_path_factory.mktemp("wheel"), **compiler)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +125,7 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
         *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
         *(str(path.relative_to(ROOT)) for path in SOURCES.iterdir()),
         *(str(path.relative_to(ROOT)) for path in STATIC.iterdir()),
+        "run_lite.py",
         "lite_runner/py.typed",
         "lite_runner/native/operators.so",
     }
@@ -167,6 +196,59 @@ def test_run_lite_says_its_version(installed: Path, tmp_path: Path) -> None:
     assert lite_runner.__version__ in done.stdout
 
 
+def put_namesake(site: Path, **modules: str) -> None:
+    """The package that is called lite-runner on the package index, as pip unpacks it."""
+    info = site / "lite_runner-0.2.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: lite-runner\nVersion: 0.2.0\n\n")
+    files = [f"lite_runner/{name}.py" for name in modules]
+    (info / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+    for name, text in zip(files, modules.values(), strict=True):
+        (site / name).write_text(text)
+
+
+def test_files_that_the_namesake_replaced_are_told(wheel: Path, tmp_path: Path) -> None:
+    """`pip install lite-runner` after ours, and what it says then is typed."""
+    program = installation_of(wheel, tmp_path / "environment") / "run-lite"
+    (site,) = tmp_path.glob("environment/lib/python*/site-packages")
+    put_namesake(site, __init__="from .backends import JsonBackend", runner="", params="")
+    done = run(program, "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    message, hint = done.stderr.splitlines()
+    assert message.startswith("error: lite-runner, another project's package, has replaced")
+    assert "cannot import name 'JsonBackend'" in message
+    remove, again = hint.removeprefix("  -> ").split("; ")
+    own = f"{program.parent / 'python'} -m pip "
+    assert remove == f"{own}uninstall --yes lite-runner"
+    assert again.startswith(f"{own}install --force-reinstall --no-deps .")
+    for command in (["uninstall", "--yes", "lite-runner"], ["install", "--force-reinstall"]):
+        pip = (sys.executable, "-m", "pip", "--python", program.parent / "python", *command)
+        options = ("--no-deps", "--no-index", wheel) if command[0] == "install" else ()
+        assert run(*pip, *options, cwd=tmp_path).returncode == 0
+    assert run(program, "--version", cwd=tmp_path).returncode == 0
+
+
+def test_the_namesake_beside_ours_is_told(installed: Path, tmp_path: Path) -> None:
+    """Where its modules are elsewhere, or were replaced by ours, a run goes on with a note."""
+    put_namesake(tmp_path / "site", **{})
+    env = {"PYTHONPATH": str(tmp_path / "site"), "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
+    job = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=1")
+    for words in (job, ("run_mode=doctor",)):
+        done = run(installed / "run-lite", *words, cwd=tmp_path, **env)
+        told = (done.stdout + done.stderr).replace("\n      ->", "\n  ->")
+        assert "lite-runner 0.2.0, another project's package, is installed in this Python" in told
+        assert f"  -> {installed / 'python'} -m pip uninstall --yes lite-runner; " in told
+
+
+def test_an_earlier_installation_of_ours_is_no_namesake(installed: Path, tmp_path: Path) -> None:
+    put_namesake(tmp_path / "site", **{})
+    scripts = "[console_scripts]\nrun-lite = lite_runner.app:console\n"
+    (tmp_path / "site/lite_runner-0.2.0.dist-info/entry_points.txt").write_text(scripts)
+    look = "from lite_runner.system import packages; print([packages.namesake()])"
+    env = {"PYTHONPATH": str(tmp_path / "site"), "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
+    assert run(installed / "python", "-c", look, cwd=tmp_path, **env).stdout == "['']\n"
+
+
 def test_run_lite_finds_its_conf(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()  # another project's, which is none of ours
     (tmp_path / "conf/config.yaml").write_text("run_mode: theirs\n")
@@ -189,9 +271,11 @@ def test_run_lite_predicts_from_another_folder(installed: Path, tmp_path: Path) 
 
 
 def pins(name: str) -> dict[str, str]:
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    text = (ROOT / "requirements" / name).read_text()
     found = {}
-    for line in (line for line in lines if not line.startswith("#")):
+    for line in re.sub(r"( \\\n    --hash=sha256:[0-9a-f]{64})+\n", "\n", text).splitlines():
+        if line.startswith("#"):
+            continue
         matched = re.fullmatch(r"([a-z0-9-]+)==([\w.]+)", line)
         assert matched, f"requirements/{name}: {line!r} is not an exact version"
         found[matched[1]] = matched[2]
@@ -207,7 +291,7 @@ def test_the_environment_is_the_locked_one() -> None:
     locked = pins("lock.txt")
     for item in metadata.distributions():
         name = normalized(item.name)
-        if name not in {"lite-runner", "pip"}:
+        if name not in {"mindspore-lite-runner", "pip"}:
             assert item.version == locked.get(name), f"{name} {item.version} is not the pin"
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import logging
 import os
 import pty
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.progress import Progress
+from lite_runner.sizing.memory import align
 
 
 class Clock:
@@ -56,12 +59,12 @@ def test_plain_lines_of_long_work_are_few(capsys: pytest.CaptureFixture[str], cl
     progress = Progress()
     with progress.step("download", total=1e9, unit="B") as step:
         for _ in range(1000):
-            clock.now += 3
+            clock.now += 0.5
             step.advance(1e6)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 12  # the start, every 10 %, the end
-    assert lines[1] == "download: 100.0 of 1000.0 MB (10%)"
-    assert lines[-1] == "download: 1000.0 MB in 3000.0 s"
+    assert lines[1] == "download: 100.0 of 1000.0 MB (10%), 2.0 MB/s, 8 min left"
+    assert lines[-1] == "download: 1000.0 MB in 500.0 s"
 
 
 def test_work_of_unknown_size_reports_every_ten_seconds(
@@ -269,3 +272,47 @@ def test_standard_error_is_known_by_whatever_object(capsys: pytest.CaptureFixtur
         finally:
             package.removeHandler(handler)
     assert capsys.readouterr().err == ""
+
+
+def test_names_forge_no_line_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "x\nid=0\x1b[2J\x9b\u202e\r\u2028y"
+    progress = Progress()
+    with progress.step(name):
+        progress.event("request", {"path": name, "status": 404})
+    progress.error(f"error: {name}")
+    progress.error("ValueError", ValueError(name))
+    captured = capsys.readouterr().err
+    assert all(one.isprintable() for one in captured.replace("\n", ""))
+    step, event, done, *_ = captured.splitlines()
+    assert step.startswith(r"x\nid=0\x1b[2J\x9b\u202e\r\u2028y") and done.startswith(r"x\nid=0")
+    found = re.fullmatch(r'path=("[^"]*") status=404', event)
+    assert found and json.loads(found[1]) == name
+    progress.configure(1, "json")
+    try:
+        progress.event("request", {"path": name})
+    finally:
+        progress.configure(1)
+    captured = capsys.readouterr().err
+    assert captured.rstrip("\n").isprintable() and json.loads(captured)["path"] == name
+
+
+def test_line_breaks_of_names_are_told_apart_from_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    name, told = "a\nerror: b\x1b[2J\n c", r"a\nerror: b\x1b[2J\n c"
+    error = ConfigError.of([f"{name}: missing", "load: wrong"])
+    assert str(error) == f"2 faults in the config:\n  - {told}: missing\n  - load: wrong"
+    assert str(ArtifactError(f"{name}: broken", name)) == f"{told}: broken\n  -> {told}"
+    progress = Progress()
+    progress.note(f"note: {name}\n  -> {name}")
+    progress.error(f"error: {name}\n  -> {name}")
+    lines = [f"{kind}: {told}\n  -> {told}\n" for kind in ("note", "error")]
+    assert capsys.readouterr().err == "".join(lines)
+    assert align({"output": name}) == [f"output        {told}"]
+
+
+def test_values_of_fields_are_quoted_where_they_are_no_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fields = {"a": "/v1/é=b", "b": "two words", "c": 'a"b', "d": "", "e": "a\\nb", "f": 0.5}
+    Progress().event("request", fields)
+    line = capsys.readouterr().err.rstrip("\n")
+    assert line == r'a=/v1/é=b b="two words" c="a\"b" d="" e="a\\nb" f=0.5'

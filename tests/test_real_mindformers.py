@@ -16,18 +16,18 @@ import yaml
 from numpy.typing import NDArray
 
 from lite_runner import AutoModel
-from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Backend, Row
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions
+from lite_runner.native.packed_model import pack
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter, merged
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.lora.merge import merged
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.paths import FIXTURES
+from tests.sizes import ModelConfig
 
 FIXTURES = FIXTURES / "mindformers"
 SEQ_LENGTH = 16
@@ -63,7 +63,8 @@ def backend(
         tensors = merged(tensors, adapter, config)
     if kernels:
         options = NativeOptions(slots=1, length=SEQ_LENGTH)
-        return open_compiled(config, QuantizedWeights(tensors, config), options)
+        layers = pack(config, QuantizedWeights(tensors, config))
+        return NativeBackend(config, layers, options)
     return MindSporeBackend(
         config, ReadAhead(tensors), MindSporeOptions(slots=1, length=SEQ_LENGTH)
     )

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from lite_runner import AutoModel, GLMChatModel, GLMConfig, GLMForPreTraining
 from lite_runner.architectures import chatglm
 from lite_runner.backends.base import Backend, Row
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions
+from lite_runner.native.packed_model import pack
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.lora.adapter import merged
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.lora.merge import merged
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert
@@ -56,8 +57,8 @@ def expected() -> Any:
 def backend(kind: str, *, kernels: bool) -> Backend:
     tensors = open_checkpoint(GLM2 / kind / "glm2.ckpt", CONFIG)
     if kernels:
-        weights = QuantizedWeights(tensors, CONFIG)
-        return open_compiled(CONFIG, weights, NativeOptions(slots=1, length=48))
+        layers = pack(CONFIG, QuantizedWeights(tensors, CONFIG))
+        return NativeBackend(CONFIG, layers, NativeOptions(slots=1, length=48))
     return MindSporeBackend(CONFIG, ReadAhead(tensors), MindSporeOptions(slots=1, length=48))
 
 
@@ -147,12 +148,12 @@ def held(array: NDArray[np.float32]) -> LazyTensor:
     return LazyTensor(array.shape, "F32", lambda: array)
 
 
-@pytest.mark.parametrize("kernels", [True, False], ids=["own operators", "MindSpore's"])
-def test_greedy_tokens_of_chatglm_6b(kernels: bool) -> None:
+@pytest.mark.parametrize("backend", ["native", "ms"])
+def test_greedy_tokens_of_chatglm_6b(backend: str) -> None:
     """Of prompts with both mask tokens, with several, and with text behind what ends the prefix."""
     folder = FIXTURES / "reference/chatglm_6b"
     expected = json.loads((folder / "greedy.json").read_text(encoding="utf-8"))
-    model = AutoModel.from_pretrained(folder, kernels=kernels)
+    model = AutoModel.from_pretrained(folder, backend=backend)
     found = model.generate(expected["prompts"], max_new_tokens=14)
     for prompt, ids, tokens in zip(expected["prompts"], found, expected["tokens"], strict=True):
         assert ids == prompt + tokens

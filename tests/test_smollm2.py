@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from lite_runner.backends.base import Row
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.evaluation.perplexity import BackendScorer, evaluate
-from lite_runner.generation import Request, Scheduler, generate
+from lite_runner.evaluation.scoring import BackendScorer, evaluate
+from lite_runner.generation import Engine, Request
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
@@ -50,7 +50,7 @@ def completions(backend: MindSporeBackend) -> list[list[int]]:
     """Of every case, all in one call over four slots: batch, refill and lengths at once."""
     options = GenerationConfig(max_new_tokens=REFERENCE["max_new_tokens"], eos_token_id=(2,))
     requests = [Request(np.array(case["prompt_ids"], np.int32), options) for case in CASES]
-    return [each.token_ids for each in generate(Scheduler(backend), requests).completions]
+    return [each.token_ids for each in Engine(backend).generate(requests).completions]
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))

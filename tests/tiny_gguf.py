@@ -18,9 +18,10 @@ MERGES = ["t h", "th e", "\u0120 the", "\u0120 a"]
 TEMPLATE = "{% for m in messages %}{{ bos_token }}the {{ m.content }}{{ eos_token }}{% endfor %}"
 
 
-def write_tiny_gguf(path: Path) -> None:
-    """A Llama of one layer and random weights; tokens are single bytes and a few merges."""
-    writer = gguf.GGUFWriter(path, "llama")
+def write_tiny_gguf(path: Path, split: int = 0) -> None:
+    """A Llama of one layer and random weights; tokens are single bytes and a few merges. `split`:
+    tensors of a file, of which there are then several; 0: one file."""
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=split)
     writer.add_block_count(1)
     writer.add_context_length(128)
     writer.add_embedding_length(32)

@@ -8,21 +8,27 @@ from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import AdapterSlots
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import adapter_name
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.adapters import AdapterJob, check_adapters, open_adapter_job, rank_adapters
+from lite_runner.model.adapters import (
+    AdapterJob,
+    adapter_root_of,
+    adapters_of,
+    check_adapters,
+    open_adapter_job,
+    rank_adapters,
+)
 from lite_runner.model.files import ModelFiles
-from lite_runner.model.merged_adapter import adapter_root_of, adapters_of
 from lite_runner.weights.lora.adapter import Adapter
-from lite_runner.weights.lora.adapter_listing import adapter_folders, is_sharded
+from lite_runner.weights.lora.adapter_reader import adapter_folders, shards_of
 
 AdapterIds = str | Sequence[str | None] | None
 
 
 class OpenAdapters:
-    """What adapter_path lists, so that a call with another adapter needs no other backend."""
+    """The adapters of adapter_path, all opened: a call with another one needs no other backend."""
 
     def __init__(self) -> None:
         self._of: tuple[str, str] | None = None  # the paths that `_opened` is of
@@ -54,7 +60,7 @@ class OpenAdapters:
                 )
             return None
         path = Path(config.adapter_path).expanduser()
-        if is_sharded(path):
+        if shards_of(path, adapter_root_of(config)):
             return open_adapter_job(config, files.model, names)
         of = (config.adapter_path, config.adapter_root)
         if of != self._of or not self._opened.keys() >= set(wanted):
@@ -96,8 +102,7 @@ class LoadedAdapters:
         model: Decoder,
         ranks: Ranks,
     ) -> bool:
-        """Whether the backend's adapter slots have all of a job's now: new ones are added. False
-        where one does not fit."""
+        """Add a job's new adapters to the backend's slots; False where one does not fit."""
         known = {(one.name, one.folder) for one in self._known.values()}
         new = [one for one in job.adapters if (one.name, one.folder) not in known] if job else []
         if job is None or not new:

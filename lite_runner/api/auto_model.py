@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lite_runner.api.config import AutoConfig, PretrainedConfig, config_of
+from lite_runner.config.generation import decided
 
 if TYPE_CHECKING:
     from lite_runner.api.model import PreTrainedModel
@@ -35,28 +36,24 @@ class AutoModel:
         content of such a file.
 
         `settings` are attributes of its config, which are set for this model alone. The model is a
-        Cell, unless packed layers compute it (backend="auto", or "mslite" with engine="native"),
-        for which MindSpore is not imported. Raises ConfigError, ArtifactError.
+        Cell, unless it has backend="native", for which MindSpore is not imported. Raises
+        ConfigError, ArtifactError.
         """
         if isinstance(config, PretrainedConfig):
             config = config.copy()
         else:
             config = AutoConfig.from_pretrained(config)
-        config.update(settings)
+        config.update(decided(settings))
         return _model_of(config)
 
 
 def _model_of(config: PretrainedConfig) -> PreTrainedModel:
     from lite_runner.api.options import without_call_options
-    from lite_runner.api.ranks import own_ranks
     from lite_runner.model.locate import locate
-    from lite_runner.plan.backend import runs_packed
-    from lite_runner.system import environment
 
     run = without_call_options(config.run_config())
     files = locate(run)
-    device = environment.resolve_device(run.context.device_target)
-    if run.backend != "ms" and runs_packed(run, files, device, own_ranks(run)):
+    if run.backend == "native":
         from lite_runner.api.model import PreTrainedModel
 
         return PreTrainedModel(config, files)

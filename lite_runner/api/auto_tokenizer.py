@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lite_runner.api.model_source import resolve_source
+from lite_runner.api.settings import resolve_source
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.fields import show
+from lite_runner.config.fields import did_you_mean, nearest, show
 from lite_runner.config.groups import options_of
-from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.tokenizer import downloaded_tokenizer, tokenizer_of
 from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.loading import CHAT_FORMS, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
@@ -51,7 +50,8 @@ def with_settings(
 
     Raises ConfigError for one that there is not, ArtifactError for a token that there is not.
     """
-    changes, own = {}, {}
+    changes: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for name, value in settings.items():
         if name in _OWN:
             own[name] = value
@@ -92,6 +92,11 @@ def _found(source: str, form: ChatForm | None = None) -> tuple[Tokenizer, int | 
     if source not in options_of("model") and path.exists():
         return load_tokenizer(path, model_vocab=None, chat_form=form), None
     config = resolve_source(source)
+    model, place = config.model_config(), downloaded_tokenizer(config)
+    if place is not None and model is not None and not config.tokenizer_source:
+        kind = form or CHAT_FORMS.get(config.processor.tokenizer.type)
+        core = load_tokenizer(place, model_vocab=model.vocab_size, chat_form=kind)
+        return core, model.pad_token_id
     files = locate(config, weights=False)
     return tokenizer_of(config, files), files.model.pad_token_id
 

@@ -1,24 +1,63 @@
-"""AutoConfig: the settings of a model as attributes, over the same config as the command line."""
+"""AutoConfig and MindFormers' config classes: a model's settings as attributes of a run config."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from lite_runner.api.context import chosen
-from lite_runner.api.model_source import resolve_source
-from lite_runner.api.parallel_config import TransformerOpParallelConfig, parallel_settings
-from lite_runner.api.ranks import of_these_ranks
-from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, top_level_keys
-from lite_runner.config.fields import raise_faults
-from lite_runner.config.options import ComputeOptions, GenerateOptions
-from lite_runner.config.suggest import did_you_mean, nearest_key
+from lite_runner import progress
+from lite_runner.api.context import chosen, of_these_ranks
+from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, resolve_source, top_level_keys
+from lite_runner.config.fields import (
+    Fault,
+    Note,
+    did_you_mean,
+    nearest,
+    nearest_key,
+    raise_faults,
+    read,
+)
+from lite_runner.config.generation import decided
+from lite_runner.config.groups import options_of, own_source
+from lite_runner.config.mindformers import IGNORED
+from lite_runner.config.offline_checks import with_backend
+from lite_runner.config.schema import RANDOM, Exported, GenerateOptions
+from lite_runner.config.sections import ParallelConfig
+from lite_runner.errors import ConfigError
 from lite_runner.run_modes import export, faults, predict
+from lite_runner.text.loading import holds_tokenizer
+from lite_runner.weights.checkpoint import config_folder
 
-C = TypeVar("C", bound=ComputeOptions)
+
+class AutoConfig:
+    """Makes configs; has no objects of its own."""
+
+    @classmethod
+    def from_pretrained(
+        cls, name_or_dir: str | Path | Mapping[str, Any], **settings: Any
+    ) -> PretrainedConfig:
+        """The config of a model of conf/model, a yaml file or its content, a folder or a
+        checkpoint.
+
+        `settings` are set on it. Raises ConfigError for an unknown name, with the nearest ones.
+        """
+        return config_of(name_or_dir, settings)
+
+
+def config_of(
+    name_or_dir: str | Path | Mapping[str, Any],
+    settings: Mapping[str, Any],
+    checkpoint: str | Path = "",
+) -> PretrainedConfig:
+    """As AutoConfig.from_pretrained; `checkpoint`: weights to take in place of the model's own."""
+    source = name_or_dir if isinstance(name_or_dir, Mapping) else str(name_or_dir)
+    config = PretrainedConfig(resolve_source(source))
+    given = decided(settings)
+    config.update({WEIGHTS: str(checkpoint), **given} if checkpoint else given)
+    return config
 
 
 class PretrainedConfig:
@@ -53,11 +92,34 @@ class PretrainedConfig:
     def update(self, settings: Mapping[str, Any]) -> None:
         """Set several at once: some of MindFormers' have a meaning only together."""
         settings = dict(settings)
-        if not settings.get(WEIGHTS, "its own"):  # as in MindFormers: what is loaded comes later
-            settings[WEIGHTS] = "random"
+        if WEIGHTS in settings:
+            # Without a value as in MindFormers: what is loaded comes later.
+            settings[WEIGHTS] = str(settings[WEIGHTS] or RANDOM)
+            settings = {**self._in_place_of_loaded(settings[WEIGHTS]), **settings}
         if "parallel_config" in settings:
             self._raw["parallel_config"] = parallel_settings(settings.pop("parallel_config"))
         self._more.update(assign(self._raw, settings))
+
+    def _in_place_of_loaded(self, source: str) -> dict[str, str]:
+        """The keys by which `source` is read in place of what load_checkpoint or
+        pretrained_model_dir names, whose sizes and tokenizer stay."""
+        former, folder = self._raw["load_checkpoint"], self._raw["pretrained_model_dir"]
+        if not former and not folder:
+            return {}
+        keys = {"load_checkpoint": own_source(source) or source}
+        if not folder and (beside := self._described_by(former)):
+            keys["pretrained_model_dir"] = beside
+        return keys
+
+    def _described_by(self, checkpoint: str) -> str:
+        """The folder that has the tokenizer of a checkpoint, and the sizes of model=auto; "" for
+        none."""
+        sizes = self._raw["model"]["model_config"]["type"] == "auto"
+        if "://" in checkpoint:
+            return checkpoint if sizes and checkpoint.startswith("hf://") else ""
+        folder = config_folder(Path(checkpoint).expanduser())
+        found = (folder / "config.json").is_file() if sizes else holds_tokenizer(folder)
+        return str(folder) if found else ""
 
     def __repr__(self) -> str:
         settings = {**self._raw["model"]["model_config"], **self._more}
@@ -72,44 +134,128 @@ class PretrainedConfig:
 
         Raises ConfigError with all validation errors.
         """
-        return self._validated(predict.Config, options or {})
+        config = self._validated(predict.Config, options or {})
+        if config.in_mindformers:
+            raise ConfigError(
+                "backend=mindformers completes prompts by itself, in another process: a model"
+                " object has no part in it",
+                "backend='auto'; on the command line backend=mindformers",
+            )
+        return config
 
     def export_config(self, options: Mapping[str, Any]) -> export.Config:
         """The same for run_mode=export; `options` give its own keys."""
         return self._validated(export.Config, {"run_mode": "export", **options})
 
-    def _validated(self, kind: type[C], options: Mapping[str, Any]) -> C:
+    def _validated(self, kind: type[Exported], options: Mapping[str, Any]) -> Exported:
         raw = of_these_ranks(self._raw)
         raw["context"] = {**raw["context"], **chosen()}
         own = {field.name: raw[field.name] for field in fields(kind) if field.name in raw}
         config = kind.from_dict({**own, **options})
-        raise_faults(list(faults(config)))
+        wrong: list[Fault] = []
+        notes: list[Note] = []
+        config = with_backend(config, wrong, notes)
+        raise_faults([*wrong, *faults(config)])
+        for note in notes:  # of an old name, told once
+            progress.note(note.text)
+            self._raw.update(engine=config.engine, backend=config.backend)
         return config
 
 
-class AutoConfig:
-    """Makes configs; has no objects of its own."""
+class TransformerOpParallelConfig(ParallelConfig):
+    """Parallelism of a model: `data_parallel` replicas, each sharded over `model_parallel` ranks.
+
+    As in MindFormers the embedding and the head are whole on every rank, unless vocab_emb_dp=False.
+    Settings of training change nothing.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Raises ConfigError for unknown settings and invalid values."""
+        known = {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "vocab_emb_dp": True}
+        faults: list[Fault] = []
+        for name in settings:
+            if name not in known and f"parallel_config.{name}" not in IGNORED:
+                near = did_you_mean(nearest(name, known))
+                faults.append(Fault((name,), f"parallel_config.{name}: no such setting{near}"))
+        given = {name: settings.get(name, default) for name, default in known.items()}
+        read(given, ParallelConfig, "parallel_config", faults)
+        if faults:
+            raise ConfigError.of([fault.text for fault in faults])
+        super().__init__(**given)
+
+
+def parallel_settings(given: Any) -> dict[str, Any]:
+    """A run's section `parallel_config` from a script's object or dict. Raises ConfigError."""
+    if isinstance(given, Mapping):
+        given = TransformerOpParallelConfig(**given)
+    if not isinstance(given, ParallelConfig):
+        raise ConfigError(
+            f"parallel_config: got {given!r}, expected a TransformerOpParallelConfig or a dict"
+        )
+    return asdict(given)
+
+
+class _SizedConfig(PretrainedConfig):
+    """The config of a family's model of given sizes; the other settings are those of `_base`.
+
+    `checkpoint_name_or_path` may be the name of a model, whose weights it then has; without one
+    the weights are random, as in MindFormers.
+    """
+
+    _base: str
+
+    def __init__(self, **settings: Any) -> None:
+        source = settings.setdefault(WEIGHTS, None)
+        base = str(source) if source in options_of("model") else self._base
+        super().__init__(resolve_source(base))
+        self.update(settings)
 
     @classmethod
-    def from_pretrained(
-        cls, name_or_dir: str | Path | Mapping[str, Any], **settings: Any
-    ) -> PretrainedConfig:
-        """The config of a model of conf/model, a yaml file or its content, a folder or a
-        checkpoint.
-
-        `settings` are set on it. Raises ConfigError for an unknown name, with the nearest ones.
-        """
-        return config_of(name_or_dir, settings)
+    def from_pretrained(cls, name_or_dir: str | Path, **settings: Any) -> PretrainedConfig:
+        """As AutoConfig.from_pretrained."""
+        return AutoConfig.from_pretrained(name_or_dir, **settings)
 
 
-def config_of(
-    name_or_dir: str | Path | Mapping[str, Any],
-    settings: Mapping[str, Any],
-    checkpoint: str | Path = "",
-) -> PretrainedConfig:
-    """As AutoConfig.from_pretrained; `checkpoint`: weights to take in place of the model's own."""
-    source = name_or_dir if isinstance(name_or_dir, Mapping) else str(name_or_dir)
-    keys = {"load_checkpoint": str(checkpoint)} if checkpoint else {}
-    config = PretrainedConfig(resolve_source(source, **keys))
-    config.update(settings)
-    return config
+class BloomConfig(_SizedConfig):
+    """A BLOOM's; what is not given is as in bloom_560m."""
+
+    _base = "bloom_560m"
+
+
+class ChatGLM2Config(_SizedConfig):
+    """A ChatGLM2's or ChatGLM3's; what is not given is as in glm2_6b."""
+
+    _base = "glm2_6b"
+
+
+class GLMConfig(_SizedConfig):
+    """A ChatGLM-6B's; what is not given is as in glm_6b."""
+
+    _base = "glm_6b"
+
+
+class GPT2Config(_SizedConfig):
+    """A GPT-2's; what is not given is as in gpt2."""
+
+    _base = "gpt2"
+
+
+class LlamaConfig(_SizedConfig):
+    """A Llama's; what is not given is as in llama2_7b.
+
+    The width of the feed-forward layer follows from hidden_size, multiple_of and
+    ffn_dim_multiplier, unless intermediate_size gives it.
+    """
+
+    _base = "llama2_7b"
+
+    def __init__(self, **settings: Any) -> None:
+        if "hidden_size" in settings and settings.get("intermediate_size") is None:
+            settings.setdefault("multiple_of", 256)
+        super().__init__(**settings)
+
+
+class Qwen2Config(LlamaConfig):
+    """A Qwen2's, which MindFormers writes as a Llama with qkv_has_bias; otherwise as qwen2_7b."""
+
+    _base = "qwen2_7b"

@@ -1,4 +1,4 @@
-"""Rows of token ids as a caller wants them: truncated, padded, as lists, arrays or tensors."""
+"""Token ids as callers give and want them: lists, arrays and MindSpore's tensors; padding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,47 @@ from typing import Any
 
 import numpy as np
 
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.fields import show
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+
+
+def as_arrays(values: Any) -> Any:
+    """`values`, a tensor as an array."""
+    return values.asnumpy() if hasattr(values, "asnumpy") else values
+
+
+def rows_of(input_ids: Any, model: Decoder, pad_token_id: int | None = None) -> list[list[int]]:
+    """Rows of ids, one for a flat list, without padding at the end.
+
+    `pad_token_id`: what they were padded with; None: the model's. Raises ConfigError for what is no
+    id of the model.
+    """
+    values = as_arrays(input_ids)
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        raise ConfigError(f"input_ids: got {show(input_ids)}, expected a list of token ids")
+    flat = len(values) > 0 and np.ndim(as_arrays(values[0])) == 0
+    given = [values] if flat else [as_arrays(row) for row in values]
+    rows = [[_token(id) for id in row] for row in given]
+    pad = model.pad_token_id if pad_token_id is None else pad_token_id
+    for index, row in enumerate(rows):
+        wrong = next((id for id in row if not 0 <= id < model.vocab_size), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"input_ids[{index}]: got the id {wrong}, expected 0 to {model.vocab_size - 1}",
+                "use the model's own tokenizer",
+            )
+        while row and row[-1] == pad:
+            row.pop()
+    return rows
+
+
+def _token(id: Any) -> int:
+    if isinstance(id, bool) or not isinstance(id, (int, np.integer)):
+        raise ConfigError(f"input_ids: got {show(id)}, expected token ids")
+    return int(id)
+
 
 _NO_PADDING = (False, None, "do_not_pad")
 _TRUNCATES: dict[Any, bool] = {
@@ -18,7 +57,7 @@ _TRUNCATES: dict[Any, bool] = {
 
 
 class BatchEncoding(dict[str, Any]):
-    """What a tokenizer returns: a dict whose entries are attributes, too."""
+    """A tokenizer's result: a dict whose entries are attributes, too."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -28,7 +67,7 @@ class BatchEncoding(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Padding:
-    """How rows are truncated and padded to a batch."""
+    """Truncation and padding of rows to a batch."""
 
     max_length: int | None
     padding: Any
@@ -92,6 +131,6 @@ def as_tensors(values: dict[str, Any], kind: Any) -> BatchEncoding:
     arrays = {name: np.array(value, np.int32) for name, value in values.items()}
     if kind == "np":
         return BatchEncoding(arrays)
-    from lite_runner.api.tensors import tensor  # MindSpore: only those who want one pay for it
+    from mindspore import Tensor  # only those who want one pay for it
 
-    return BatchEncoding({name: tensor(array) for name, array in arrays.items()})
+    return BatchEncoding({name: Tensor(array) for name, array in arrays.items()})

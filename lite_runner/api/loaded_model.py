@@ -1,31 +1,45 @@
-"""What stands behind a model object: its files, tokenizer, adapters and backend."""
+"""The files, tokenizer, adapters and backend behind a model object, and a call's hooks."""
 
 from __future__ import annotations
 
+import json
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from lite_runner.api.adapters import AdapterIds, OpenAdapters, names_of
+import numpy as np
+
+from lite_runner.api.adapters import AdapterIds, LoadedAdapters, OpenAdapters, names_of
 from lite_runner.api.config import PretrainedConfig
-from lite_runner.api.engine import Engine
-from lite_runner.api.hooks import Hooks
+from lite_runner.api.context import manual_parallel, own_ranks, with_seed
 from lite_runner.api.options import checked_options, without_call_options
-from lite_runner.api.ranks import manual_parallel, own_ranks, with_seed
-from lite_runner.config.options import GenerateOptions
+from lite_runner.api.streamers import SequentialStream, Streamer
+from lite_runner.backends.base import Backend
+from lite_runner.backends.seat import RunOptions
+from lite_runner.config.generation import GenerationConfig, asked_of
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.generation import Completion
+from lite_runner.generation import Completion, Engine, Logprobs, OnLogits
+from lite_runner.model.adapters import merged_network, only_adapter
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan.job import Job, fit
+from lite_runner.plan.backend import grow_backend, resolve_backend, run_options
+from lite_runner.plan.job import Job, fit, share
+from lite_runner.plan.resources import open_backend
+from lite_runner.records import dataclass
+from lite_runner.system import environment
+from lite_runner.text.streaming import Transcript
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.tensor import LazyTensor
 
 if TYPE_CHECKING:
-    from lite_runner.api.parameters import Parameters
-    from lite_runner.backends.base import Backend
+    from mindspore import Parameter
+
     from lite_runner.model.files import ModelFiles
-    from lite_runner.text.tokenizer import Tokenizer
 
 
 class LoadedModel:
@@ -36,7 +50,7 @@ class LoadedModel:
         self.config = config
         self.parameters: Parameters | None = None  # the weights, where a script asked for them
         self._lock = threading.Lock()
-        self._engine = Engine()
+        self._engine = GrowingEngine()
         self._adapters = OpenAdapters()
         self._settings = without_call_options(config.run_config())
         self.files = files or locate(self._settings)
@@ -64,15 +78,16 @@ class LoadedModel:
         """See PreTrainedModel.complete."""
         config = self.config.run_config(checked_options(options, self.config, prompts))
         if adapter_id is None and not config.merges_adapter:
-            adapter_id = config.adapter_id
+            adapter_id = only_adapter(config) if config.adapter_id is None else config.adapter_id
         names = names_of(adapter_id, len(prompts))
         if not prompts:
             return []
         with self.opened():
             config = with_seed(config)
             if tokenizer is None:
-                exports = config.backend != "ms" and self.files.exported is None
-                needed = exports or bool(config.generation(self.files.model).stop)
+                exports = config.in_lite and self.files.exported is None
+                told = config.generation(self.files.model).stop or asked_of(vars(config))
+                needed = exports or bool(told)
                 with suppress(ArtifactError):  # who needs one says so
                     tokenizer = self.tokenizer(fetching=needed)
             adapters = self._adapters.job(config, self.files, names)
@@ -90,10 +105,16 @@ class LoadedModel:
             )
 
     def backend(self, length: int) -> Backend:
-        """The backend with a slot of `length` tokens to write to; within `opened`."""
+        """The backend with a slot of `length` tokens to write to, and the logits of all of them;
+        within `opened`. Raises ConfigError for an exported model."""
         config = self.config.run_config()
-        job = Job((), (), config.generation(self.files.model), slots=1, length=length)
-        job = replace(job, adapters=self._adapters.job(config, self.files, []))
+        job = Job(
+            *((), (), config.generation(self.files.model)),
+            slots=1,
+            length=length,
+            adapters=self._adapters.job(config, self.files, []),
+            all_logits=True,
+        )
         self._engine.forget_prefixes()
         return self._engine.backend_for(
             config, self._weights(), job, min_slots=self.config.batch_size
@@ -128,4 +149,232 @@ class LoadedModel:
             self._written = written
         if self.parameters is None or not written:
             return self.files
-        return replace(self.files, held=self.parameters.tensors())
+        tensors = self.parameters.tensors()
+        if self.files.adapter is not None:
+            tensors = merged_network(self.files, tensors)
+        return replace(self.files, held=tensors)
+
+
+class GrowingEngine:
+    """An engine, which knows the prefixes in its slots, over a backend that grows."""
+
+    def __init__(self) -> None:
+        self._backend: Backend | None = None
+        self._engine: Engine | None = None
+        self._adapters = LoadedAdapters()
+
+    def generate(
+        self,
+        config: GenerateOptions,
+        files: ModelFiles,
+        job: Job,
+        tokenizer: Tokenizer | None,
+        hooks: Hooks,
+        *,
+        min_slots: int,
+    ) -> list[Completion]:
+        """The completions of a job's prompts, those of all replicas on every rank.
+
+        Raises KeyboardInterrupt after Ctrl-C, and RunnerError.
+        """
+        ranks = own_ranks(config)
+        job = share(config, job, ranks)
+        if not job.tokens:  # fewer prompts than replicas
+            return gather_completions([], ranks)
+        backend = self.backend_for(config, files, job, tokenizer, min_slots=min_slots)
+        if self._engine is None:
+            self._engine = Engine(backend, prefix_cache=config.prefix_cache == "auto")
+        with closing(TokenHooks(job, tokenizer, hooks.streamer)) as told:
+            outcome = self._engine.generate(
+                job.scheduler_requests(keep_logits=hooks.on_logits is not None),
+                first_index=job.first_index,
+                on_token=told.on_token,
+                on_finish=told.on_finish,
+                on_logits=hooks.on_logits,
+            )
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        return gather_completions(outcome.completions, ranks)
+
+    def backend_for(
+        self,
+        config: GenerateOptions,
+        files: ModelFiles,
+        job: Job,
+        tokenizer: Tokenizer | None = None,
+        *,
+        min_slots: int,
+    ) -> Backend:
+        """The backend: grown where it lacks slots or length, loaded again where it lacks adapter
+        slots. `min_slots`: to allocate, whatever the job needs."""
+        device = environment.resolve_device(config.context.device_target)
+        ranks, backend = own_ranks(config), self._backend
+        asked = run_options(config, job, device, ranks)
+        config = resolve_backend(config, files, asked, tell=backend is None)
+        room = replace(job, slots=max(job.slots, min_slots))
+        if backend is not None:
+            info = backend.info
+            room = replace(
+                room,
+                slots=max(room.slots, info.slots),
+                length=max(job.length, info.max_length),
+            )
+            slots = backend.adapters
+            if self._adapters.serve(slots, job.adapters, config, files.model, ranks):
+                if info.slots >= job.slots and info.max_length >= job.length:
+                    return backend
+                options = run_options(config, room, device, ranks)
+                if self._grow(backend, files, options):
+                    return backend
+            self.close()
+        backend = open_backend(files, run_options(config, room, device, ranks, tokenizer))
+        backend.prepare()
+        self._backend = backend
+        self._adapters.reset(job.adapters)
+        return backend
+
+    def forget_prefixes(self) -> None:
+        """The slots are about to be overwritten by others than the scheduler."""
+        self._engine = None
+
+    def close(self) -> None:
+        """Free the weights and the KV cache."""
+        self._engine = None
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    def _grow(self, backend: Backend, files: ModelFiles, options: RunOptions) -> bool:
+        self._engine = None
+        try:
+            if not grow_backend(backend, files, options):
+                return False
+            backend.prepare()
+        except BaseException:
+            self.close()  # half of it may be there
+            raise
+        return True
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """A streamer and a receiver of logits, as a caller gave them."""
+
+    streamer: Streamer | None = None
+    on_logits: OnLogits | None = None
+
+    def check(self, generation: GenerationConfig, ranks: Ranks) -> None:
+        """Raises ConfigError for options that a hook cannot follow."""
+        several = max(generation.num_beams, generation.num_return_sequences) > 1
+        if self.streamer is not None and several:
+            raise ConfigError(
+                "streamer: not with num_beams or num_return_sequences above 1: their tokens do"
+                " not come one after another",
+                "leave the streamer out",
+            )
+        if self.on_logits is None:
+            return
+        for name, value in ("num_beams", generation.num_beams), ("data_parallel", ranks.data):
+            if value > 1:
+                raise ConfigError(f"output_scores and output_logits: not with {name} above 1")
+
+
+class TokenHooks:
+    """Takes every token of a job, for its stop texts and a streamer."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer | None, streamer: Streamer | None) -> None:
+        self._first, self._stop, self._tokenizer = job.first_index, job.generation.stop, tokenizer
+        self._transcripts: dict[tuple[int, int], Transcript] = {}
+        prompts = [list(ids) for ids in job.tokens]
+        self._turn = SequentialStream(streamer, prompts) if streamer is not None else None
+
+    def on_token(self, prompt: int, part: int, token: int) -> bool:
+        """True where a stop text is complete."""
+        if self._turn is not None:
+            self._turn.on_token(prompt - self._first, token)
+        if not self._stop or self._tokenizer is None:
+            return False
+        transcript = self._transcripts.setdefault(
+            (prompt, part), Transcript(self._tokenizer, self._stop)
+        )
+        transcript.put(token)
+        return transcript.stopped
+
+    def on_finish(self, completion: Completion) -> None:
+        """No token of this sequence follows."""
+        if self._turn is not None:
+            self._turn.on_finish(completion.prompt_index - self._first)
+
+    def close(self) -> None:
+        """The call is over, be it by an error."""
+        if self._turn is not None:
+            self._turn.close()
+
+
+def gather_completions(completions: Sequence[Completion], ranks: Ranks) -> list[Completion]:
+    """The completions of all replicas, on every rank, in the order of the prompts."""
+    if ranks.data == 1:
+        return list(completions)
+    from lite_runner.backends.collectives import gather
+
+    payloads = gather(completions_to_bytes(completions))
+    return [one for data in payloads[:: ranks.tensor] for one in completions_from_bytes(data)]
+
+
+def completions_to_bytes(completions: Sequence[Completion]) -> bytes:
+    """JSON, arrays as lists."""
+    return json.dumps([asdict(one) for one in completions], default=np.ndarray.tolist).encode()
+
+
+def completions_from_bytes(data: bytes) -> list[Completion]:
+    """The inverse of `completions_to_bytes`."""
+    return [_completion(raw) for raw in json.loads(data)]
+
+
+def _completion(raw: dict[str, Any]) -> Completion:
+    for name in ("logprobs", "prompt_logprobs"):
+        if raw[name] is not None:
+            raw[name] = Logprobs(
+                np.array(raw[name]["chosen"], np.float64),
+                np.array(raw[name]["top_ids"], np.int32),
+                np.array(raw[name]["top"], np.float64),
+            )
+    return Completion(**raw)
+
+
+class Parameters:
+    """A Parameter for each tensor of the checkpoint, in float32, under MindFormers' names.
+
+    A second copy of the weights: it is made only where a script asks for one.
+    """
+
+    def __init__(self, tensors: Mapping[str, LazyTensor]) -> None:
+        from mindspore import Parameter, Tensor
+
+        self.by_name = {
+            name: Parameter(Tensor(tensor.float32()), name=name) for name, tensor in tensors.items()
+        }
+        self._as_read = self._checksums()
+
+    def written(self) -> tuple[int, ...]:
+        """Checksums of the values, () where no script has written to them.
+
+        Every byte is read, since a Parameter can be written to in many ways.
+        """
+        now = self._checksums()
+        return () if now == self._as_read else now
+
+    def _checksums(self) -> tuple[int, ...]:
+        return tuple(
+            zlib.crc32(np.ascontiguousarray(one.asnumpy()).data) for one in self.by_name.values()
+        )
+
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The values as they are now."""
+        return {name: _lazy(one) for name, one in self.by_name.items()}
+
+
+def _lazy(parameter: Parameter) -> LazyTensor:
+    return LazyTensor(
+        tuple(parameter.shape), "F32", lambda: np.ascontiguousarray(parameter.asnumpy())
+    )

@@ -1,4 +1,4 @@
-"""Models as Cells: what MindSpore's functions and MindFormers' scripts take for a network."""
+"""Models as Cells with Parameters, for MindSpore's functions and MindFormers' scripts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from lite_runner import progress
 from lite_runner.api.config import PretrainedConfig, config_of
-from lite_runner.api.ids import as_arrays
+from lite_runner.api.context import own_ranks
+from lite_runner.api.encoding import as_arrays
+from lite_runner.api.loaded_model import Parameters
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.options import without_call_options
-from lite_runner.api.parameters import Parameters
-from lite_runner.api.ranks import own_ranks
 from lite_runner.architectures import architecture_of
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError
+from lite_runner.model.adapters import network_tensors
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 
@@ -62,7 +64,16 @@ class Network(PreTrainedModel, nn.Cell):
             if self._loaded.parameters is None:
                 config = self.config.run_config()
                 ranks, sharded = own_ranks(config), config.vocab_parallel
-                tensors = self._loaded.files.tensors(ranks, vocab_parallel=sharded)
+                files = self._loaded.files
+                if files.adapter is not None:  # pet_type=lora
+                    tensors = network_tensors(files, ranks, vocab_parallel=sharded)
+                else:
+                    tensors = dict(files.tensors(ranks, vocab_parallel=sharded))
+                if files.quantization.rounds:
+                    progress.note(
+                        f"quant={files.quantization}: the parameters of a script are floats, those"
+                        " that the integers stand for; run_mode=quantize writes the integers"
+                    )
                 self._loaded.parameters = Parameters(tensors)
             by_name = self._loaded.parameters.by_name
         prefix = f"{name_prefix}." if name_prefix else ""
@@ -76,7 +87,7 @@ class Network(PreTrainedModel, nn.Cell):
         """
 
     def prepare_inputs_for_predict_layout(self, input_ids: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """What a script gives to infer_predict_layout, or to what loads a checkpoint."""
+        """The arguments of infer_predict_layout, and of functions that load a checkpoint."""
         return (input_ids,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -99,10 +110,6 @@ class Network(PreTrainedModel, nn.Cell):
             )
         with self._loaded.opened():
             backend = self._loaded.backend(ids.shape[1])
-            if not backend.info.most_logits:
-                raise ConfigError(
-                    "logits of every token: not with an exported model", "backend='ms'"
-                )
             rows = [
                 np.concatenate(list(logits_of_text(backend, row.astype(np.int32)))) for row in ids
             ]

@@ -9,22 +9,31 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.api.config import PretrainedConfig
 from lite_runner.config import generation
-from lite_runner.config.fields import show
-from lite_runner.config.options import GenerateOptions
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.config.fields import did_you_mean, nearest, show
+from lite_runner.config.generation import STRUCTURED_KEYS, decided, sampled, without_effect
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ConfigError
 
 # pad_token_id is the model's; all others are keys of the config.
-OPTIONS = tuple(
-    name for name in generation.GenerationConfig.__dataclass_fields__ if name != "pad_token_id"
+OPTIONS = (
+    *(name for name in generation.GenerationConfig.__dataclass_fields__ if name != "pad_token_id"),
+    *STRUCTURED_KEYS,
 )
-_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # and what is "off"
 # MindFormers' own, which do nothing at these values; no other can be had here.
 _OFF: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1.0, 1),
     "renormalize_logits": (False,),
     "parallel_decoding": (False,),
     "logits_processor": ([],),
+}
+_DEFAULTS = {
+    "max_length": 20,
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.0,
+    "num_beams": 1,
 }
 _NO_EFFECT = ("use_past", "bos_token_id", "window_size", "level", "guess_set_size")
 _OUTPUTS = ("return_dict_in_generate", "output_scores", "output_logits")
@@ -36,23 +45,19 @@ class GenerationConfig:
     """
 
     def __init__(self, **options: Any) -> None:
-        defaults = {
-            "max_length": 20,
-            "do_sample": False,
-            "temperature": 1.0,
-            "top_k": 50,
-            "top_p": 1.0,
-            "repetition_penalty": 1.0,
-            "num_beams": 1,
-        }
         # The name that MindFormers' model configs have for it.
         if "max_decode_length" in options:
             options.setdefault("max_length", options.pop("max_decode_length"))
-        self.__dict__.update({**defaults, **options})
+        self.__dict__.update(options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _DEFAULTS:
+            raise AttributeError(f"GenerationConfig has no {name!r}")
+        return self.to_dict()[name]
 
     @classmethod
     def from_model_config(cls, config: PretrainedConfig) -> GenerationConfig:
-        """What a model's config says of generation."""
+        """The generation options of a model's config."""
         named = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
         return cls(
             max_length=config.max_decode_length,
@@ -67,26 +72,30 @@ class GenerationConfig:
         return {name: value for name, value in options.items() if name not in known}
 
     def to_dict(self) -> dict[str, Any]:
-        """All options by name."""
-        return dict(self.__dict__)
+        """All options by name; do_sample as those that were given mean it."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return {**_DEFAULTS, "do_sample": bool(sampled(given)), **given}
 
     def __repr__(self) -> str:
-        return f"GenerationConfig({', '.join(f'{n}={v!r}' for n, v in self.__dict__.items())})"
+        return f"GenerationConfig({', '.join(f'{n}={v!r}' for n, v in self.to_dict().items())})"
 
 
 def merged_options(base: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a GenerationConfig (None, a mapping or any object of the like), and `options`
-    over them."""
+    over them; each says by do_sample whether it samples, if it says so at all."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if idle := without_effect(given):
+        progress.note(idle)
     if base is None:
-        return dict(options)
-    given = base.to_dict() if hasattr(base, "to_dict") else base
-    if not isinstance(given, Mapping):
+        return decided(given)
+    below = base.to_dict() if hasattr(base, "to_dict") else base
+    if not isinstance(below, Mapping):
         raise ConfigError(f"generation_config: got {show(base)}, expected a GenerationConfig")
-    return {**given, **{name: value for name, value in options.items() if value is not None}}
+    return {**decided(below), **decided(given)}
 
 
 def is_option(name: str) -> bool:
-    """Whether `generate` accepts it, even without effect."""
+    """True for an option that `generate` accepts, even without effect."""
     return name in (*OPTIONS, *_OFF, *_NO_EFFECT, *_OUTPUTS, "pad_token_id", "min_length")
 
 
@@ -120,16 +129,11 @@ def checked_options(
         given["min_new_tokens"] = max(given.get("min_new_tokens", 0), _new_tokens(least, prompts))
     if "max_length" in given and "max_new_tokens" not in given:
         given["max_new_tokens"] = None  # the config's own must not win over it
-    if not given.get("do_sample", config.do_sample):
-        # MindFormers' users give them with do_sample=False, and say so in its documents.
-        idle = [name for name, off in _SAMPLING.items() if given.pop(name, off) != off]
-        if idle:
-            progress.detail(f"{', '.join(idle)}: no effect with do_sample=False")
     return given
 
 
 def without_call_options(config: GenerateOptions) -> GenerateOptions:
-    """What a backend is loaded for: a config without what each call may choose."""
+    """A config without the options of single calls: the one that a backend is loaded for."""
     chosen: dict[str, Any] = dict.fromkeys(("adapter_id", "predict_batch_size", *OPTIONS))
     chosen |= {"predict_data": "", "chat": False, "truncate": "none", "seed": config.seed}
     return replace(config, **chosen)

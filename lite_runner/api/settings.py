@@ -1,20 +1,23 @@
-"""Settings of a model, under the names of MindFormers or of a run, laid over a run's config."""
+"""The run config of a model's name, yaml, folder or checkpoint, and settings merged over it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from lite_runner.config.fields import Fault, hints_of, leaves, read
+from lite_runner import progress
+from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.fields import Fault, did_you_mean, hints_of, leaves, nearest, read
 from lite_runner.config.groups import options_of
-from lite_runner.config.mindformers import translate
-from lite_runner.config.mindformers_keys import IGNORED
+from lite_runner.config.mindformers import IGNORED, translate
+from lite_runner.config.model_dir import only_yaml
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.config.sections import Context
-from lite_runner.config.suggest import did_you_mean, nearest
 from lite_runner.config.yaml_file import put_at
 from lite_runner.errors import ConfigError
-from lite_runner.run_modes import predict
+from lite_runner.run_modes import predict, resolve
 
 WEIGHTS = "checkpoint_name_or_path"
 # Keys of a run that say what to do, not what with.
@@ -27,6 +30,55 @@ RUN_KEYS = frozenset(
 )
 _SECTION = "model.model_config."
 _COMBINED = ("type", "hidden_size", "seq_length", "theta")  # other settings depend on them
+
+
+def resolve_source(source: str | Mapping[str, Any], **keys: str | list[str]) -> GenerateOptions:
+    """The config of a run of `source`, a model's name, yaml (or its content), folder or checkpoint;
+    `keys` are set as on the command line.
+
+    Raises ConfigError, and ArtifactError for a folder with several yaml files.
+    """
+    settings: dict[str, str | list[str]] = {
+        "run_mode": "predict",
+        "use_parallel": "false",
+        **keys,
+    }
+    if isinstance(source, Mapping):
+        return _resolved(settings, content=as_mapping(source))
+    path = Path(source).expanduser()
+    file = None
+    if source in options_of("model"):
+        settings["model"] = source
+    elif path.suffix in (".yaml", ".yml"):
+        file = source
+    elif path.is_dir():
+        settings.setdefault("load_checkpoint", source)
+        if found := only_yaml(path):
+            file = str(found)
+        else:
+            settings["model"] = "auto"
+    elif path.is_file() or "://" in source:
+        settings.setdefault("load_checkpoint", source)
+        settings["model"] = "auto"
+    else:
+        settings["model"] = source  # refused by resolve, with the nearest names
+    return _resolved(settings, file)
+
+
+def _resolved(
+    settings: Mapping[str, str | list[str]],
+    file: str | None = None,
+    content: Mapping[str, Any] | None = None,
+) -> GenerateOptions:
+    given = [Setting(key, value) for key, value in settings.items()]
+    given.append(Setting("predict_data", [_NO_PROMPT]))
+    config, notes = resolve(
+        CommandLine(settings=given, config_files=[file] if file else [], config=content)
+    )
+    assert isinstance(config, GenerateOptions)
+    for note in notes:
+        progress.note(note.detail or note.text)
+    return config
 
 
 def assign(raw: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,3 +166,6 @@ def _with_suggestion(raw: Mapping[str, Any], fault: str) -> str:
 
 def _sections(raw: Mapping[str, Any]) -> list[str]:
     return [name for name, value in raw.items() if isinstance(value, Mapping)]
+
+
+_NO_PROMPT = "prompts are given to the model"  # a run's config must have one

@@ -19,7 +19,7 @@ from lite_runner.text.streaming import StreamDecoder
 
 
 class Streamer(Protocol):
-    """What `streamer=` may be."""
+    """A receiver of tokens for `streamer=`."""
 
     def put(self, value: Any) -> None: ...
     def end(self) -> None: ...

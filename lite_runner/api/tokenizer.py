@@ -8,8 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from lite_runner.api.encoding import BatchEncoding, Padding, as_tensors
-from lite_runner.api.ids import as_arrays
+from lite_runner.api.encoding import BatchEncoding, Padding, as_arrays, as_tensors
 from lite_runner.config.fields import show
 from lite_runner.errors import ConfigError
 from lite_runner.text.tokenizer import Tokenizer
@@ -26,7 +25,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
     "text_pair": (None,),
     "text_target": (None,),
 }
-# How English is written without the spaces that a tokenizer may leave, as transformers does it.
+# English without the spaces that a tokenizer may leave, as transformers cleans it up.
 _CLEANED = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -80,6 +79,9 @@ class PreTrainedTokenizer:
 
     def __len__(self) -> int:
         return self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name_or_path!r}, vocab_size={self.vocab_size})"
 
     @overload
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
@@ -296,5 +298,5 @@ class PreTrainedTokenizer:
 
 
 def _is_one(ids: Any) -> bool:
-    """Whether it is an id, and not several."""
+    """True for an id, False for several."""
     return isinstance(ids, (int, np.integer)) or getattr(ids, "shape", None) == ()

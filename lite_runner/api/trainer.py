@@ -10,10 +10,11 @@ from lite_runner import launch
 from lite_runner.api.auto_model import AutoModel
 from lite_runner.api.config import AutoConfig, PretrainedConfig
 from lite_runner.api.model import PreTrainedModel
+from lite_runner.api.pipelines import TextGenerationPipeline, check_task
 from lite_runner.api.settings import read_batch_size
-from lite_runner.api.text_generation_pipeline import TextGenerationPipeline, check_task
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config.model_dir import MANIFEST
 from lite_runner.errors import ConfigError
 
 # MindFormers' settings of training alone: they change nothing here.
@@ -32,7 +33,7 @@ _OF_TRAINING = frozenset(
     wrapper_type
     """.split()
 )
-# Those of a Trainer: all of training, and of pictures and sounds.
+# Arguments of a Trainer: all of training, and of pictures and sounds.
 _OBJECTS_OF_TRAINING = (
     *("train_dataset", "eval_dataset", "optimizers", "wrapper", "callbacks", "eval_callbacks"),
     *("compute_metrics", "save_config"),
@@ -129,11 +130,12 @@ class Trainer:
         *,
         overwrite: bool = False,
     ) -> Path:
-        """What run_mode=export does; gives the folder with the graphs, output_dir/<model>_mindir.
+        """Export as run_mode=export; gives the folder with the graphs, output_dir/<model>_mindir.
 
         `predict_checkpoint`: weights to take from now on in place of the model's own, which are
-        sharded as the ranks need them whatever `auto_trans_ckpt` says. Raises ConfigError where the
-        folder exists (without `overwrite`), and whatever exporting may.
+        sharded as the ranks need them whatever `auto_trans_ckpt` says. An earlier export is
+        replaced. Raises ConfigError where the folder holds anything else (without `overwrite`), and
+        whatever exporting may.
         """
         self._load(predict_checkpoint)
         settings = self.model.config.run_config()
@@ -145,7 +147,7 @@ class Trainer:
                     "predict_batch_size": self._args.batch_size or self.model.config.batch_size,
                     "output_dir": output,
                     "export_output": folder,
-                    "overwrite": overwrite,
+                    "overwrite": overwrite or Path(folder, MANIFEST).is_file(),
                 }
             )
         )
@@ -181,6 +183,9 @@ class Trainer:
             "Trainer: nothing is evaluated over a dataset here",
             "run_lite.py run_mode=eval model=... eval_data=FILE computes the perplexity of a text",
         )
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.model.described})"
 
     def _load(self, checkpoint: str | Path | None) -> None:
         if not checkpoint:

@@ -10,14 +10,37 @@ from lite_runner.architectures.architecture import GGUF as GGUF
 from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
-from lite_runner.architectures.built_in import BUILT_IN
-from lite_runner.architectures.fused import Rows
+from lite_runner.architectures.bloom import BLOOM
+from lite_runner.architectures.chatglm import CHATGLM
+from lite_runner.architectures.chatglm_6b import CHATGLM_6B
+from lite_runner.architectures.gemma2 import GEMMA2
+from lite_runner.architectures.gemma3 import GEMMA3, GEMMA3_TEXT
+from lite_runner.architectures.glm import GLM, GLM4
+from lite_runner.architectures.gpt2 import GPT2
+from lite_runner.architectures.gpt_neox import GPT_NEOX
+from lite_runner.architectures.granite import GRANITE
+from lite_runner.architectures.llama import LLAMA
+from lite_runner.architectures.mistral import MISTRAL
+from lite_runner.architectures.mixtral import MIXTRAL
 from lite_runner.architectures.naming import Parameter as Parameter
-from lite_runner.architectures.naming import Part, Role, parameters_of
+from lite_runner.architectures.naming import Part, Role, Rows, parameters_of
+from lite_runner.architectures.olmo2 import OLMO2
+from lite_runner.architectures.phi3 import PHI3
+from lite_runner.architectures.qwen2 import QWEN2
+from lite_runner.architectures.qwen3 import QWEN3
+from lite_runner.architectures.qwen3_moe import QWEN3_MOE
+from lite_runner.architectures.smollm3 import SMOLLM3
 from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.starcoder2 import STARCODER2
 
+# In this order messages list them.
+_BUILT_IN: tuple[Architecture, ...] = (
+    *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
+    *(CHATGLM_6B, CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3, QWEN3_MOE, MIXTRAL, PHI3),
+    *(STARCODER2, GPT_NEOX),
+)
 # By model_type; lite_runner.register adds to it.
-KNOWN: dict[str, Architecture] = {one.name: one for one in BUILT_IN}
+KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}
 
 
 def architecture_of(model: Decoder) -> Architecture:
@@ -62,13 +85,13 @@ def network_code(model: Decoder) -> str | None:
 
 
 def can_untie_head(model: Decoder) -> bool:
-    """Whether the architecture supports an untied output head."""
+    """True where the architecture supports an untied output head."""
     architecture = architecture_of(model)
     return architecture.custom is None and not architecture.always_tied
 
 
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
-    """Where its rows are in the tensor that checkpoints store; None: it is stored as it is."""
+    """Its rows in the tensor that checkpoints store; None: it is stored as it is."""
     return architecture_of(model).stored_rows(parameter, model)
 
 

@@ -7,19 +7,18 @@ from dataclasses import field
 from typing import Any
 
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.fused import StoredRows, apart, stacked
-from lite_runner.architectures.naming import Names, Parameter
+from lite_runner.architectures.naming import Names, Parameter, StoredRows, apart, stacked
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True)
 class MindFormers:
-    """How MindFormers names and configures an architecture."""
+    """MindFormers' names and settings of an architecture."""
 
     config: str  # type in model_config
     network: str  # type in arch
-    inputs: str  # input style of its exported graphs: see mindir/pair_inputs.py
+    inputs: str  # input style of its exported graphs: see mindir/graph_inputs.py
     settings: Callable[[Decoder], dict[str, Any]]  # of model_config, besides the shared ones
     read: Callable[[Mapping[str, Any]], Decoder]  # from the full model_config
     # Sizes that a graph tells besides the shared ones: its name -> the name of Decoder.
@@ -30,7 +29,7 @@ class MindFormers:
 
 @dataclass(frozen=True)
 class GGUF:
-    """How llama.cpp names an architecture's metadata and stores its weights."""
+    """llama.cpp's metadata keys and weight layout of an architecture."""
 
     # config.json key -> metadata key without the architecture prefix.
     keys: Mapping[str, str]

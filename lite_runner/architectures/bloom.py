@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import fused, gpt2
+from lite_runner.architectures import gpt2, naming
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
-from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.no_effect import KERNEL
 from lite_runner.architectures.spec import Decoder, Norm
 from lite_runner.errors import ArtifactError
 
@@ -97,6 +96,6 @@ BLOOM = Architecture(
         ),
         KERNEL,
     ),
-    stored_rows=fused.by_head,
+    stored_rows=naming.by_head,
     always_tied=True,
 )

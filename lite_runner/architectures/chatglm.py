@@ -3,16 +3,15 @@ positions on half of each head, and q, k and v, and gate and up, fused."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import fused, llama_like
+from lite_runner.architectures import llama_like, naming
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
-from lite_runner.architectures.fields import MAX_LAYERS, Fields
-from lite_runner.architectures.fused import Rows
-from lite_runner.architectures.naming import Name, Names, Parameter
-from lite_runner.architectures.no_effect import KERNEL
-from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, Fields
+from lite_runner.architectures.naming import Name, Names, Parameter, Rows
+from lite_runner.architectures.spec import Decoder, Norm, Rotary
 
 BASE = 10000.0  # of the frequencies, times rope_ratio
 _OURS = "encoder.layers.{}"
@@ -56,27 +55,47 @@ NAMES: Names = {
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     """Without multi-query attention q, k and v of each head lie together."""
     by_head = model.n_kv_heads == model.num_heads and parameter.role in ("query", "key", "value")
-    return fused.interleaved(fused.by_head if by_head else fused.stacked)(parameter, model)
+    return naming.interleaved(naming.by_head if by_head else naming.stacked)(parameter, model)
 
 
-def decoder(*, rope_ratio: float, head_dim: int, **sizes: Any) -> Decoder:
-    """See llama_like.decoder; half of each head is rotated."""
-    rotary = Rotary(BASE * rope_ratio, dims=head_dim // 2)
-    return llama_like.decoder(architecture="chatglm", rotary=rotary, head_dim=head_dim, **sizes)
+def decoder(
+    *,
+    rope_ratio: float,
+    head_dim: int,
+    norm_eps: float,
+    qkv_bias: bool,
+    add_bias_linear: bool = False,
+    rmsnorm: bool = True,
+    post_layer_norm: bool = True,
+    **sizes: Any,
+) -> Decoder:
+    """See llama_like.decoder; half of each head is rotated. `add_bias_linear`: every linear layer
+    but the head has a bias; without `rmsnorm` norms are LayerNorms; `post_layer_norm`: there is a
+    norm before the head."""
+    model = llama_like.decoder(
+        architecture="chatglm",
+        rotary=Rotary(BASE * rope_ratio, dims=head_dim // 2),
+        head_dim=head_dim,
+        norm_eps=norm_eps,
+        qkv_bias=qkv_bias or add_bias_linear,
+        out_bias=add_bias_linear,
+        mlp_bias=add_bias_linear,
+        **sizes,
+    )
+    norm = Norm("rms" if rmsnorm else "layer", norm_eps)
+    blocks = tuple(dataclasses.replace(block, norm=norm) for block in model.blocks)
+    return dataclasses.replace(model, blocks=blocks, norm=norm if post_layer_norm else None)
 
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields.neutral(
-        add_bias_linear=False,
         apply_residual_connection_post_layernorm=False,
         interleaved_qkv=False,
         original_rope=True,
-        post_layer_norm=True,
         pre_seq_len=0,
         prefix_projection=False,
         quantization_bit=0,
-        rmsnorm=True,
         tie_word_embeddings=False,
     )
     hidden = fields.integer("hidden_size")
@@ -100,6 +119,9 @@ def read(fields: Fields) -> Decoder:
         norm_eps=fields.number("layernorm_epsilon", 1e-5),
         rope_ratio=fields.number("rope_ratio", 1.0),
         qkv_bias=fields.flag("add_qkv_bias", False),
+        add_bias_linear=fields.flag("add_bias_linear", False),
+        rmsnorm=fields.flag("rmsnorm", True),
+        post_layer_norm=fields.flag("post_layer_norm", True),
         tie_word_embeddings=False,
         **fields.tokens(vocab_size),
     )
@@ -127,13 +149,10 @@ def write(model: Decoder) -> dict[str, Any]:
         "num_attention_heads": model.num_heads,
         "padded_vocab_size": model.vocab_size,
         "seq_length": model.seq_length,
-        "add_bias_linear": False,
         "add_qkv_bias": model.attention.qkv_bias,
         "apply_query_key_layer_scaling": True,
         "apply_residual_connection_post_layernorm": False,
         "original_rope": True,
-        "post_layer_norm": True,
-        "rmsnorm": True,
     }
 
 
@@ -148,6 +167,9 @@ def settings(model: Decoder) -> dict[str, Any]:
         "layernorm_epsilon": model.norm_eps,
         "rope_ratio": rotary.theta / BASE,
         "qkv_has_bias": model.attention.qkv_bias,
+        "add_bias_linear": model.attention.out_bias,
+        "rmsnorm": model.blocks[0].norm == Norm("rms", model.norm_eps),
+        "post_layer_norm": model.norm is not None,
     }
 
 
@@ -162,6 +184,7 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
         norm_eps=given["layernorm_epsilon"],
         rope_ratio=given["rope_ratio"],
         qkv_bias=given["qkv_has_bias"],
+        **{name: given[name] for name in ("add_bias_linear", "rmsnorm", "post_layer_norm")},
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lite_runner.architectures.fields import MAX_EXPERTS, Fields
+from lite_runner.architectures.fields import MAX_EXPERTS, TRAINING, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Role
-from lite_runner.architectures.no_effect import TRAINING
 from lite_runner.architectures.spec import Decoder, Experts
 
 

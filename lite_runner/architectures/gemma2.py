@@ -7,11 +7,10 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import llama, llama_like, llama_settings, windows
+from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF, MindFormers
-from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.no_effect import KERNEL
 from lite_runner.architectures.spec import Decoder
 
 _LAYER = "model.layers.{}"
@@ -48,8 +47,8 @@ def decoder(*, hidden_size: int, **rest: Any) -> Decoder:
 
 
 def sizes(fields: Fields, *, period: int, rope: Fields | None = None) -> dict[str, Any]:
-    """What Gemma 2 and 3 share of config.json, as `decoder` takes it; without layer_types each
-    layer has a window but every `period`th."""
+    """The fields of config.json that Gemma 2 and 3 share, as `decoder` takes them; without
+    layer_types each layer has a window but every `period`th."""
     fields = fields.with_defaults(
         hidden_size=2304,
         intermediate_size=9216,
@@ -69,12 +68,12 @@ def sizes(fields: Fields, *, period: int, rope: Fields | None = None) -> dict[st
     scalar = fields.number("query_pre_attn_scalar", 256.0)
     layers = shared["num_layers"]
     if fields.raw.get("layer_types") is None:
-        fields = fields.with_values(layer_types=windows.periodic(layers, period))
+        fields = fields.with_values(layer_types=llama_settings.periodic(layers, period))
     return shared | {
         "qkv_bias": bias,
         "out_bias": bias,
         "scale": None if scalar == shared["head_dim"] else scalar**-0.5,
-        "windows": windows.read(fields.with_values(use_sliding_window=True), layers),
+        "windows": llama_settings.read_windows(fields.with_values(use_sliding_window=True), layers),
         "logits_softcap": fields.optional_number("final_logit_softcapping"),
     }
 
@@ -95,7 +94,7 @@ def read(fields: Fields) -> Decoder:
 
 
 def shared(model: Decoder) -> dict[str, Any]:
-    """What Gemma 2 and 3 share of config.json."""
+    """The part of config.json that Gemma 2 and 3 share."""
     scale, slides = model.attention.scale, [window is not None for window in model.windows]
     scalar = float(model.head_dim) if scale is None else scale**-2
     nearest = round(scalar)
@@ -105,7 +104,7 @@ def shared(model: Decoder) -> dict[str, Any]:
         "attention_bias": model.attention.qkv_bias,
         "query_pre_attn_scalar": nearest if abs(scalar - nearest) < 1e-6 else scalar,
         "sliding_window": max((window or 0 for window in model.windows), default=0) or 4096,
-        "layer_types": [windows.SLIDING if one else windows.FULL for one in slides],
+        "layer_types": [llama_settings.SLIDING if one else llama_settings.FULL for one in slides],
         "attn_logit_softcapping": model.attention.softcap,
         "final_logit_softcapping": model.logits_softcap,
     }
@@ -153,7 +152,7 @@ def scalar_of_gguf(given: Mapping[str, Any], scaled_by_hidden: int) -> int | Non
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file leaves out is as in llama.cpp."""
+    """llama.cpp's defaults for missing metadata."""
     return {
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "query_pre_attn_scalar": scalar_of_gguf(given, 46),

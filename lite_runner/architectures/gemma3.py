@@ -10,9 +10,9 @@ from typing import Any
 from lite_runner.architectures import gemma2
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.llama_settings import FULL, SLIDING
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Rotary
-from lite_runner.architectures.windows import FULL, SLIDING
 
 NAMES: Names = {
     **gemma2.NAMES,
@@ -94,7 +94,7 @@ GEMMA3_TEXT = dataclasses.replace(
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file leaves out is as in llama.cpp."""
+    """llama.cpp's defaults for missing metadata."""
     return {
         "model_type": "gemma3_text",
         "attention_bias": "blk.0.attn_q.bias" in tensors,

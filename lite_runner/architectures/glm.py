@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any
 
-from lite_runner.architectures import fused, llama, llama_like, llama_settings
+from lite_runner.architectures import llama, llama_like, llama_settings, naming
 from lite_runner.architectures.architecture import GGUF, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
@@ -77,12 +78,8 @@ def _network(architecture: str) -> str:
 
 
 def _mindformers(architecture: str, config: str) -> MindFormers:
-    def from_settings(given: Mapping[str, Any]) -> Decoder:
-        return decoder(architecture, **llama_settings.sizes_of_settings(given))
-
-    return MindFormers(
-        config, _network(architecture), "llama", llama_settings.settings, from_settings
-    )
+    make = partial(decoder, architecture)
+    return llama_settings.mindformers(config, _network(architecture), make)
 
 
 GLM = dataclasses.replace(
@@ -93,7 +90,7 @@ GLM = dataclasses.replace(
     write=write,
     mindformers=_mindformers("glm", "GlmConfig"),
     gguf=None,  # llama.cpp has it as chatglm
-    stored_rows=fused.interleaved(fused.stacked),
+    stored_rows=naming.interleaved(naming.stacked),
 )
 GLM4 = dataclasses.replace(
     GLM,

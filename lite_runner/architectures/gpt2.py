@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
-from lite_runner.architectures.fields import MAX_LAYERS, Fields
+from lite_runner.architectures.fields import CLASSES, KERNEL, MAX_LAYERS, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.no_effect import CLASSES, KERNEL, TRAINING
 from lite_runner.architectures.spec import (
     Attention,
     Block,

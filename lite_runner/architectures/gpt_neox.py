@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import fused, starcoder2
+from lite_runner.architectures import naming, starcoder2
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
@@ -110,7 +110,7 @@ GPT_NEOX = Architecture(
         },
         infer=infer_from_gguf,
         name="gptneox",
-        rows=fused.rotated_first(fused.apart),
+        rows=naming.rotated_first(naming.apart),
     ),
-    stored_rows=fused.rotated_first(fused.by_head),
+    stored_rows=naming.rotated_first(naming.by_head),
 )

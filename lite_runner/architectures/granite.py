@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any
 
 from lite_runner.architectures import llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -48,11 +49,6 @@ def settings(model: Decoder) -> dict[str, Any]:
     return llama_settings.settings(model) | llama_settings.multipliers(model)
 
 
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
-    return llama_like.decoder(architecture="granite", **llama_settings.sizes_of_settings(given))
-
-
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors; without attention.scale, llama.cpp's default, not config.json's."""
     found: dict[str, Any] = {
@@ -70,8 +66,11 @@ GRANITE = dataclasses.replace(
     name="granite",
     read=read,
     write=write,
-    mindformers=MindFormers(
-        "GraniteConfig", "GraniteForCausalLM", "llama", settings, from_settings
+    mindformers=llama_settings.mindformers(
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        partial(llama_like.decoder, architecture="granite"),
+        settings,
     ),
     gguf=GGUF(
         llama_like.KEYS

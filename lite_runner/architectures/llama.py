@@ -6,11 +6,10 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import experts
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
-from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
-from lite_runner.architectures.llama_settings import from_settings, settings
-from lite_runner.architectures.no_effect import KERNEL
+from lite_runner.architectures.llama_settings import mindformers
 from lite_runner.architectures.spec import Decoder
 
 
@@ -55,7 +54,7 @@ LLAMA = Architecture(
     read,
     NAMES,
     write,
-    MindFormers("LlamaConfig", "LlamaForCausalLM", "llama", settings, from_settings),
+    mindformers("LlamaConfig", "LlamaForCausalLM", decoder),
     GGUF(
         KEYS | experts.KEYS | {"sliding_window": "attention.sliding_window"},
         permuted=True,

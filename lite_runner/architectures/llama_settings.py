@@ -1,14 +1,13 @@
-"""MindFormers' LlamaConfig, read and written. Sliding windows, which it lacks, have HF's keys."""
+"""MindFormers' LlamaConfig, read and written; sliding windows, under Hugging Face's keys."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lite_runner.architectures import windows
-from lite_runner.architectures.architecture import shared_settings
-from lite_runner.architectures.llama_like import decoder
+from lite_runner.architectures.architecture import MindFormers, shared_settings
+from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder, Rotary
 
 
@@ -26,7 +25,7 @@ def settings(model: Decoder) -> dict[str, Any]:
         "qkv_has_bias": model.attention.qkv_bias,
         "attn_proj_has_bias": model.attention.out_bias,
         "mlp_bias": model.feed_forward.bias,
-        **windows.to_settings(model),
+        **windows_to_settings(model),
         **(multipliers(model) if multipliers(model) != _NO_MULTIPLIERS else {}),
         **({} if all(no_rope_layers(model)) else {"no_rope_layers": no_rope_layers(model)}),
     }
@@ -55,9 +54,19 @@ def no_rope_layers(model: Decoder) -> list[int]:
     return [int(block.attention.rotary is not None) for block in model.blocks]
 
 
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
-    return decoder(**sizes_of_settings(given))
+def mindformers(
+    config: str,
+    network: str,
+    make: Callable[..., Decoder],
+    write: Callable[[Decoder], dict[str, Any]] = settings,
+) -> MindFormers:
+    """Settings under LlamaConfig's names, for the architecture whose decoders `make` makes of
+    sizes."""
+
+    def read(given: Mapping[str, Any]) -> Decoder:
+        return make(**sizes_of_settings(given))
+
+    return MindFormers(config, network, "llama", write, read)
 
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,10 +83,69 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "qkv_bias": given["qkv_has_bias"],
         "out_bias": given["attn_proj_has_bias"],
         "mlp_bias": given["mlp_bias"],
-        "windows": windows.from_settings(given),
+        "windows": windows_from_settings(given),
         "embedding_scale": given["embedding_multiplier"],
         "scale": given["attention_multiplier"],
         "residual_scale": given["residual_multiplier"],
         "logits_scaling": given["logits_scaling"],
         "rotary_layers": [one == 1 for one in given["no_rope_layers"] or ()],
+    }
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
+    """Sliding window per layer, from config.json."""
+    fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
+    slides, given = fields.flag("use_sliding_window", False), fields.raw["sliding_window"]
+    window = fields.integer("sliding_window") if slides and given is not None else None
+    first, kinds = fields.raw["max_window_layers"], fields.raw.get("layer_types")
+    if kinds is None:
+        if window is not None and (type(first) is not int or first < 0):
+            raise fields.fault("max_window_layers", first, "an integer from 0")
+        return per_layer(window, layers, first if window else 0, None)
+    expected = f"a list of {layers}, each {FULL}" + (f" or {SLIDING}" if window else ": no window")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise fields.fault("layer_types", kinds, expected)
+    for kind in kinds:
+        if kind != FULL and (kind != SLIDING or window is None):
+            raise fields.fault("layer_types", kind, expected)
+    return per_layer(window, layers, 0, kinds)
+
+
+def periodic(layers: int, period: int) -> list[str]:
+    """Kinds of layers of which every `period`th has no window."""
+    return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+
+
+def per_layer(
+    window: int | None, layers: int, first: int, kinds: Sequence[str] | None
+) -> tuple[int | None, ...]:
+    """Sliding window per layer: for layers from `first` on, or by their `kinds`."""
+    slides = [layer >= first for layer in range(layers)]
+    if kinds is not None:
+        slides = [kind == SLIDING for kind in kinds]
+    return tuple(window if here else None for here in slides)
+
+
+def windows_from_settings(given: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Sliding window per layer, from MindFormers settings."""
+    window = given["sliding_window"] if given["use_sliding_window"] else None
+    kinds, period = given["layer_types"], given["sliding_window_pattern"]
+    if kinds is None and period is not None:
+        kinds = periodic(given["num_layers"], period)
+    return per_layer(window, given["num_layers"], given["max_window_layers"], kinds)
+
+
+def windows_to_settings(model: Decoder) -> dict[str, Any]:
+    """The inverse of `read_windows` and `windows_from_settings`."""
+    slides = [window is not None for window in model.windows]
+    if not any(slides):
+        return {"use_sliding_window": False}
+    return {
+        "use_sliding_window": True,
+        "sliding_window": max(window or 0 for window in model.windows),
+        "max_window_layers": slides.index(True),
+        "layer_types": [SLIDING if here else FULL for here in slides],
     }

@@ -14,8 +14,7 @@ def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=8, sliding_window=4096)
     sizes = llama_like.sizes(fields, positions=131072)
-    none = fields.raw["sliding_window"] is None
-    window = None if none else fields.integer("sliding_window")
+    window = fields.optional_integer("sliding_window")
     return llama_like.decoder(
         architecture="mistral", windows=(window,) * sizes["num_layers"], **sizes
     )

@@ -29,8 +29,7 @@ def read(fields: Fields) -> Decoder:
         num_key_value_heads=8, rope_theta=1000000.0, rms_norm_eps=1e-5, sliding_window=None
     )
     sizes = llama_like.sizes(fields, positions=131072)
-    none = fields.raw["sliding_window"] is None
-    window = None if none else fields.integer("sliding_window")
+    window = fields.optional_integer("sliding_window")
     count, chosen = experts.counts(fields, experts=8, chosen=2)
     return llama_like.decoder(
         architecture="mixtral",

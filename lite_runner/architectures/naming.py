@@ -1,4 +1,4 @@
-"""Names, shapes and layouts of a decoder's tensors, by role.
+"""Names, shapes and layouts of a decoder's tensors, by role, and their rows in fused ones.
 
 MindFormers' names are canonical, or ours where MindFormers fuses tensors. A linear weight is
 [out, in] unless its `Name` is transposed.
@@ -7,10 +7,16 @@ MindFormers' names are canonical, or ours where MindFormers fuses tensors. A lin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lite_runner.architectures.spec import Block, Decoder, Experts, FeedForward, Norm
 from lite_runner.records import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
 Role = Literal[
     "embedding",
@@ -50,7 +56,7 @@ class Name:
 
     mindformers: str  # the full tensor name for embedding and positions, which have no bias
     hugging_face: str
-    # Which of q, k and v, or of gate and up, where Hugging Face and GGUF fuse them.
+    # Index among q, k and v, or gate and up, where Hugging Face and GGUF fuse them.
     part: int | None = None
     transposed: bool = False  # MindFormers stores the matrix [in, out]
     # MindFormers' name where `mindformers` is ours: without a prefix, or of a part of a fused one.
@@ -115,6 +121,16 @@ class Parameter:
     expert: int | None = None  # whose matrix it is; GGUF has those of a layer in one tensor
     stacked: str = ""  # MindFormers' tensor of all experts of a layer, [experts, *shape]
 
+    @property
+    def is_linear(self) -> bool:
+        """True for a linear layer's matrix; the embedding is a table."""
+        return self.layout != "plain"
+
+    @property
+    def transposed(self) -> bool:
+        """True for a linear layer's matrix [in, out]."""
+        return self.layout == "in_out"
+
 
 def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
     """Every tensor of the description, an untied head last."""
@@ -150,7 +166,7 @@ def _of_model(model: Decoder, role: Role, name: Name) -> Iterator[Parameter]:
         yield _table(name, role, (model.seq_length, hidden), "none")
     elif role == "embedding_norm" and model.embedding_norm is not None:
         yield from _norm(model.embedding_norm, hidden, role, name, None)
-    elif role == "norm":
+    elif role == "norm" and model.norm is not None:
         yield from _norm(model.norm, hidden, role, name, None)
 
 
@@ -282,3 +298,73 @@ def _at(name: str, layer: int | None) -> str:
 
 def _gguf(role: Role, name: Name, layer: int | None, kind: Part) -> str:
     return f"{_at((GGUF if name.part is None else _FUSED)[role], layer)}.{kind}"
+
+
+Rows: TypeAlias = "slice | NDArray[np.int64]"  # row i of a tensor is row rows[i] of the stored one
+StoredRows: TypeAlias = "Callable[[Parameter, Decoder], Rows | None]"  # None: stored as it is
+
+
+def apart(parameter: Parameter, model: Decoder) -> None:
+    """Each tensor by itself, as it is."""
+
+
+def stacked(parameter: Parameter, model: Decoder) -> slice | None:
+    """All of q, then all of k, then all of v; all of gate, then all of up."""
+    if parameter.part is None:
+        return None
+    if parameter.role in ("gate", "up"):
+        sizes = [model.intermediate_size] * 2
+    else:
+        sizes = [heads * model.head_dim for heads in (model.num_heads, *[model.n_kv_heads] * 2)]
+    start = sum(sizes[: parameter.part])
+    return slice(start, start + sizes[parameter.part])
+
+
+def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
+    """q, k and v of each head; as many key/value heads as query heads."""
+    import numpy as np
+
+    if parameter.part is None:
+        return None
+    first = (3 * np.arange(model.num_heads) + parameter.part) * model.head_dim
+    return (first[:, None] + np.arange(model.head_dim)).reshape(-1)
+
+
+def interleaved(rows: StoredRows) -> StoredRows:
+    """As `rows`, and the two of each rotation of q and k lie side by side."""
+
+    def of(parameter: Parameter, model: Decoder) -> Rows | None:
+        stored = rows(parameter, model)
+        if parameter.role not in ("query", "key"):
+            return stored
+        heads = model.num_heads if parameter.role == "query" else model.n_kv_heads
+        every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
+        pairs: NDArray[np.int64] = every.reshape(heads, -1, 2)
+        return pairs.swapaxes(1, 2).reshape(-1)
+
+    return of
+
+
+def rotated_first(rows: StoredRows) -> StoredRows:
+    """As `rows`, and of a head of q or k the first `dims` are rotated, each d with d + dims / 2."""
+
+    def of(parameter: Parameter, model: Decoder) -> Rows | None:
+        import numpy as np
+
+        stored, dims = rows(parameter, model), model.rotary and model.rotary.dims
+        if parameter.role not in ("query", "key") or not dims:
+            return stored
+        heads = model.num_heads if parameter.role == "query" else model.n_kv_heads
+        every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
+        first, second, rest = np.split(every.reshape(heads, -1), [dims // 2, dims], axis=1)
+        before, behind = np.split(rest, 2, axis=1)
+        ordered: NDArray[np.int64] = np.concatenate([first, before, second, behind], axis=1)
+        return ordered.reshape(-1)
+
+    return of
+
+
+def _numbers(rows: Rows) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

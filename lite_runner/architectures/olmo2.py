@@ -4,11 +4,10 @@ RMSNorm over all query heads together, and over all key heads."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from lite_runner.architectures import llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -49,20 +48,13 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """From MindFormers settings; see llama_settings."""
-    return decoder(**llama_settings.sizes_of_settings(given))
-
-
 OLMO2 = dataclasses.replace(
     llama.LLAMA,
     name="olmo2",
     read=read,
     names=NAMES,
     write=write,
-    mindformers=MindFormers(
-        "Olmo2Config", "Olmo2ForCausalLM", "llama", llama_settings.settings, from_settings
-    ),
+    mindformers=llama_settings.mindformers("Olmo2Config", "Olmo2ForCausalLM", decoder),
     gguf=GGUF(
         llama_like.KEYS,
         infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},

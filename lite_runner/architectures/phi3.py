@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any
 
-from lite_runner.architectures import fused, llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, MindFormers
-from lite_runner.architectures.fields import Fields
+from lite_runner.architectures import llama, llama_like, llama_settings, naming
+from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.no_effect import TRAINING
 from lite_runner.architectures.spec import Decoder
 
 _LAYER = "model.layers.{}"
@@ -54,11 +54,9 @@ def read(fields: Fields) -> Decoder:
         raise fields.fault("rope_parameters: rope_type", rotary.scaling.type, "default or longrope")
     if rotary.dims == sizes["head_dim"]:
         sizes["rotary"] = dataclasses.replace(rotary, dims=None)
-    window: int | None = None
-    if fields.raw.get("sliding_window") is not None:
-        window = fields.integer("sliding_window")
-        # Published models with long contexts have one beyond these: it hides nothing.
-        window = None if window >= sizes["seq_length"] else window
+    window = fields.optional_integer("sliding_window")
+    if window is not None and window >= sizes["seq_length"]:
+        window = None  # of published models with long contexts: it hides nothing
     return llama_like.decoder(architecture="phi3", windows=(window,) * sizes["num_layers"], **sizes)
 
 
@@ -96,13 +94,8 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of llama_settings.settings."""
-    return llama_like.decoder(architecture="phi3", **llama_settings.sizes_of_settings(given))
-
-
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is rotated as a fraction of a head; a window of 0 stands for none."""
+    """The rotated part of a head as a fraction; a window of 0 stands for none."""
     head_dim = given["hidden_size"] // given["num_attention_heads"]
     return {
         "partial_rotary_factor": (given["partial_rotary_factor"] or head_dim) / head_dim,
@@ -116,8 +109,8 @@ PHI3 = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=MindFormers(
-        "Phi3Config", "Phi3ForCausalLM", "llama", llama_settings.settings, from_settings
+    mindformers=llama_settings.mindformers(
+        "Phi3Config", "Phi3ForCausalLM", partial(llama_like.decoder, architecture="phi3")
     ),
     gguf=GGUF(
         llama_like.KEYS
@@ -129,11 +122,11 @@ PHI3 = dataclasses.replace(
             "partial_rotary_factor": "rope.dimension_count",
         },
         infer=infer_from_gguf,
-        rows=fused.rotated_first(fused.apart),
+        rows=naming.rotated_first(naming.apart),
     ),
     no_effect={
         "embd_pdrop": TRAINING,
         "resid_pdrop": TRAINING,
     },
-    stored_rows=fused.rotated_first(fused.stacked),
+    stored_rows=naming.rotated_first(naming.stacked),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import llama, llama_like, windows
+from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
@@ -18,7 +18,7 @@ def read(fields: Fields) -> Decoder:
     return llama_like.decoder(
         architecture="qwen2",
         qkv_bias=True,
-        windows=windows.read(fields, sizes["num_layers"]),
+        windows=llama_settings.read_windows(fields, sizes["num_layers"]),
         **sizes,
     )
 
@@ -27,7 +27,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | windows.to_settings(model)
+        | llama_settings.windows_to_settings(model)
         | {"architectures": ["Qwen2ForCausalLM"]}
     )
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
-from lite_runner.architectures import llama, llama_like, llama_settings, windows
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures import llama, llama_like, llama_settings
+from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -19,17 +18,20 @@ NAMES: Names = {
 }
 
 
+def decoder(**sizes: Any) -> Decoder:
+    """See llama_like.decoder."""
+    return llama_like.decoder(architecture="qwen3", qk_norm=True, **sizes)
+
+
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(head_dim=128, num_key_value_heads=32)
     sizes = llama_like.sizes(fields, positions=32768)
     bias = fields.flag("attention_bias", False)
-    return llama_like.decoder(
-        architecture="qwen3",
+    return decoder(
         qkv_bias=bias,
         out_bias=bias,
-        qk_norm=True,
-        windows=windows.read(fields, sizes["num_layers"]),
+        windows=llama_settings.read_windows(fields, sizes["num_layers"]),
         **sizes,
     )
 
@@ -38,18 +40,11 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | windows.to_settings(model)
+        | llama_settings.windows_to_settings(model)
         | {
             "architectures": ["Qwen3ForCausalLM"],
             "attention_bias": model.attention.qkv_bias,
         }
-    )
-
-
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """From MindFormers settings; see llama_settings."""
-    return llama_like.decoder(
-        architecture="qwen3", qk_norm=True, **llama_settings.sizes_of_settings(given)
     )
 
 
@@ -59,9 +54,7 @@ QWEN3 = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=MindFormers(
-        "Qwen3Config", "Qwen3ForCausalLM", "llama", llama_settings.settings, from_settings
-    ),
+    mindformers=llama_settings.mindformers("Qwen3Config", "Qwen3ForCausalLM", decoder),
     gguf=GGUF(
         llama_like.KEYS,
         infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},

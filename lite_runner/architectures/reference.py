@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from lite_runner.architectures import by_expert, by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import (
+    PromptPrefix,
+    TwoDimensionalAngles,
     alibi_slopes,
     dynamic_exponents,
     frequencies,
     long_frequencies,
+    positions_of,
 )
-from lite_runner.architectures.prefix import PromptPrefix, TwoDimensionalAngles, positions_of
 from lite_runner.architectures.spec import (
     Activation,
     Attention,
@@ -75,7 +77,7 @@ class Weights:
 
     def __init__(self, model: Decoder, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._all = {
-            key: tensors[one.name].T if one.layout == "in_out" else tensors[one.name]
+            key: tensors[one.name].T if one.transposed else tensors[one.name]
             for key, one in by_role(model).items()
         }
 
@@ -111,7 +113,7 @@ def norm(
 
 
 def residual(block: Block, x: Floats, normed: Floats) -> Floats:
-    """What the output of a layer is added to."""
+    """The residual connection, to which a layer's output is added."""
     return x if block.normed_residual is None else block.normed_residual * normed
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any
 
-from lite_runner.architectures import llama, llama_like, llama_settings, windows
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures import llama, llama_like, llama_settings
+from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -25,7 +26,10 @@ def read(fields: Fields) -> Decoder:
     rotary_layers = _rotary_layers(fields, layers)
     if fields.raw.get("layer_types") is None:  # a window is for the layers without positions
         slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"]
-        kinds = [windows.FULL if one or not slides else windows.SLIDING for one in rotary_layers]
+        kinds = [
+            llama_settings.FULL if one or not slides else llama_settings.SLIDING
+            for one in rotary_layers
+        ]
         fields = fields.with_values(layer_types=kinds)
     bias = fields.flag("attention_bias", False)
     return llama_like.decoder(
@@ -34,13 +38,13 @@ def read(fields: Fields) -> Decoder:
         out_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
         rotary_layers=rotary_layers,
-        windows=windows.read(fields, layers),
+        windows=llama_settings.read_windows(fields, layers),
         **sizes,
     )
 
 
 def _rotary_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Whether each layer has rotary positions; transformers calls the list of these 1 and 0
+    """Layers with rotary positions; transformers calls the list of these 1 and 0
     no_rope_layers."""
     listed = fields.raw.get("no_rope_layers")
     if listed is None:
@@ -59,7 +63,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | windows.to_settings(model)
+        | llama_settings.windows_to_settings(model)
         | {
             "architectures": ["SmolLM3ForCausalLM"],
             "attention_bias": model.attention.qkv_bias,
@@ -75,11 +79,6 @@ def settings(model: Decoder) -> dict[str, Any]:
     return llama_settings.settings(model) | {"no_rope_layers": listed}
 
 
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
-    return llama_like.decoder(architecture="smollm3", **llama_settings.sizes_of_settings(given))
-
-
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors."""
     return {
@@ -93,8 +92,11 @@ SMOLLM3 = dataclasses.replace(
     name="smollm3",
     read=read,
     write=write,
-    mindformers=MindFormers(
-        "SmolLM3Config", "SmolLM3ForCausalLM", "llama", settings, from_settings
+    mindformers=llama_settings.mindformers(
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        partial(llama_like.decoder, architecture="smollm3"),
+        settings,
     ),
     gguf=GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
 )

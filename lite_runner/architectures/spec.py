@@ -57,7 +57,7 @@ class Rotary:
     scaling: RopeScaling | None = None
     dims: int | None = None  # how many of a head's dimensions are rotated; None: all
     # The first half of the pairs is rotated by a token's position, the second by its block
-    # position: see prefix.py. The tables are float16, as ChatGLM was trained.
+    # position: see positions.py. The tables are float16, as ChatGLM was trained.
     two_dimensional: bool = False
 
     @property
@@ -133,10 +133,10 @@ class Block:
 @dataclass(frozen=True)
 class Prefix:
     """A prefix LM: every token sees all tokens before the first `end_token_id`; from that on
-    attention is causal. What it means for positions: see prefix.py."""
+    attention is causal. What it means for positions: see positions.py."""
 
     end_token_id: int  # ChatGLM's sop
-    # What stands for the text that is generated; it is there before the end. The first that occurs.
+    # Tokens before the end that stand for the generated text; the first that occurs counts.
     mask_token_ids: tuple[int, ...]  # ChatGLM's gMASK and MASK
 
 
@@ -149,7 +149,7 @@ class Decoder:
     hidden_size: int
     seq_length: int  # longest context, in tokens
     blocks: tuple[Block, ...]
-    norm: Norm  # final norm, before the head
+    norm: Norm | None  # final norm, before the head
     tie_word_embeddings: bool  # whether the head is the embedding
     learned_positions: bool = False  # position embedding [seq_length, hidden_size]
     embedding_norm: Norm | None = None
@@ -206,7 +206,10 @@ class Decoder:
 
     @property
     def norm_eps(self) -> float:
-        return self.norm.eps
+        """Of the final norm; without one, of the blocks'."""
+        norm = self.norm or self.blocks[0].norm
+        assert norm is not None
+        return norm.eps
 
     @property
     def rotary(self) -> Rotary | None:
@@ -225,7 +228,7 @@ class Decoder:
 
     @property
     def length_dependent(self) -> bool:
-        """Whether a token's cached keys depend on the sequence length (dynamic RoPE scaling and
+        """True where a token's cached keys depend on the sequence length (dynamic RoPE scaling and
         longrope), or on where its prefix ends."""
         dynamic = self.rotary is not None and self.rotary.dynamic is not None
         return dynamic or self.prefix is not None
@@ -241,8 +244,8 @@ class Decoder:
 
     @property
     def keys_reusable(self) -> bool:
-        """Whether a text's cached keys are also those of another text with the same beginning, on
-        the same side of `short_length`."""
+        """True where texts that begin alike, on the same side of `short_length`, share cached
+        keys."""
         return not self.length_dependent or self.short_length is not None
 
     @property

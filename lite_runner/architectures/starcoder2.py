@@ -9,9 +9,8 @@ from typing import Any
 
 from lite_runner.architectures import gpt2, llama_like
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
-from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.no_effect import KERNEL, TRAINING
 from lite_runner.architectures.spec import (
     Activation,
     Attention,
@@ -56,7 +55,7 @@ def decoder(
 def sizes(
     fields: Fields, bias: str, eps: str, *, positions: int, partial: float | None = None
 ) -> dict[str, Any]:
-    """What StarCoder2 and GPT-NeoX share of config.json, as `decoder` takes it.
+    """The fields of config.json that StarCoder2 and GPT-NeoX share, as `decoder` takes it.
 
     `bias`, `eps`: keys of the flag for biases, and of the norms' epsilon; the others are those of
     llama_like.sizes.
@@ -92,14 +91,13 @@ def read(fields: Fields) -> Decoder:
         tie_word_embeddings=True,
     )
     found = sizes(fields, "use_bias", "norm_epsilon", positions=4096)
-    if fields.raw.get("sliding_window") is not None:
-        window = fields.integer("sliding_window")
-        found["attention"] = dataclasses.replace(found["attention"], window=window)
+    window = fields.optional_integer("sliding_window")
+    found["attention"] = dataclasses.replace(found["attention"], window=window)
     return decoder(**found)
 
 
 def shared(model: Decoder) -> dict[str, Any]:
-    """What StarCoder2 and GPT-NeoX share of config.json."""
+    """The part of config.json that StarCoder2 and GPT-NeoX share."""
     exact = model.feed_forward.function == "gelu_exact"
     found = llama_like.shared(model) | {"hidden_act": EXACT_GELU if exact else gpt2.TANH_GELU[1]}
     del found["rms_norm_eps"]

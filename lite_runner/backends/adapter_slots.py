@@ -8,9 +8,13 @@ from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.seat import RunOptions
+from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config.schema import AdapterSlotOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.native.lora_pool import LoraSize
+from lite_runner.model.adapters import pool_bytes, rank_adapters
+from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.weights.lora.adapter import Adapter
 
 
@@ -27,7 +31,7 @@ class AdapterPools(Protocol):
 
     @property
     def holds_bfloat16(self) -> bool:
-        """Whether adapters in bfloat16 are stored so."""
+        """True if adapters in bfloat16 are stored so."""
         ...
 
     def load(self, adapter: Adapter, slot: int) -> None:
@@ -135,3 +139,37 @@ class LoraSlots:
             return min(free)
         idle = next((name for name in self._loaded if not self._pins[name]), None)
         return None if idle is None else self._loaded.pop(idle)
+
+
+def rank_pool(model: Decoder, options: RunOptions) -> tuple[Sequence[Adapter], LoraSize | None]:
+    """This rank's shards of the adapters, and the adapter slots for them; None: the base model
+    alone. Raises ArtifactError."""
+    config = options.config
+    if options.adapters is None or not isinstance(config, AdapterSlotOptions):
+        return (), None
+    adapters = rank_adapters(options.adapters, config, model, options.ranks)
+    if not adapters:
+        return (), None
+    slots, rounded = adapter_slots(options), config.adapter_dtype == "bf16"
+    return adapters, pool_size(adapters, slots, rounded=rounded)
+
+
+def adapter_slots(options: RunOptions) -> int:
+    """Adapters to keep loaded on the device; by default as many as can run in one batch."""
+    config = options.config
+    if options.adapters is None or not isinstance(config, AdapterSlotOptions):
+        return 0
+    concurrent = options.slots // options.width
+    most = config.max_loaded_adapters or max(1, concurrent)
+    return min(most, len(options.adapters.adapters))
+
+
+def adapter_bytes(model: Decoder, options: RunOptions) -> int:
+    """Bytes of this rank's adapter pool on its device."""
+    config = options.config
+    if options.adapters is None or not isinstance(config, AdapterSlotOptions):
+        return 0
+    dtype = config.compute_dtype(options.device)
+    if config.adapter_dtype == "bf16":
+        dtype = "bfloat16"
+    return pool_bytes(options.adapters, config, model, options.ranks, adapter_slots(options), dtype)

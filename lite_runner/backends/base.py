@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.prefix import fault
+from lite_runner.architectures.positions import prefix_fault
 from lite_runner.architectures.spec import Prefix
 from lite_runner.weights.lora.adapter import Adapter
 
@@ -53,16 +53,43 @@ class BackendInfo:
     # Longrope: the keys of texts with more tokens are others. A text that grows beyond it has to be
     # prefilled again, and keys are reused on the same side of it only.
     short_length: int | None = None
-    prefix: Prefix | None = None  # what prompts must have, and go through as a whole
+    prefix: Prefix | None = None  # required in prompts, which are computed as a whole
 
     def prompt_fault(self, prompt: NDArray[np.int32]) -> str | None:
-        """What a prompt lacks that the model needs; None: nothing."""
-        return None if self.prefix is None else fault(self.prefix, prompt.tolist())
+        """The validation error of a prompt without the prefix that the model needs, or None."""
+        return None if self.prefix is None else prefix_fault(self.prefix, prompt.tolist())
 
     @property
     def exact(self) -> bool:
-        """Whether logits are batch-invariant (bit-identical in any batch)."""
+        """True if logits are batch-invariant (bit-identical in any batch)."""
         return self.chunk == 1
+
+
+def check_rows(rows: Sequence[Row], info: BackendInfo, adapter_slots: int = 0) -> None:
+    """Raise ValueError for a row that names what the backend does not have: what computes it would
+    read or write beyond its memory."""
+    seen = set()
+    for row in rows:
+        count = len(row.tokens)
+        if not 0 <= row.slot < info.slots or row.slot in seen:
+            expected = f"0 to {info.slots - 1}, each at most once"
+            raise ValueError(f"slot: got {row.slot}, expected {expected}")
+        seen.add(row.slot)
+        if not count or row.position < 0 or row.position + count > info.max_length:
+            last = row.position + count - 1
+            expected = f"at least one, within 0 to {info.max_length - 1}"
+            raise ValueError(f"positions: got {row.position} to {last}, expected {expected}")
+        if not 0 <= row.logits <= count:
+            raise ValueError(f"logits: got {row.logits}, expected 0 to {count}")
+        low, high = int(row.tokens[0]), int(row.tokens[0])
+        if count > 1:
+            low, high = int(row.tokens.min()), int(row.tokens.max())
+        if low < 0 or high >= info.vocab_size:
+            expected = f"0 to {info.vocab_size - 1}"
+            raise ValueError(f"token ids: got {low} to {high}, expected {expected}")
+        if not BASE <= row.adapter_slot < adapter_slots:
+            expected = f"{BASE} to {adapter_slots - 1}"
+            raise ValueError(f"adapter_slot: got {row.adapter_slot}, expected {expected}")
 
 
 class AdapterSlots(Protocol):

@@ -1,45 +1,35 @@
 """Collectives between the ranks of a job outside the network: rendezvous, and gathering results.
 
-Only AllGather over all ranks is used, which works on both CPU and Ascend.
+AllGather works on a CPU over all ranks alone; a replica's own ranks use AllReduce there. MindSpore
+is imported when they are called, and not by a single rank.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
-from mindspore.communication import GlobalComm, create_group, get_group_size, get_rank, init
 from numpy.typing import NDArray
 
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import EnvironmentFault
-from lite_runner.networks.tensor_parallel import TensorParallel
+
+if TYPE_CHECKING:
+    from lite_runner.networks.tensor_parallel import TensorParallel
 
 # On CPU a collective fails if another rank arrives later than this (30 s by default), but ranks may
 # load, compile and (data parallel) generate for longer. The launcher has timeouts.
 _PATIENCE = {"MS_CPU_COMM_OP_TIMEOUT": str(7 * 24 * 3600)}
 
 
-def meet(ranks: Ranks) -> None:
-    """Wait until all ranks are up; call once, after the device is set.
-
-    Raises EnvironmentFault if the rendezvous fails, or rank or size differ from `ranks`.
-    """
-    found = join(f"rank {ranks.rank} of {ranks.size}")
-    if found != (ranks.rank, ranks.size):
-        raise EnvironmentFault(
-            f"this is rank {found[0]} of {found[1]}, expected rank {ranks.rank} of {ranks.size}"
-            f" (data_parallel {ranks.data} x model_parallel {ranks.tensor})",
-            "start as many workers as parallel_config says",
-        )
-
-
 def join(name: str) -> tuple[int, int]:
-    """Wait until all ranks are up; this process's rank and the number of ranks. See `meet`."""
+    """Wait until all ranks are up; call once, after the device is set. This process's rank and the
+    number of ranks. Raises EnvironmentFault if the rendezvous fails."""
+    from mindspore.communication import get_group_size, get_rank, init
+
     os.environ.update(_PATIENCE)
     try:
         init()
@@ -52,14 +42,25 @@ def join(name: str) -> tuple[int, int]:
     return int(get_rank()), int(get_group_size())
 
 
+def schedule() -> None:
+    """Run the scheduler process of a job's rendezvous; returns when all ranks have left."""
+    from mindspore.communication import init
+
+    init()
+
+
 def announce_semi_auto() -> None:
     """Set the mode that MindFormers' init_context sets; Model.infer_predict_layout requires it."""
+    import mindspore as ms
+
     ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
 
 
 @contextmanager
 def manual_parallel() -> Iterator[None]:
     """Disable MindSpore's automatic parallelism: the networks here are sharded manually."""
+    import mindspore as ms
+
     before = ms.get_auto_parallel_context("parallel_mode")
     ms.set_auto_parallel_context(parallel_mode="stand_alone")
     try:
@@ -68,15 +69,15 @@ def manual_parallel() -> Iterator[None]:
         ms.set_auto_parallel_context(parallel_mode=before)
 
 
-def schedule() -> None:
-    """Run the scheduler process of a job's rendezvous; returns when all ranks have left."""
-    init()
-
-
 def tensor_parallel(ranks: Ranks, *, vocab_parallel: bool) -> TensorParallel | None:
     """The tensor-parallel group of this rank's replica; None without tensor parallelism."""
     if ranks.tensor == 1:
         return None
+    import mindspore as ms
+    from mindspore.communication import GlobalComm, create_group
+
+    from lite_runner.networks.tensor_parallel import TensorParallel
+
     world = GlobalComm.WORLD_COMM_GROUP
     group = world
     if ranks.data > 1:
@@ -87,12 +88,36 @@ def tensor_parallel(ranks: Ranks, *, vocab_parallel: bool) -> TensorParallel | N
     return TensorParallel(ranks, group, gathers, vocab_parallel)
 
 
+def all_gather(ranks: Ranks) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """The collective of this rank's replica: [n] of each rank to [ranks, n], the same bits on all
+    of them."""
+    from mindspore import Tensor, ops
+
+    parallel = tensor_parallel(ranks, vocab_parallel=False)
+    assert parallel is not None
+    count, index = ranks.tensor, ranks.tensor_index
+    if parallel.gathers:
+        joined = ops.AllGather(group=parallel.group)
+        return lambda own: joined(Tensor(own)).asnumpy().reshape(count, -1)
+    summed = ops.AllReduce(group=parallel.group)
+
+    def padded_sum(own: NDArray[np.float32]) -> NDArray[np.float32]:
+        rows = np.zeros((count, len(own)), np.float32)
+        rows[index] = own
+        total: NDArray[np.float32] = summed(Tensor(rows)).asnumpy()
+        return total  # adding zeros is exact
+
+    return padded_sum
+
+
 def gather(payload: bytes) -> list[bytes]:
     """All-gather: the payloads of all ranks, by rank, on every rank."""
-    all_gather = ops.AllGather()
+    from mindspore import Tensor, ops
+
+    operator = ops.AllGather()
 
     def gathered(values: NDArray[np.int32]) -> NDArray[np.int32]:
-        joined: NDArray[np.int32] = all_gather(Tensor(values)).asnumpy()
+        joined: NDArray[np.int32] = operator(Tensor(values)).asnumpy()
         return joined.reshape(-1, len(values))
 
     sizes = gathered(np.array([len(payload)], np.int32))[:, 0]
@@ -100,3 +125,20 @@ def gather(payload: bytes) -> list[bytes]:
     buffer.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
     rows = gathered(buffer).view(np.uint8)
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather_text(ranks: Ranks, text: str) -> list[str]:
+    """The text of each rank, on every rank; returns when all are here."""
+    if ranks.size == 1:
+        return [text]
+    return [said.decode() for said in gather(text.encode())]
+
+
+def broadcast(ranks: Ranks, text: str) -> str:
+    """The text of the first rank, on every rank; returns when all are here."""
+    return gather_text(ranks, text)[0]
+
+
+def barrier(ranks: Ranks) -> None:
+    """Returns when all ranks are here."""
+    gather_text(ranks, "")

@@ -1,22 +1,41 @@
-"""A whole benchmark: checked before it begins, kept cell by cell, and written down."""
+"""A benchmark: validated before it begins, measured cell by cell, written down."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from lite_runner.bench.cell_job import jobs_of
-from lite_runner.bench.chart import check_available
-from lite_runner.bench.charts import figures_chart, ratios_chart
-from lite_runner.bench.compare import check_comparable, compared, read_former
-from lite_runner.bench.grid import Settings, why_left_out
-from lite_runner.bench.machine import this_machine
-from lite_runner.bench.options import BenchOptions, CellOptions
-from lite_runner.bench.report import Report
-from lite_runner.bench.runner import run_cells
-from lite_runner.bench.table import document
+from lite_runner import progress
+from lite_runner.bench.charts import check_available, figures_chart, ratios_chart
+from lite_runner.bench.options import (
+    BenchOptions,
+    CellJob,
+    CellOptions,
+    Settings,
+    jobs_of,
+    why_left_out,
+)
+from lite_runner.bench.report import (
+    FIGURES,
+    Cell,
+    Machine,
+    Measured,
+    Report,
+    check_comparable,
+    compared,
+    document,
+    number,
+    read_former,
+)
 from lite_runner.errors import ConfigError
 from lite_runner.output.report import RunFolder
+from lite_runner.system import own_process, processor
+
+PROGRAM = "lite_runner.bench.cell"
 
 
 def check(options: BenchOptions, context: int) -> None:
@@ -25,7 +44,7 @@ def check(options: BenchOptions, context: int) -> None:
     Raises ConfigError where no cell can be measured or none can be compared, EnvironmentFault where
     charts cannot be drawn.
     """
-    cells = list(options.grid.cells())
+    cells = list(options.cells())
     measured = [cell for cell in cells if not why_left_out(cell, context)]
     if not measured:
         reasons = dict.fromkeys(why_left_out(cell, context) for cell in cells)
@@ -41,7 +60,7 @@ def check(options: BenchOptions, context: int) -> None:
 
 def described(options: BenchOptions, context: int) -> list[str]:
     """A line a cell: what would be measured, or why not."""
-    return [_described(cell, context) for cell in options.grid.cells()]
+    return [_described(cell, context) for cell in options.cells()]
 
 
 def run(
@@ -92,3 +111,83 @@ def write(report: Report, model: str, folder: RunFolder, *, charts: bool) -> str
 def _described(cell: Settings, context: int) -> str:
     why = why_left_out(cell, context)
     return f"{cell}: left out, {why}" if why else str(cell)
+
+
+def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
+    """Measure cells, each when it is asked for.
+
+    `context`: the model's positions. A cell that fails has an error, and the next one follows;
+    KeyboardInterrupt ends the one that is being measured.
+    """
+    told: set[str] = set()  # backends
+    with progress.step("bench", len(jobs), "cells") as step:
+        for place, job in enumerate(jobs, 1):
+            progress.status(f"cell {place} of {len(jobs)}: {job.settings}")
+            if why := why_left_out(job.settings, context):
+                cell = Cell(settings=job.settings, left_out=why)
+            else:
+                cell, backend = _measured(job)
+                if backend and backend not in told:
+                    progress.note(backend)
+                    told.add(backend)
+            progress.note(_line(cell))
+            step.advance()
+            yield cell
+
+
+def _measured(job: CellJob) -> tuple[Cell, str]:
+    """A cell, and the backend that computed it, with why; "" where it failed."""
+    others = Others()
+    answer = own_process.ask(PROGRAM, job.to_json())
+    if "again" in answer:  # the model was exported first, for this cell and later ones
+        others = Others()
+        answer = own_process.ask(PROGRAM, job.to_json())
+    busy = round(others.busy_cores(), 2)
+    if "measured" not in answer:
+        error = answer.get("error", "the exported model was gone again")
+        return Cell(settings=job.settings, error=error, busy_cores=busy), ""
+    measured = Measured.from_json(answer["measured"])
+    return Cell(settings=job.settings, measured=measured, busy_cores=busy), answer["backend"]
+
+
+def _line(cell: Cell) -> str:
+    if cell.measured is None:
+        return f"{cell.settings}: " + (
+            f"failed: {cell.error}" if cell.error else f"left out: {cell.left_out}"
+        )
+    shown = (
+        f"{FIGURES[key].name} {number(cell.measured.figures[key].median)} {FIGURES[key].unit}"
+        for key in ("prefill_tok_s", "decode_tok_s")
+    )
+    return f"{cell.settings}: {', '.join(shown)}"
+
+
+def this_machine() -> Machine:
+    """The processor, and what this process may use of it."""
+    import psutil  # type: ignore[import-untyped]
+
+    return Machine(
+        processor=processor.name(),
+        cores=processor.cores(),
+        memory_mib=psutil.virtual_memory().total >> 20,
+    )
+
+
+class Others:
+    """The load of other programs than this one and its children on the processor."""
+
+    def __init__(self) -> None:
+        self._started, self._before = time.monotonic(), _foreign_seconds()
+
+    def busy_cores(self) -> float:
+        """Cores that they have kept busy since, on average; children count once they have ended."""
+        seconds = time.monotonic() - self._started
+        return max(0.0, _foreign_seconds() - self._before) / max(seconds, 1e-9)
+
+
+def _foreign_seconds() -> float:
+    """CPU seconds since boot that were neither idle nor spent by this process and its children."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,9 +1,10 @@
-"""One cell, in a process of its own: what it loads and compiles cannot disturb another one.
+"""The process of one cell: loads the model and measures it, apart from all other cells.
 
     python -m lite_runner.bench.cell < job.json
 
-A job is read from standard input, and one line of JSON is written to standard output: `measured`,
-or an `error`; `again` where the process has exported its model first, which is not to be measured.
+A job is read from standard input, and one line of JSON is written to standard output: `measured`
+and the `backend` that computed, or an `error`; `again` where the process has exported its model
+first, which is not to be measured.
 """
 
 from __future__ import annotations
@@ -11,35 +12,38 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
-from lite_runner import progress
-from lite_runner.bench.cell_job import CellJob
-from lite_runner.bench.loading import Loaded, load
-from lite_runner.bench.lockstep import timed
-from lite_runner.bench.report import FIGURES, Measured
-from lite_runner.bench.spread import Spread
-from lite_runner.system import memory, own_process
+from lite_runner import plugins, progress
+from lite_runner.backends.base import Backend
+from lite_runner.backends.lite.export.opening import folder_of_run
+from lite_runner.bench.options import CellJob, CellOptions, check_cell
+from lite_runner.bench.report import FIGURES, Measured, Spread
+from lite_runner.bench.workload import timed, workload
+from lite_runner.model.locate import locate
+from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.plan.backend import choose, run_options
+from lite_runner.plan.job import Job
+from lite_runner.plan.resources import open_backend
+from lite_runner.records import dataclass
+from lite_runner.system import environment, memory, own_process
+
+if TYPE_CHECKING:
+    from lite_runner.model.files import ModelFiles
 
 
 def answer(job: Any) -> dict[str, Any]:
-    """What the job of a cell comes to. Raises RunnerError."""
-    measured = measure(CellJob.from_json(job))
-    return {"again": True} if measured is None else {"measured": asdict(measured)}
-
-
-def measure(job: CellJob) -> Measured | None:
-    """Load the model and generate; None where it had to be exported first. Raises RunnerError."""
+    """Load the model and generate. Raises RunnerError."""
     progress.configure(verbosity=0)
-    began = time.perf_counter()
-    loaded = load(job)
+    began, cell = time.perf_counter(), CellJob.from_json(job)
+    loaded = load(cell)
     with closing(loaded.backend) as backend:
         if loaded.exported:
-            return None
+            return {"again": True}
         load_s = time.perf_counter() - began - backend.compile_s
-        figures, load_peak = _repeated(loaded, job)
-        return Measured(
+        figures, load_peak = _repeated(loaded, cell)
+        measured = Measured(
             engine=backend.info.engine,
             quant=loaded.quant,
             load_s=load_s,
@@ -47,6 +51,7 @@ def measure(job: CellJob) -> Measured | None:
             load_peak_mib=load_peak,
             figures=figures,
         )
+    return {"measured": asdict(measured), "backend": loaded.choice}
 
 
 def _repeated(loaded: Loaded, job: CellJob) -> tuple[dict[str, Spread], float]:
@@ -63,6 +68,41 @@ def _repeated(loaded: Loaded, job: CellJob) -> tuple[dict[str, Spread], float]:
         found = timed(backend, work.tokens, job.settings.new, adapters)
         runs.append({**found.figures, "peak_mib": memory.peak() / 2**20})
     return {key: Spread.of([run[key] for run in runs]) for key in FIGURES}, load_peak
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backend, and what it is to compute."""
+
+    backend: Backend
+    choice: str  # its name, and why it computes
+    work: Job
+    quant: str  # how the weights are held
+    exported: bool  # now: there was no exported model in the cache
+
+
+def load(job: CellJob) -> Loaded:
+    """Fetch and load what the cell runs, and export it where the backend wants that. Raises
+    RunnerError."""
+    plugins.register_plugins(job.plugins)
+    config = CellOptions.from_dict(job.config)
+    check_cell(config)
+    files = locate(config)
+    work = workload(files.model, job.settings)
+    device = environment.resolve_device(config.context.device_target)
+    choice = choose(files, run_options(config, work, device))
+    config = replace(config, backend=choice.name)
+    exports = not _is_exported(config, files, work)
+    tokenizer = tokenizer_of(config, files) if exports else None
+    backend = open_backend(files, run_options(config, work, device, tokenizer=tokenizer))
+    return Loaded(backend, choice.note, work, str(files.quantization), exports)
+
+
+def _is_exported(config: CellOptions, files: ModelFiles, work: Job) -> bool:
+    """False where the backend has to export the model first."""
+    if not config.in_lite or files.exported is not None:
+        return True
+    return folder_of_run(config, files, work.slots, work.length).is_dir()
 
 
 if __name__ == "__main__":

@@ -1,25 +1,79 @@
-"""The section `bench` of a run's config, and what of the rest its cells heed."""
+"""The section `bench` of a config: its grid of cells, and the job of each cell."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from lite_runner.bench.grid import AXES, BackendName, Grid, Settings
-from lite_runner.config.checks import strategy_faults
-from lite_runner.config.fields import Fault, Range, fault, raise_faults
+from lite_runner.config.checks import quantization_faults, strategy_faults
+from lite_runner.config.fields import Fault, fault, raise_faults
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.options import AdapterSlotOptions, ExportedOptions
 from lite_runner.config.quantization import Quant
-from lite_runner.config.quantization_checks import quantization_faults
-from lite_runner.config.ranges import Count, Index
-from lite_runner.records import dataclass
+from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
+from lite_runner.plugins import registered
+from lite_runner.records import Count, Index, Range, dataclass
 
+BackendName = Literal["native", "ms", "mslite"]
+SIZES = ("batch", "prompt", "new")  # those that are always shown
 NewTokens = Annotated[int, Range(2)]  # the first comes with the prompt, the others are decode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one cell; None: as the run has it."""
+
+    backend: BackendName | None
+    quant: Quant | None
+    threads: int | None  # of the CPU
+    adapters: int  # distinct ones in the batch, in turn; 0: the base model
+    prompt: int  # tokens of each row
+    new: int  # tokens generated for each row, at least 2
+    batch: int  # rows
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row, prompt and new ones."""
+        return self.prompt + self.new
+
+    def __str__(self) -> str:
+        """Every setting that is not left to the run, e.g. `batch 8, prompt 128, new 128`."""
+        shown = {axis: getattr(self, axis) for axis in reversed(AXES)}
+        if not self.adapters:
+            del shown["adapters"]
+        return ", ".join(f"{axis} {value}" for axis, value in shown.items() if value is not None)
+
+
+AXES = tuple(field.name for field in fields(Settings))  # outermost first, as cells are ordered
+
+
+def why_left_out(settings: Settings, context: int) -> str:
+    """Why a cell of a grid is not measured with a model of `context` positions; "": it is."""
+    if settings.length > context:
+        return f"{settings.length} tokens do not fit the model's context of {context}"
+    if settings.adapters > settings.batch:
+        return f"a batch of {settings.batch} cannot mix {settings.adapters} adapters"
+    return ""
+
+
+def varying(cells: Sequence[Settings]) -> list[str]:
+    """The axes on which cells differ, outermost first."""
+    return [axis for axis in AXES if len({getattr(cell, axis) for cell in cells}) > 1]
+
+
+def shared(cells: Sequence[Settings]) -> dict[str, object]:
+    """The settings that all cells share, without those left to the run."""
+    if not cells:
+        return {}
+    differ = varying(cells)
+    return {
+        axis: value
+        for axis, value in asdict(cells[0]).items()
+        if axis not in differ and value is not None
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +98,27 @@ class BenchOptions:
             object.__setattr__(self, "compare", str(path.resolve()))
 
     def faults(self) -> Iterator[Fault]:
-        """What the types do not say."""
+        """Validation errors beyond the types."""
         for axis in AXES:
             if getattr(self, axis) == ():
                 yield fault(f"bench.{axis}", f"bench.{axis}: got [], expected at least one value")
 
-    @property
-    def grid(self) -> Grid:
-        """Every axis with its values."""
-        return Grid(**{axis: _several(getattr(self, axis)) for axis in AXES})
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    def cells(self) -> Iterator[Settings]:
+        """Every combination of the axes' values once; the batch varies fastest."""
+        axes = (getattr(self, axis) for axis in AXES)
+        values = (dict.fromkeys(one if isinstance(one, tuple) else (one,)) for one in axes)
+        for combination in itertools.product(*values):
+            yield Settings(**dict(zip(AXES, combination, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellOptions(ExportedOptions, AdapterSlotOptions):
-    """What a cell heeds of the run's config: how a model is loaded and computed with."""
+    """The part of a run's config that cells use: how a model is loaded and computed with."""
 
     computes_here: ClassVar[bool] = True
     on_ranks: ClassVar[bool] = False
     takes_parallel: ClassVar[bool] = False
+    batch_key: ClassVar[str] = "bench.batch"
 
     def of_cell(self, settings: Settings) -> CellOptions:
         """The config of one cell of the grid."""
@@ -82,10 +135,10 @@ class CellOptions(ExportedOptions, AdapterSlotOptions):
 
 
 def cell_faults(config: CellOptions) -> Iterator[Fault]:
-    """What does not go together in a cell. With backend=ms the settings of exported models are for
-    the others."""
+    """Validation errors of a cell. The settings of exported models are for those of
+    backend=mslite."""
     yield from quantization_faults(config)
-    if config.backend != "ms":
+    if config.in_lite:
         yield from offline_faults(config)
 
 
@@ -95,13 +148,46 @@ def check_cell(config: CellOptions) -> None:
 
 
 def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
-    """What does not go together in a benchmark; what only some of them cannot do is their error."""
+    """Validation errors of a benchmark; those of only some cells are told when these fail."""
     yield from options.faults()
     yield from strategy_faults(config)
     yield from ge_faults(config)
-    cells = [config.of_cell(settings) for settings in options.grid.cells()]
+    cells = [config.of_cell(settings) for settings in options.cells()]
     found = [list(cell_faults(cell)) for cell in cells]
     if all(found):
         yield from itertools.chain.from_iterable(found)
-    if all(cell.backend == "ms" for cell in cells):
+    if all(not cell.in_lite for cell in cells):
         yield from offline_faults(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellJob:
+    """One cell of a run."""
+
+    config: Mapping[str, Any]  # of CellOptions, as plain data
+    plugins: tuple[str, ...]
+    settings: Settings
+    warmup: int  # repetitions that are not counted
+    repeat: int
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> CellJob:
+        settings = Settings(**raw["settings"])
+        return cls(**{**raw, "plugins": tuple(raw["plugins"]), "settings": settings})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def jobs_of(options: BenchOptions, config: CellOptions) -> list[CellJob]:
+    """A job for each cell of the grid, in its order."""
+    return [
+        CellJob(
+            config=config.of_cell(settings).to_dict(),
+            plugins=tuple(registered()),
+            settings=settings,
+            warmup=options.warmup,
+            repeat=options.repeat,
+        )
+        for settings in options.cells()
+    ]

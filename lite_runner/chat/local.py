@@ -1,4 +1,4 @@
-"""A model of this process in a conversation."""
+"""The model of this process in a conversation, and the plan of one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from lite_runner.chat.model import Answer, ContextFull, Messages
-from lite_runner.config.options import ComputeOptions
-from lite_runner.config.prefixes import with_ending
+from lite_runner.chat.conversation import Answer, ContextFull, Messages
+from lite_runner.chat.options import ChatOptions
 from lite_runner.config.prompt import Request as Options
+from lite_runner.config.prompt import with_ending
+from lite_runner.config.schema import ComputeOptions
+from lite_runner.config.secret import read_key
 from lite_runner.errors import ConfigError
-from lite_runner.generation import Request, Scheduler, generate
-from lite_runner.plan.loading import load
+from lite_runner.generation import Engine, Request
+from lite_runner.plan.generating import plan_session
 from lite_runner.plan.plan import Plan
-from lite_runner.text.transcript import Transcript
+from lite_runner.plan.resources import open_planned
+from lite_runner.system import environment
+from lite_runner.text.streaming import Transcript
+
+
+def plan_chat(config: ChatOptions) -> Plan:
+    """Packages; and unless a server has it, the model. Raises RunnerError."""
+    environment.check_packages("chat")
+    read_key("server_key", config.server_key)
+    if config.server:
+        return Plan(config=config, lines={"server": config.server})
+    return plan_session(config, slots=[1], length=config.max_length or "auto")
 
 
 class LocalModel:
@@ -32,12 +45,10 @@ class LocalModel:
                 f"{plan.tokenizer.source} has no chat template",
                 "use a model tuned for chat (often named -Instruct), or run_mode=predict",
             )
-        self._backend = load(
-            config, plan.model, plan.device, plan.work, plan.tokenizer, need=plan.memory
-        )
+        self._backend = open_planned(plan)
         self._backend.prepare()
         self._tokenizer, self._defaults = plan.tokenizer, plan.work.generation
-        self._scheduler = Scheduler(self._backend)
+        self._engine = Engine(self._backend)
         self._turn = 0
         self.name = config.model_name
         given = plan.work.adapters
@@ -71,7 +82,7 @@ class LocalModel:
             return transcript.stopped
 
         request = Request(np.array(ids, np.int32), chosen, adapter, (seed, 0), name="the message")
-        outcome = generate(self._scheduler, [request], on_token=on_token)
+        outcome = self._engine.generate([request], on_token=on_token)
         on_text(transcript.finish())
         (made,) = outcome.completions
         return Answer(

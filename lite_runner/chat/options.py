@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.options import SessionOptions
-from lite_runner.config.session_checks import session_faults
+from lite_runner.config.generate_checks import session_faults
+from lite_runner.config.schema import SessionOptions
 from lite_runner.records import dataclass
 
 _OF_TEXTS = ("num_beams", "length_penalty", "num_return_sequences", "logprobs", "prompt_logprobs")

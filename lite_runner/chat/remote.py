@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from lite_runner.chat.model import Answer, ContextFull, Messages
+from lite_runner.chat.conversation import Answer, ContextFull, Messages
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.system.json_file import parse_json
 
@@ -145,6 +145,6 @@ class RemoteModel:
 def _fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options by OpenAI's names."""
     given = {_FIELDS.get(name, name): value for name, value in options.items()}
-    if given.pop("do_sample", True) is False:
+    if given.pop("do_sample", None) is False:
         given["temperature"] = 0
     return given

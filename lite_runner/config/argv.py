@@ -7,13 +7,14 @@ concern. Both styles may be mixed; the later of two settings of a key wins.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
+from pathlib import Path
 from typing import Any, Literal
 
-from lite_runner.config.other_tools import equivalent_of
+from lite_runner.config.fields import NEAR_NAME, did_you_mean, nearest, nearest_flag
 from lite_runner.config.secret import hidden, means_key
-from lite_runner.config.suggest import NEAR_NAME, did_you_mean, nearest, nearest_flag
 from lite_runner.records import dataclass
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
@@ -63,6 +64,7 @@ CFG_PARTS = ("job", "hydra", "all")
 _FLAG_NAMES = (*FLAGS, *(flag[2:] for flag in _OWN_FLAGS if flag.startswith("--")))
 _INFO_OF_HYDRA = ("all", "config", "defaults", "defaults-tree", "searchpath")
 _OVERRIDE = re.compile(r"[~+]{0,2}([A-Za-z_]\w*)[\w.]*=")
+_LEFT_OUT = re.compile(r"~[A-Za-z_]\w*(\.\w+)*")
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,14 @@ class Setting:
 
 @dataclass
 class CommandLine:
-    """What was asked for; `faults` are sentences about what could not be understood."""
+    """A parsed command line; `faults` are sentences about words that could not be understood."""
 
     action: Action = "run"
+    topic: str = ""  # the word after --help
     settings: list[Setting] = field(default_factory=list)
     config_files: list[str] = field(default_factory=list)  # each laid over those before
     config: Mapping[str, Any] | None = None  # what such a file holds, from a script
+    mindformer: bool = False  # typed to run_mindformer.py
     config_dirs: list[str] = field(default_factory=list)  # with options of the user's own
     shown: str = "job"  # by --cfg: one of CFG_PARTS
     plugins: list[str] = field(default_factory=list)  # Python files to run first; in no yaml
@@ -165,6 +169,8 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
     own = _OWN_FLAGS.get(name)
     if own == "--help":
         line.action = "help"
+        if "=" not in (words.peek() or "="):
+            line.topic = words.next()
     elif own == "--version" and line.action != "help":
         line.action = "version"
     elif own == "--multirun":
@@ -243,6 +249,108 @@ def _read_setting(
 
 
 def _is_override(word: str | None, heads: Collection[str]) -> bool:
+    if _LEFT_OUT.fullmatch(word or ""):
+        return True
     match = _OVERRIDE.match(word or "")
     # A misspelt key is a fault to report, not one more prompt.
     return match is not None and nearest(match.group(1), heads, cutoff=NEAR_NAME) is not None
+
+
+_PROMPT = "predict_data='TEXT'"
+_TOKENS = "max_new_tokens=N"
+_CHECKPOINT = "model=PATH (a folder or file; model=hf://REPO for the hub)"
+_THREADS = "context.threads=N"
+_DEVICE = "context.device_target=CPU (or Ascend)"
+_DTYPE = "model.model_config.compute_dtype=float16 (or bfloat16, float32)"
+_RANKS = "parallel=tp2 (or tp4, tp8)"
+_CHAT = "chat=true"
+_BATCH = "predict_batch_size=N"
+# Flags and keys of llama.cpp, transformers, vLLM, mlx-lm and Hydra, without dashes in front.
+_HERE = {
+    **dict.fromkeys(("p", "prompt", "text", "input"), _PROMPT),
+    **dict.fromkeys(("f", "file", "prompt_file"), "predict_data=FILE.txt (one prompt per line)"),
+    **dict.fromkeys(
+        ("model_path", "model_name_or_path", "model_id", "pretrained", "checkpoint", "ckpt"),
+        _CHECKPOINT,
+    ),
+    **dict.fromkeys(("hf", "hfr", "hf_repo", "repo", "repo_id"), "model=hf://REPO"),
+    **dict.fromkeys(("n", "n_predict", "predict", "max_tokens", "num_predict"), _TOKENS),
+    **dict.fromkeys(
+        ("ctx_size", "max_model_len", "n_ctx", "num_ctx", "max_seq_len"), "max_length=N"
+    ),
+    **dict.fromkeys(("t", "threads", "n_threads", "num_threads"), _THREADS),
+    **dict.fromkeys(("best_of",), "num_return_sequences=N"),
+    **dict.fromkeys(("s",), "seed=N"),
+    **dict.fromkeys(("temp",), "temperature=X"),
+    **dict.fromkeys(("repeat_penalty",), "repetition_penalty=X"),
+    **dict.fromkeys(("cnv", "conversation", "chat_template", "interactive"), _CHAT),
+    **dict.fromkeys(("ngl", "gpu_layers", "n_gpu_layers", "device", "device_map", "gpu"), _DEVICE),
+    **dict.fromkeys(("dtype", "torch_dtype", "precision"), _DTYPE),
+    **dict.fromkeys(("tp", "tensor_parallel_size", "num_gpus"), _RANKS),
+    **dict.fromkeys(("b", "bs", "batch", "ubatch_size"), _BATCH),
+    **dict.fromkeys(("lora", "adapter", "adapter_file", "lora_path"), "adapter_path=FOLDER"),
+    **dict.fromkeys(("load_in_8bit", "w8"), "quant=a16w8"),
+    **dict.fromkeys(("load_in_4bit", "w4"), "quant=a16w4"),
+    **dict.fromkeys(("quantize", "quantization"), "quant=a16w8 (or a16w4, a8w8)"),
+    **dict.fromkeys(
+        ("ctk", "ctv", "cache_type_k", "cache_type_v", "kv_cache_dtype"), "kv_cache=fp16"
+    ),
+    **dict.fromkeys(("o", "out", "output", "save_dir"), "output_dir=FOLDER"),
+    **dict.fromkeys(("json", "jsonl", "format", "output_json"), "output_format=jsonl"),
+    **dict.fromkeys(("sys", "system_prompt"), "system='TEXT' chat=true"),
+    **dict.fromkeys(("v", "verbose", "debug"), "verbosity=2"),
+    **dict.fromkeys(("q", "quiet", "silent", "log_disable"), "verbosity=0"),
+    **dict.fromkeys(("no_stream",), "stream=false"),
+    **dict.fromkeys(("reverse_prompt", "r", "stop_sequence"), "stop='TEXT'"),
+    **dict.fromkeys(
+        ("config_name", "cn", "config_path", "cp"), "--config FILE, and --config-dir DIR"
+    ),
+    **dict.fromkeys(("package", "resolve"), "--cfg job, which prints all, resolved"),
+    **dict.fromkeys(("hydra_help",), "--help"),
+    **dict.fromkeys(("np", "max_num_seqs"), "run_mode=serve serve.max_running=N"),
+    **dict.fromkeys(("host",), "run_mode=serve serve.host=ADDRESS"),
+    **dict.fromkeys(("port",), "run_mode=serve serve.port=N"),
+    **dict.fromkeys(("api_key", "api_key_file"), "run_mode=serve serve.api_key=env:NAME"),
+    **dict.fromkeys(("a", "alias", "served_model_name"), "run_mode=serve serve.model_name=NAME"),
+    **dict.fromkeys(("chat_template_file",), "processor.tokenizer.chat_template=FILE"),
+    **dict.fromkeys(("run",), "run_mode=predict"),
+    **dict.fromkeys(("experimental_rerun",), "--config outputs/latest/config.yaml"),
+    "context.kernels": "backend=ms for false, backend=native for true",  # our own, of before
+}
+CHECKPOINTS = (".gguf", ".safetensors", ".ckpt", ".bin")
+
+
+def equivalent_of(flag: str) -> str:
+    """The equivalent here of a flag or key of another program; "" for an unknown one."""
+    return _HERE.get(flag.lstrip("-").replace("-", "_").lower(), "")
+
+
+def command_meant(
+    words: Sequence[str], prompt: str | None, models: Collection[str], run_modes: Collection[str]
+) -> str:
+    """The arguments that words without a key stand for: a checkpoint, a yaml, a model, a text.
+
+    `prompt` is predict_data as typed before them, which they then go on with; None: it was not.
+    """
+    meant, texts = [], [] if prompt is None else [prompt]
+    for word in words:
+        path = Path(word)
+        if word in models or word.endswith(CHECKPOINTS) or "://" in word or _is_folder(path):
+            meant.append(f"model={shlex.quote(word)}")
+        elif word in run_modes:
+            meant.append(f"run_mode={word}")
+        elif path.suffix in (".yaml", ".yml"):
+            meant.append(f"--config {shlex.quote(word)}")
+        else:
+            texts.append(word)
+    if texts or not meant[0].startswith("run_mode="):
+        text = " ".join(texts)
+        meant.append(f"predict_data={shlex.quote(text)}" if text else _PROMPT)
+    return " ".join(meant)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user
+        return False

@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lite_runner.architectures import network_name
+from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ascend import ascend_faults
-from lite_runner.config.fields import Fault, fault, raise_faults, show
-from lite_runner.config.lengths import beyond_context, context_faults
-from lite_runner.config.options import ExportedOptions, SamplingOptions, StrategyOptions
-from lite_runner.config.parallel import division_faults, parallel_faults
-from lite_runner.config.quantization_checks import quantization_faults
-from lite_runner.config.repeat import READ, WRITTEN, path_at
-from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import (
-    AutoSettings,
-    ChatGLM2Settings,
-    GLMSettings,
-    LayerNormSettings,
-    LlamaLikeSettings,
-    MixtureSettings,
-    RotarySettings,
+from lite_runner.config.composed import READ, WRITTEN, path_at
+from lite_runner.config.fields import (
+    Fault,
+    did_you_mean,
+    fault,
+    nearest,
+    raise_faults,
+    show,
+    size_faults,
 )
-from lite_runner.config.sizes import size_faults
+from lite_runner.config.parallel import division_faults, parallel_faults, without_ranks
+from lite_runner.config.quantization import matrices_of, schemes
+from lite_runner.config.sampling_checks import beyond_context, context_faults
+from lite_runner.config.schema import (
+    RANDOM,
+    ExportedOptions,
+    RunConfig,
+    SamplingOptions,
+    StrategyOptions,
+)
+from lite_runner.config.sections import ASCEND_CONFIG
 
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
@@ -47,8 +52,9 @@ def common_faults(config: RunConfig) -> Iterator[Fault]:
 
 
 def fits_model(config: RunConfig, model: Decoder) -> Iterator[Fault]:
-    """What of a config does not fit the model; for model=auto when its checkpoint is known."""
+    """Validation errors of a config with its model; for model=auto when its checkpoint is known."""
     yield from division_faults(config, model)
+    yield from unknown_modules(config, model)
     if isinstance(config, ExportedOptions):
         asked = config.infer.infer_seq_length
         if asked is not None and asked > model.seq_length:
@@ -85,15 +91,13 @@ def strategy_faults(config: StrategyOptions) -> Iterator[Fault]:
 def _parallel_mode(config: RunConfig) -> Iterator[Fault]:
     file, key = config.parallel.strategy_ckpt_save_file, "parallel.strategy_ckpt_save_file"
     if file and not config.use_parallel:
-        yield fault(
-            (key, "use_parallel"), f"{key}={file} has an effect only with use_parallel=true"
-        )
+        yield fault((key, "use_parallel"), f"{key}={file} {without_ranks(config)}")
     mode = config.parallel.parallel_mode
     if mode == 0 and config.parallel_config.model_parallel > 1:
         yield fault(
             "parallel.parallel_mode",
-            "parallel.parallel_mode=0 is data parallel alone; model_parallel="
-            f"{config.parallel_config.model_parallel} needs 1 (semi-auto)",
+            "parallel.parallel_mode=0 is data parallel alone; parallel_config.model_parallel="
+            f"{config.parallel_config.model_parallel} needs parallel.parallel_mode=1 (semi-auto)",
         )
     elif mode > 1:
         yield fault(
@@ -105,13 +109,12 @@ def _parallel_mode(config: RunConfig) -> Iterator[Fault]:
 
 def _model(config: RunConfig) -> Iterator[Fault]:
     settings = config.model.model_config
-    prefix = "model.model_config."
     network = "auto" if settings.type == "auto" else network_name(settings.type)
     if network != config.model.arch.type:
         yield fault(
             "model",
             f"model.arch.type: got {config.model.arch.type}, expected {network} with"
-            f" {prefix}type={settings.type}",
+            f" {PREFIX}type={settings.type}",
         )
     if not config.checkpoint_source and config.needs_checkpoint:
         which = "model=auto" if settings.type == "auto" else f"model={config.trainer.model_name}"
@@ -132,16 +135,14 @@ def _model(config: RunConfig) -> Iterator[Fault]:
                 "processor.tokenizer.type: ByteTokenizer is for the tiny models",
             )
     else:
-        yield from (
-            _chatglm(settings) if isinstance(settings, ChatGLM2Settings) else _sizes(settings)
-        )
+        yield from (fault(keys, text) for keys, text in settings.errors())
         model = settings.resolve()
         yield from fits_model(config, model)
         is_byte = config.processor.tokenizer.type == "ByteTokenizer"
         if is_byte and model.vocab_size < _BYTE_TOKENIZER_SIZE:
             yield fault(
-                (f"{prefix}vocab_size",),
-                f"{prefix}vocab_size: got {model.vocab_size}, expected at least"
+                (f"{PREFIX}vocab_size",),
+                f"{PREFIX}vocab_size: got {model.vocab_size}, expected at least"
                 f" {_BYTE_TOKENIZER_SIZE} with ByteTokenizer",
             )
     name = config.trainer.model_name
@@ -153,121 +154,6 @@ def _model(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def _sizes(settings: RotarySettings | LayerNormSettings | GLMSettings) -> Iterator[Fault]:
-    prefix = "model.model_config."
-    hidden, heads = settings.hidden_size, settings.num_heads
-    given_head_dim = settings.head_dim if isinstance(settings, RotarySettings) else None
-    if given_head_dim is None and hidden % heads:
-        yield fault(
-            (f"{prefix}hidden_size", f"{prefix}num_heads"),
-            f"{prefix}hidden_size: got {hidden}, expected a multiple of num_heads={heads}",
-        )
-    if isinstance(settings, LayerNormSettings):
-        return
-    if isinstance(settings, GLMSettings):
-        if hidden // heads % 4:
-            yield fault(
-                (f"{prefix}hidden_size", f"{prefix}num_heads"),
-                f"{prefix}num_heads: got {heads}, expected heads of a multiple of 4, not of"
-                f" {hidden // heads}: each half of them turns pairs",
-            )
-        return
-    kv_heads = settings.n_kv_heads or heads
-    if heads % kv_heads:
-        yield fault(
-            (f"{prefix}num_heads", f"{prefix}n_kv_heads"),
-            f"{prefix}num_heads: got {heads}, expected a multiple of n_kv_heads={kv_heads}",
-        )
-    head_dim = given_head_dim or hidden // heads
-    if head_dim % 2 or head_dim == 0:
-        yield fault(
-            f"{prefix}head_dim",
-            f"{prefix}head_dim: got {head_dim}, expected an even number: rotary positions"
-            " turn pairs",
-        )
-    factor = settings.partial_rotary_factor
-    if factor is not None and (int(head_dim * factor) < 2 or int(head_dim * factor) % 2):
-        yield fault(
-            f"{prefix}partial_rotary_factor",
-            f"{prefix}partial_rotary_factor: got {factor:g}, expected a fraction of the"
-            f" {head_dim} of a head that is an even number: rotary positions turn pairs",
-        )
-    yield from _rope(settings)
-    if isinstance(settings, LlamaLikeSettings):
-        yield from _windows(settings)
-    if isinstance(settings, MixtureSettings):
-        yield from _experts(settings)
-
-
-def _chatglm(settings: ChatGLM2Settings) -> Iterator[Fault]:
-    prefix = "model.model_config."
-    heads, groups = settings.num_heads, settings.multi_query_group_num
-    if settings.multi_query_attention and (heads % groups or heads == groups):
-        yield fault(
-            (f"{prefix}num_heads", f"{prefix}multi_query_group_num"),
-            f"{prefix}multi_query_group_num: got {groups}, expected a divisor of num_heads={heads},"
-            " and fewer; multi_query_attention=false has as many",
-        )
-    if settings.kv_channels % 4:
-        yield fault(
-            f"{prefix}kv_channels",
-            f"{prefix}kv_channels: got {settings.kv_channels}, expected a multiple of 4: half of a"
-            " head is rotated",
-        )
-
-
-def _rope(settings: RotarySettings) -> Iterator[Fault]:
-    rope, key = settings.rope_scaling, "model.model_config.rope_scaling"
-    if rope is None:
-        return
-    if rope.factor < 1:
-        yield fault(key, f"{key}.factor: got {rope.factor:g}, expected >= 1")
-    if rope.original_seq_length < 1:
-        yield fault(
-            key, f"{key}.original_seq_length: got {rope.original_seq_length}, expected >= 1"
-        )
-    if rope.type == "llama3" and not 0 < rope.low_freq_factor < rope.high_freq_factor:
-        yield fault(
-            key,
-            f"{key}: got low_freq_factor={rope.low_freq_factor:g} and"
-            f" high_freq_factor={rope.high_freq_factor:g}, expected 0 < low < high",
-        )
-    if rope.type == "yarn" and not 0 < rope.beta_slow < rope.beta_fast:
-        yield fault(
-            key,
-            f"{key}: got beta_slow={rope.beta_slow:g} and beta_fast={rope.beta_fast:g},"
-            " expected 0 < slow < fast",
-        )
-
-
-def _experts(settings: MixtureSettings) -> Iterator[Fault]:
-    prefix, experts = "model.model_config.", settings.num_experts
-    if settings.num_experts_per_tok > experts:
-        yield fault(
-            (f"{prefix}num_experts", f"{prefix}num_experts_per_tok"),
-            f"{prefix}num_experts_per_tok: got {settings.num_experts_per_tok}, expected at most"
-            f" num_experts={experts}",
-        )
-    if settings.mlp_bias:
-        yield fault(f"{prefix}mlp_bias", f"{prefix}mlp_bias: got true, expected false with experts")
-
-
-def _windows(settings: LlamaLikeSettings) -> Iterator[Fault]:
-    prefix, layers = "model.model_config.", settings.num_layers
-    kinds = settings.layer_types
-    if settings.use_sliding_window and settings.sliding_window is None:
-        yield fault(
-            (f"{prefix}use_sliding_window", f"{prefix}sliding_window"),
-            f"{prefix}sliding_window: got null, expected a number of tokens with"
-            " use_sliding_window=true",
-        )
-    if settings.use_sliding_window and kinds is not None and len(kinds) != layers:
-        yield fault(
-            (f"{prefix}layer_types", f"{prefix}num_layers"),
-            f"{prefix}layer_types: got {len(kinds)} layers, expected num_layers={layers}",
-        )
-
-
 def _paths(config: RunConfig) -> Iterator[Fault]:
     for key in (*READ, *WRITTEN):
         path = path_at(config, key)
@@ -275,3 +161,74 @@ def _paths(config: RunConfig) -> Iterator[Fault]:
             yield fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
     if not config.output_dir:
         yield fault("output_dir", "output_dir is empty; expected a folder")
+
+
+def ascend_faults(config: RunConfig) -> Iterator[Fault]:
+    """Settings that MindSpore would refuse on an Ascend device."""
+    yield from size_faults("context.max_device_memory", config.context.max_device_memory)
+    for name in config.context.ascend_config or ():
+        if name not in ASCEND_CONFIG:
+            key, near = f"context.ascend_config.{name}", did_you_mean(nearest(name, ASCEND_CONFIG))
+            yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")
+
+
+def quantization_faults(config: RunConfig) -> Iterator[Fault]:
+    """quant and quant_group with each other, and with the rest of the config."""
+    if config.quant_group is not None and config.quant != "a16w4":
+        group = f"quant_group={config.quant_group}"
+        why = f"{group} needs quant=a16w4: 8 bits have no groups to choose"
+        if config.writes_floats or not config.takes_quantized:
+            why = f"{group} has no effect with run_mode={config.run_mode}"
+        yield fault(("quant_group", "quant"), why)
+    if config.modules_to_not_convert is not None and config.quant in (None, "a8"):
+        why = "modules_to_not_convert needs quant=a16w8, a16w4 or a8w8, which converts all others"
+        if config.writes_floats or not config.takes_quantized:
+            why = f"modules_to_not_convert has no effect with run_mode={config.run_mode}"
+        yield fault(("modules_to_not_convert", "quant"), why)
+    if config.quant == "a8" and config.checkpoint_source == RANDOM:
+        yield fault(
+            ("quant", "load_checkpoint"),
+            "quant=a8 needs a quantized GGUF file, and random weights are floats; quant=a8w8 makes"
+            " integers of them",
+        )
+    if config.quantization.quant == "none":
+        return
+    if config.writes_floats:
+        yield fault(
+            ("quant", "run_mode"),
+            f"quant={config.quant} has no effect with run_mode={config.run_mode}, which writes"
+            " floats; run_mode=quantize writes integers",
+        )
+    yield from unavailable(config, f"quant={config.quant}", "quant")
+
+
+def unknown_modules(config: RunConfig, model: Decoder) -> Iterator[Fault]:
+    """Names of modules_to_not_convert that the model has not."""
+    quantization = config.quantization
+    if not quantization.kept:
+        return
+    matrices = list(schemes(model, replace(quantization, kept=())))
+    for part in quantization.kept:
+        if not part or not matrices_of(part, model, matrices):
+            names = dict.fromkeys(name.removesuffix(".weight").split(".")[-1] for name in matrices)
+            yield fault(
+                ("modules_to_not_convert", "model"),
+                f"modules_to_not_convert: got {part!r}, which is in no name of the model's modules"
+                f" ({', '.join(names)})",
+            )
+
+
+def unavailable(config: RunConfig, what: str, key: str) -> Iterator[Fault]:
+    """Settings that do not support quantized weights; `what` names the setting of those."""
+    asked = {f"run_mode={config.run_mode}": not config.takes_quantized}
+    if isinstance(config, ExportedOptions):
+        asked |= {
+            "model.model_config.use_past=false": not config.writes_graphs and not config.use_past,
+            "backend=mslite": config.in_lite,
+        }
+    for setting, given in asked.items():
+        if given:
+            other, _, value = setting.partition("=")
+            why = ": graphs compute with floats; backend=native computes without an export"
+            why = why if value in ("mslite", "export") else ""
+            yield fault((key, other), f"{what} is not available with {setting}{why}")

@@ -1,41 +1,160 @@
-"""Which option of each group a run has: typed, named in a file, or meant by a checkpoint."""
+"""The yaml files of --config, and which option of each group a run has.
+
+Files are laid over one another. Their `defaults` choose options of the groups, as in a config of
+Hydra's own; `hydra.searchpath` names folders with more of them. Else an option is typed, or meant
+by a checkpoint.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.config_file import ConfigFile, names_model
-from lite_runner.config.fields import Fault, fault, hints_of, show
-from lite_runner.config.grammar import value_of
-from lite_runner.config.groups import GROUPS, options_of, twice_defined, user_folder
-from lite_runner.config.mindformers import arch_of, base_model
-from lite_runner.config.other_tools import CHECKPOINTS, command_meant
-from lite_runner.config.sections import (
-    ChatGLM2Settings,
-    GLMSettings,
-    LayerNormSettings,
-    MixtureSettings,
-    RotaryLayerNormSettings,
-    Settings,
+from lite_runner.architectures.settings import ModelSettings, Settings
+from lite_runner.config.argv import CHECKPOINTS, CommandLine, Setting, command_meant
+from lite_runner.config.fields import MAX_DEPTH, Fault, did_you_mean, fault, hints_of, nearest, show
+from lite_runner.config.grammar import value_of, with_environment
+from lite_runner.config.groups import (
+    GROUPS,
+    options_named_in,
+    options_of,
+    own_groups,
+    paths_of,
+    twice_defined,
+    user_folder,
 )
-from lite_runner.config.suggest import did_you_mean, nearest
-from lite_runner.config.yaml_file import at
+from lite_runner.config.mindformers import arch_of, base_model
+from lite_runner.config.schema import RANDOM
+from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
+
+_SELF = "_self_"
+# Keys by which a file says of which model it is, and sizes that tell two models apart.
+_NAMES = ("model.arch.type", "model.model_config.type", "trainer.model_name")
+_SIZES = ("hidden_size", "num_layers", "num_heads", "vocab_size")
+
+
+@dataclass
+class ConfigFile:
+    """The merged yaml files of --config without `defaults` and `hydra`; empty without --config."""
+
+    source: str = ""  # its files, for messages
+    raw: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)  # group -> option
+    searchpath: list[str] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    flags: frozenset[str] = frozenset()  # keys in `raw` that are of the command line
+
+    def fail(self, text: str) -> None:
+        """Add a validation error."""
+        self.faults.append(Fault((), text))
+
+
+def read_config(
+    paths: Sequence[str],
+    held: Mapping[str, Any] | None,
+    is_literal: Callable[[Mapping[str, Any]], bool],
+) -> ConfigFile:
+    """The files `paths`, each laid over those before it, or what a script holds in their place.
+
+    A file `is_literal` where nothing in it is interpolated. Raises ConfigError for one that cannot
+    be read.
+    """
+    config = ConfigFile(" and ".join(paths) or ("the flags" if held is None else "the config"))
+    files = [(path, read_yaml(Path(path))) for path in paths] or [("", dict(held or {}))]
+    for path, raw in files:
+        if path and not is_literal(raw):
+            raw = with_environment(raw, f" (in {path})", config.faults)
+        _take_defaults(config, path, raw)
+        if differs := _another_model(config.raw, raw):
+            before = " and ".join(paths[: paths.index(path)])
+            config.fail(f"--config: {path} is of another model than {before} ({differs})")
+        config.raw = merged(config.raw, raw)
+    return config
+
+
+def merged(
+    below: Mapping[str, Any], above: Mapping[str, Any], depth: int = MAX_DEPTH
+) -> dict[str, Any]:
+    """Nested data with the values of `above` in place of those of `below`."""
+    result = dict(below)
+    for key, value in above.items():
+        under = result.get(key)
+        if depth and isinstance(under, Mapping) and isinstance(value, Mapping):
+            value = merged(under, value, depth - 1)
+        result[key] = value
+    return result
+
+
+def names_model(raw: Mapping[str, Any], models: Collection[str]) -> bool:
+    """True if a file says of which model it is; a name of the user's own is only a name."""
+    if any(at(raw, key) is not None for key in _NAMES[:2]) or at(raw, "pretrained_model_dir"):
+        return True
+    return at(raw, _NAMES[2]) in models
+
+
+def _another_model(below: Mapping[str, Any], above: Mapping[str, Any]) -> str:
+    """The first setting in which two files are of different models; "" for none."""
+    if not all(any(at(raw, key) is not None for key in _NAMES) for raw in (below, above)):
+        return ""
+    for key in (*_NAMES, *(f"model.model_config.{name}" for name in _SIZES)):
+        first, second = at(below, key), at(above, key)
+        if None not in (first, second) and first != second:
+            return f"{key} {show(second)}, not {show(first)}"
+    return ""
+
+
+def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
+    """Move `defaults` and `hydra.searchpath` from a file's data to `config`."""
+    where = f" (in {path})" if path else ""
+    entries = raw.pop("defaults", None) or []
+    if not isinstance(entries, list):
+        config.fail(f"defaults: got {show(entries)}{where}, expected a list")
+        entries = []
+    for i, entry in enumerate(entries):
+        if entry == _SELF:
+            if i < len(entries) - 1:
+                config.fail(
+                    f"defaults: {_SELF} is not the last entry{where}: what the file itself says"
+                    " always goes over the options"
+                )
+        elif isinstance(entry, dict) and len(entry) == 1:
+            [(group, option)] = entry.items()
+            group = str(group).removeprefix("override ").lstrip("/")
+            if group in GROUPS:
+                config.choices[group] = str(option)
+            else:
+                listed = ", ".join(GROUPS)
+                config.fail(f"defaults: got {group}{where}, expected one of {listed}")
+        else:
+            config.fail(
+                f"defaults: got {show(entry)}{where}, expected GROUP: OPTION or {_SELF};"
+                " several files are given as --config A --config B"
+            )
+    hydra = raw.get("hydra")
+    if isinstance(hydra, Mapping) and "searchpath" in hydra:
+        raw["hydra"] = {key: value for key, value in hydra.items() if key != "searchpath"}
+        folders = hydra["searchpath"] or []
+        if isinstance(folders, list) and all(isinstance(entry, str) for entry in folders):
+            config.searchpath += folders
+        else:
+            config.fail(f"hydra.searchpath: got {show(folders)}{where}, expected a list")
+    for key in raw.pop("hydra", None) or {}:
+        config.fail(f"hydra.{key}: Hydra's own settings are not used here{where}")
+
 
 SEARCHPATH = "hydra.searchpath"
-RANDOM = "random"  # of load_checkpoint
+_GLOBAL = "# @package _global_"  # without it keys are below the group's name
 _TRAINING = ("train", "finetune")  # run modes of run_mindformer
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
 # Of model_config, what says which model it is; how far its context goes may be chosen.
 _OF_THE_MODEL = sorted(
-    set()
-    .union(*map(hints_of, (MixtureSettings, ChatGLM2Settings, LayerNormSettings, GLMSettings)))
-    .union(hints_of(RotaryLayerNormSettings))
+    set().union(*map(hints_of, get_args(ModelSettings)))
     - {*hints_of(Settings), "seq_length", "type"}
 )
 
@@ -63,7 +182,7 @@ def with_checkpoint(
     typed = _last(line, "model")
     if typed is None:
         return _of_checkpoint_alone(line, file, models), []
-    if typed in models or not ("://" in typed or is_there(typed)):
+    if typed in models or not ("://" in typed or exists(typed)):
         return line, []
     weights = _last(line, "load_checkpoint")
     faults = []
@@ -90,7 +209,7 @@ def _of_checkpoint_alone(
     if named or weights in ("", RANDOM) or _last(line, "pretrained_model_dir"):
         return line
     # A model's name as load_checkpoint is MindFormers' way to say: its usual weights.
-    model = weights if weights in models and not is_there(weights) else "auto"
+    model = weights if weights in models and not exists(weights) else "auto"
     return dataclasses.replace(line, settings=[Setting("model", model), *line.settings])
 
 
@@ -109,12 +228,54 @@ def _last(line: CommandLine, key: str) -> str | None:
     return values[-1] if values and isinstance(values[-1], str) else None
 
 
-def is_there(path: str) -> bool:
-    """Whether a file or folder is there; no text is an error."""
+def exists(path: str) -> bool:
+    """True if a file or folder is there; no text is an error."""
     try:
         return Path(path).expanduser().exists()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user
         return False
+
+
+def without_file(paths: Sequence[str], models: Collection[str]) -> str:
+    """The hint for a missing yaml that a model of conf/ has in its name, such as
+    MindFormers' predict_llama2_7b.yaml; "" where none has."""
+    for stem in (Path(path).stem for path in paths if not exists(path)):
+        named = [one for one in models if re.search(rf"(^|_){re.escape(one)}(_|$)", stem)]
+        if named:
+            return f"; without the file: model={max(named, key=len)}"
+    return ""
+
+
+def with_own_groups(
+    line: CommandLine, folders: Sequence[Path], faults: list[Fault]
+) -> tuple[CommandLine, dict[str, str]]:
+    """A line without the options of the user's own groups (+GROUP=OPTION), which stand beside it.
+    What they choose of our groups is as if it were typed before the rest."""
+    own: dict[str, str] = {}
+    groups = own_groups(folders)
+    for setting in line.settings:
+        group, option = setting.key, str(setting.value)
+        if group not in groups:
+            continue
+        options = options_of(group, folders)
+        if setting.prefix != "+":
+            text = f"{setting}: {group} is a group of yours: +{group}={option} adds an option of it"
+            faults.append(fault(group, text))
+        elif option not in options:
+            near = did_you_mean(nearest(option, options))
+            text = f"+{group}: got {show(option)}, expected one of {', '.join(options)}{near}"
+            faults.append(fault(group, text))
+        else:
+            own[group] = option
+    chosen: dict[str, str] = {}
+    for group, option in own.items():
+        for path in paths_of(group, option, folders):
+            if _GLOBAL not in path.read_text(encoding="utf-8"):
+                faults.append(fault(group, f"{path}: expected '{_GLOBAL}' as its first line"))
+            chosen = options_named_in(path) | chosen
+    settings = [Setting(group, name) for group, name in chosen.items() if group in GROUPS]
+    settings += [setting for setting in line.settings if setting.key not in groups]
+    return dataclasses.replace(line, settings=settings), own
 
 
 def options_chosen(
@@ -158,7 +319,7 @@ def options_chosen(
 
 
 def _looked_for(name: str) -> str:
-    """What is wrong with a path as the model; "" for what is not meant as one."""
+    """The error of a path given as the model; "" for other names."""
     is_weights = name.endswith(CHECKPOINTS)
     if "/" not in name and not is_weights:
         return ""
@@ -173,7 +334,7 @@ def blended(
     chosen: Mapping[str, Any],
     models: Collection[str],
 ) -> str:
-    """Why a file and a typed model= are of two models, of which a run would be a mixture; "" where
+    """The error of a file and a typed model= of different models, which a run would mix; "" where
     they match.
 
     `chosen`: the composed groups.

@@ -1,4 +1,7 @@
-"""A run as plain data: groups, file and settings merged, each key validated."""
+"""A run as plain data: groups, file and settings merged, each key validated.
+
+The config that a run keeps in its folder, given again as --config, repeats it from any folder.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,34 @@ import dataclasses
 import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from lite_runner.config.argv import Setting
+from lite_runner.config.argv import Setting, equivalent_of
 from lite_runner.config.fields import (
     Fault,
     Note,
     accepts,
     annotation_of,
     describe,
+    did_you_mean,
     free_mapping,
     is_name,
     leaves,
+    nearest_key,
     read,
     show,
 )
 from lite_runner.config.grammar import value_of
-from lite_runner.config.groups import GROUPS, keys_by_run_mode
-from lite_runner.config.mindformers_keys import IGNORED
-from lite_runner.config.schema import RunConfig
-from lite_runner.config.suggest import did_you_mean, nearest_key
+from lite_runner.config.groups import GROUPS, keys_by_run_mode, options_of
+from lite_runner.config.mindformers import IGNORED
+from lite_runner.config.prompts import STANDARD_INPUT, is_file, prompt_file, read_prompts
+from lite_runner.config.schema import GenerateOptions, RunConfig
+from lite_runner.config.secret import KEY
+from lite_runner.config.yaml_file import at, put_at
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 
@@ -39,6 +47,10 @@ class Schemas:
 
     config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
     faults: Callable[[RunConfig], Iterator[Fault]]  # all validation errors of a config
+
+    def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
+        """True if a yaml is the config that a run has left in its folder."""
+        return is_of_a_run(raw, self.config_of)
 
     @cached_property
     def keys(self) -> dict[str, frozenset[str]]:
@@ -79,6 +91,7 @@ class Composed:
     schemas: Schemas
     schema: type[RunConfig]  # of the run mode
     choices: dict[str, str] = field(default_factory=dict)  # group options chosen by the user
+    own: dict[str, str] = field(default_factory=dict)  # options of the user's own groups
     folders: tuple[Path, ...] = ()  # of groups, besides conf/
     faults: list[Fault] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -99,7 +112,7 @@ class Composed:
             if setting.value not in ("", "null") or key not in self.others:
                 self.fail(key, self._unknown(setting, list(known)))
         elif prefix == "~":
-            self.fail(key, f"~{key}: a key cannot be left out; {self._left_open(key)}")
+            self.fail(key, f"~{key}: a key cannot be left out; {self._unset_hint(key)}")
         elif prefix == "+":
             self.fail(key, f"{setting}: the key exists; leave out the +")
         elif isinstance(setting.value, list):
@@ -154,23 +167,26 @@ class Composed:
         """The error of an unknown key, with a suggestion."""
         key = setting.key
         own, others = leaves(self.schema), self.others
+        if any(entry.startswith(f"{key}.") for entry in own):
+            return f"{setting}: a section; its keys are set one by one, as {key}.NAME=VALUE"
         parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
-        if found := next((one for one in (key, *parents) if one in others), None):
+        below = [one for one in others if one.startswith(f"{key}.")]
+        if found := next((one for one in (key, *parents, *below) if one in others), None):
             return self.no_effect(key, found)
         if key in own:
             parent = key.rpartition(".")[0]
             kind = self.section(parent).get("type", "null")
             return f"{setting}: {parent} is {kind} here and has no such key"
-        if any(entry.startswith(f"{key}.") for entry in (*own, *others)):
-            return f"{setting}: a section; its keys are set one by one, as {key}.NAME=VALUE"
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             return f"{setting}: of Hydra's own settings only hydra.searchpath=[DIR] is used here"
         near = nearest_key(key, [*known, *others, *GROUPS])
         flag = "--" if setting.flag else ""
-        return f"{setting}: no such key{did_you_mean(near and flag + near)}"
+        elsewhere = "" if near or len(key) == 1 else equivalent_of(key)  # a letter means too much
+        hint = f"; here it is {elsewhere}" if elsewhere else did_you_mean(near and flag + near)
+        return f"{setting}: no such key{hint}"
 
-    def _left_open(self, key: str) -> str:
-        """What to type in place of ~key."""
+    def _unset_hint(self, key: str) -> str:
+        """The hint to type in place of ~key."""
         *sections, name = key.split(".")
         value = self.section(".".join(sections)).get(name)
         if accepts(annotation_of(key, leaves(self.schema, self.raw)), types.NoneType):
@@ -199,3 +215,121 @@ class Composed:
             self.fail(key, f"{key}: a section; its keys are set one by one, as {key}.NAME=VALUE")
             return None
         return section
+
+
+# Keys that name a file or folder to read, or a source elsewhere, or a list of such.
+READ = (
+    "load_checkpoint",
+    "pretrained_model_dir",
+    "adapter_path",
+    "adapter_root",
+    "eval_data",
+    "bench.compare",
+    "src_strategy_path_or_dir",
+    "infer.model_dir",
+    "infer.ge_config_path",
+    "model.model_config.checkpoint_name_or_path",
+    "parallel.rank_table_file",
+    "processor.tokenizer.tokenizer_file",
+    "processor.tokenizer.chat_template",
+)
+# Keys that name what is written, by one run mode or another; exported graphs are read as well.
+WRITTEN = (
+    "output_dir",
+    "convert_output",
+    "export_output",
+    "quantize_output",
+    "shard_output",
+    "infer.prefill_model_path",
+    "infer.increment_model_path",
+    "parallel.log_dir",
+    "parallel.strategy_ckpt_save_file",
+)
+
+
+def path_at(config: RunConfig, key: str) -> Any:
+    """The value of a config at a dotted key; None where its run mode does not have it."""
+    found: Any = config
+    for name in key.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def with_input(config: RunConfig) -> RunConfig:
+    """The config with the prompt that standard input holds, which can be read once. Raises
+    ConfigError as `read_prompts`."""
+    if not isinstance(config, GenerateOptions) or config.predict_data != STANDARD_INPUT:
+        return config
+    return replace(config, predict_data=tuple(read_prompts(config)))
+
+
+def kept(config: RunConfig) -> dict[str, Any]:
+    """Plain data of a config that means the same in every folder."""
+    raw = config.to_dict()
+    for key in READ:
+        if isinstance(value := at(raw, key), list):
+            put_at(raw, key, [_absolute(entry, there=True) for entry in value])
+        elif value:
+            put_at(raw, key, _absolute(value, there=True))
+    for key in WRITTEN:
+        if value := at(raw, key):
+            put_at(raw, key, _absolute(value))
+    if str(at(raw, KEY)).startswith("file:"):
+        put_at(raw, KEY, f"file:{_absolute(at(raw, KEY)[5:])}")
+    if isinstance(config, GenerateOptions):
+        path = prompt_file(config.predict_data)
+        if path is not None and is_file(path):
+            raw["predict_data"] = str(path.absolute())
+    return raw
+
+
+def is_of_a_run(raw: Mapping[str, Any], config_of: Callable[[str], type[RunConfig]]) -> bool:
+    """True if a yaml is what `kept` gives: no other has every key of its run mode."""
+    mode = raw.get("run_mode")
+    if not isinstance(mode, str) or mode not in options_of("run_mode"):
+        return False
+    # A run that is older than a key does not have it: one that may be null, or a switch.
+    later = {
+        key
+        for key, takes in leaves(config_of(mode)).items()
+        if accepts(takes, NoneType) or takes is bool
+    }
+    return all(field.name in raw for field in fields(config_of(mode)) if field.name not in later)
+
+
+def run_again(
+    raw: Mapping[str, Any],
+    groups: Mapping[str, Any],
+    said: Collection[str],
+    schema: type[RunConfig],
+    every: Collection[str],
+) -> dict[str, Any]:
+    """The config of a former run (`raw`, of `kept`) with what was typed of the groups over it.
+
+    `groups` are those composed, `said` the keys that the typed options say, `every` the keys of all
+    run modes. What `schema`, the run mode's config, does not have of them is left out: the former
+    run mode had it, and another one is typed.
+    """
+    heads = {key.partition(".")[0] for key in every}
+    gone = heads - {field.name for field in fields(schema)}
+    again = {**groups, **{key: value for key, value in raw.items() if key not in gone}}
+    for key in leaves(schema):
+        section, _, name = key.rpartition(".")
+        former = at(again, section) if section and not section.startswith("model") else None
+        if isinstance(former, Mapping) and name not in former:  # the run is older than the key
+            put_at(again, key, at(groups, key))
+    for key in leaves(schema).keys() & said | {"run_mode"}:
+        put_at(again, key, at(groups, key))
+    return again
+
+
+def _absolute(value: str, there: bool = False) -> str:
+    """A path from the root; what is to be `there` and is not may be no path, but the name of a
+    source."""
+    if "://" in value:
+        return value
+    try:
+        path = Path(value).expanduser()
+        return str(path.absolute()) if not there or path.exists() else value
+    except (OSError, RuntimeError, ValueError):  # too long, ~name of nobody, a NUL
+        return value

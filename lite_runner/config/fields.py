@@ -4,7 +4,7 @@ A dataclass says all there is to say: the types, the choices (`Literal`), the ra
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
 dataclasses, told apart by their field `type`, or by their names where they have none), mappings
 (`Mapping[Name, Entry]`; an `object` is left to another reader) and free ones (`Mapping[str, Any]`:
-scalars under any names, nested at will).
+scalars under any names, nested at will). Unknown names get the nearest known one as a hint.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import functools
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from lite_runner.config.suggest import did_you_mean, nearest, nearest_key
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 
@@ -55,24 +55,6 @@ def raise_faults(faults: Iterable[Fault]) -> None:
 def fault(keys: tuple[str, ...] | str, text: str) -> Fault:
     """A fault about one key, or about several."""
     return Fault((keys,) if isinstance(keys, str) else keys, text)
-
-
-@dataclass(frozen=True)
-class Range:
-    """The values a number may take; `above` excludes the lower bound itself."""
-
-    low: float
-    high: float | None = None
-    above: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        enough = value > self.low if self.above else value >= self.low
-        return enough and (self.high is None or value <= self.high)
-
-    def __str__(self) -> str:
-        sign = ">" if self.above else ">="
-        upper = "" if self.high is None else f" and <= {self.high}"
-        return f"{sign} {self.low}{upper}"
 
 
 def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
@@ -196,7 +178,7 @@ def _read_mapping(value: Any, annotation: Any, key: str, faults: list[Fault]) ->
 
 
 def is_name(name: Any) -> bool:
-    """Whether a free mapping may have such a key; a dot would be nesting."""
+    """True if a free mapping may have such a key; a dot would be nesting."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -230,7 +212,7 @@ def show(value: Any) -> str:
 
 
 def describe(annotation: Any) -> str:
-    """What an annotation expects, in words."""
+    """The expected values of an annotation, in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return f"{describe(inner[0])} {inner[1]}"
@@ -278,16 +260,25 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if is_union else (annotation,)
 
 
+@functools.cache
+def _fields(section: Any) -> list[tuple[str, Any, list[Any], bool]]:
+    """Each field as (name, annotation, its section classes, True if it may be no section)."""
+    found = []
+    for name, annotation in hints_of(section).items():
+        members = _members(annotation)
+        sections = [member for member in members if _is_section(member)]
+        found.append((name, annotation, sections, not sections or types.NoneType in members))
+    return found
+
+
 def leaves(section: Any, raw: Mapping[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
     """Every dotted key below `section` with its annotation.
 
     With `raw` only the keys that fit its variants, and nothing below a section that is null.
     """
     found: dict[str, Any] = {}
-    for name, annotation in hints_of(section).items():
-        members = _members(annotation)
-        sections = [member for member in members if _is_section(member)]
-        if not sections or types.NoneType in members:
+    for name, annotation, sections, plain in _fields(section):
+        if plain:
             found[prefix + name] = annotation
         value = None if raw is None else raw.get(name)
         if raw is not None and sections:
@@ -311,5 +302,54 @@ def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
 
 
 def accepts(annotation: Any, kind: Any) -> bool:
-    """Whether `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
+    """True if `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
     return any(kind in (member, get_origin(member)) for member in _members(annotation))
+
+
+_GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")
+
+
+def size_faults(key: str, text: str | None) -> Iterator[Fault]:
+    """True if a key holds a size, or null."""
+    if text is not None and not _GIGABYTES.fullmatch(text):
+        yield fault(key, f"{key}: got {show(text)}, expected gigabytes as 58GB or 3.5GB")
+
+
+def bytes_of(text: str) -> int:
+    """The bytes of a size without faults."""
+    return round(float(text.removesuffix("GB")) * 10**9)
+
+
+NEAR_NAME = 0.75  # how alike two names are that may be one misspelt
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The entry of `known` most like `word`, whatever the case; None where none is near."""
+    by_lower = {entry.lower(): entry for entry in known}
+    found = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[found[0]] if found else None
+
+
+def nearest_key(key: str, known: Iterable[str]) -> str | None:
+    """Like `nearest`, for dotted keys: a right name in a wrong section is found too.
+
+    Names are compared first: a long section that two keys share does not make them alike.
+    """
+    sections: dict[str, list[str]] = {}
+    for entry in known:
+        if entry != key:
+            sections.setdefault(entry.rpartition(".")[2], []).append(entry)
+    name = key.rpartition(".")[2]
+    near = name if name in sections else nearest(name, sections, cutoff=NEAR_NAME)
+    return nearest(key, sections[near], cutoff=0.0) if near else None
+
+
+def nearest_flag(word: str, names: Iterable[str]) -> str | None:
+    """The one of `names` most like a flag as typed, written as a flag; None where none is near."""
+    near = nearest(word.lstrip("-").replace("-", "_"), names, cutoff=NEAR_NAME)
+    return near and f"--{near}"
+
+
+def did_you_mean(found: str | None) -> str:
+    """The tail of a fault's sentence; empty where there is nothing to suggest."""
+    return f"; did you mean {found}?" if found else ""

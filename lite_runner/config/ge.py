@@ -13,18 +13,18 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from lite_runner.config.fields import Fault, show
-from lite_runner.config.options import ExportedOptions
-from lite_runner.config.schema import RunConfig
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.config.fields import Fault, did_you_mean, nearest, show
+from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.small_file import read_small
+from lite_runner.system.files import read_small
 
 FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs
+# Lite starts HCCL, and sets ge.exec.isUseHcom, only for a rank table in this section.
+CONTEXT, RANK_TABLE = "ascend_context", "rank_table_file"
 # Sections that MindSpore Lite 2.2 to 2.7 reads; it ignores unknown ones silently.
 SECTIONS = (
-    *("ascend_context", "ge_global_options", "ge_session_options", "ge_graph_options"),
+    *(CONTEXT, "ge_global_options", "ge_session_options", "ge_graph_options"),
     "graph_kernel_param",
     *("acl_init_options", "acl_build_options", "acl_option_cfg_param"),
     *("aoe_global_options", "aoe_tuning_options", "common_context", "execution_plan"),
@@ -54,6 +54,26 @@ class GeConfig:
 
     files: tuple[Path, ...] = ()
     sections: Sections = field(default_factory=dict)
+    rank_table: str = ""  # through which the ranks communicate; laid over the files or sections
+
+    def of_graph(self, index: int) -> Path | Sections:
+        """The options of the graph with this index: a file that is passed on unchanged, or
+        sections."""
+        file = self.files[min(index, len(self.files) - 1)] if self.files else None
+        if file is not None and not self.rank_table:
+            return file
+        sections = self.sections if file is None else read_ini(file)
+        if not self.rank_table:
+            return sections
+        context = {**sections.get(CONTEXT, {}), RANK_TABLE: self.rank_table}
+        return {**sections, CONTEXT: context}
+
+    @property
+    def names_rank_table(self) -> bool:
+        """True if the options of the first graph, which initialize HCCL, have a rank table."""
+        first = self.of_graph(0)
+        sections = read_ini(first) if isinstance(first, Path) else first
+        return bool(sections.get(CONTEXT, {}).get(RANK_TABLE))
 
     def unset(self) -> list[str]:
         """Notes on MindSpore Lite's defaults for options that are not set; reads the files."""
@@ -132,7 +152,7 @@ def ge_notes(config: RunConfig) -> list[str]:
 
 
 def compiles_with_ge(engine: str, target: str) -> bool:
-    """Whether GE compiles the graphs of an engine on a target ("CPU" or "Ascend")."""
+    """True if GE compiles the graphs of an engine on a target ("CPU" or "Ascend")."""
     return (engine, target) == ("lite", "Ascend")
 
 

@@ -1,20 +1,48 @@
-"""Validation errors of run modes that generate."""
+"""Validation errors of run modes that generate, alone, in a session or with two backends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
-from lite_runner.config.adapter_checks import adapter_faults
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.ge import ge_faults
-from lite_runner.config.mindformers_run_checks import mindformers_run_faults
 from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.options import GenerateOptions
-from lite_runner.config.parallel import replica_faults
-from lite_runner.config.prompts import prompt_faults
-from lite_runner.config.requests import request_faults
+from lite_runner.config.parallel import ranks_of, replica_faults
+from lite_runner.config.prompts import adapter_names, prompt_faults, request_faults
 from lite_runner.config.sampling_checks import sampling_faults
+from lite_runner.config.schema import (
+    AdapterOptions,
+    CompareOptions,
+    ComputeOptions,
+    ExportedOptions,
+    GenerateOptions,
+    MindFormersOptions,
+    RunConfig,
+    SessionOptions,
+)
+from lite_runner.records import dataclass
+
+COMPARE = "compare_backend"
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ComparedOptions(GenerateOptions, CompareOptions):
+    """Options of run modes that complete prompts once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(ComparedOptions, MindFormersOptions):
+    """Options of run_mode=predict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SloraOptions(ComparedOptions):
+    """Options of run_mode=slora."""
+
+    adapter_lines: ClassVar[bool] = True
+    takes_quantized: ClassVar[bool] = False
 
 
 def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
@@ -41,3 +69,176 @@ def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
     yield from mindformers_run_faults(config)
     yield from ge_faults(config)
     yield from replica_faults(config)
+
+
+def adapter_faults(config: AdapterOptions, *, one: bool) -> Iterator[Fault]:
+    """Validation errors of LoRA adapters; with `one` a run mode takes a single one."""
+    for key in ("adapter_id", "adapter_root", "max_loaded_adapters", "adapter_dtype"):
+        if getattr(config, key, None) in (None, "", "auto"):
+            continue
+        if key == "adapter_id" and not adapter_names(config.adapter_id):
+            continue  # the base model, which every run has
+        if not config.adapter_path:
+            yield fault((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
+    ids = config.adapter_id
+    nameless = ids is not None and (isinstance(ids, tuple) or not adapter_names(ids))
+    if one and nameless:
+        got = show(config.adapter_id)
+        yield fault("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")
+
+
+def session_faults(config: SessionOptions) -> Iterator[Fault]:
+    """Validation errors of run modes that load a model for later prompts."""
+    yield from sampling_faults(config, config.generation(), vars(config))
+    yield from adapter_faults(config, one=False)
+    if not config.runs_given_model:
+        yield from strategy_faults(config)
+    yield from offline_faults(config)
+    yield from ge_faults(config)
+
+
+def mindformers_available_faults(config: RunConfig) -> Iterator[Fault]:
+    """Run modes that backend=mindformers does not have."""
+    if config.in_mindformers and not config.runs_mindformers:
+        yield fault(
+            ("backend", "run_mode"),
+            f"backend=mindformers is not available with run_mode={config.run_mode}; expected"
+            " run_mode=predict, eval or export, or backend=ms",
+        )
+
+
+def without_mindformers(release: str) -> Fault:
+    """A release of MindFormers, which does not compute."""
+    key = "mindformers.release"
+    return fault((key, "backend"), f"{key}={release} has an effect only with backend=mindformers")
+
+
+def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
+    """Options of computing with a model that MindFormers lacks."""
+    if not config.in_mindformers or not config.runs_mindformers:
+        return
+    adapter = isinstance(config, AdapterOptions) and config.adapter_path
+    exports = not isinstance(config, GenerateOptions)
+    refused = {
+        "parallel_config.model_parallel": (
+            exports and ranks_of(config).tensor > 1,
+            "ranks that share a model to export",
+        ),
+        "adapter_path": (adapter, "adapters of each prompt"),
+        "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
+        "quant": (config.quant not in (None, "none"), "quantized weights"),
+        "kv_cache": (config.kv_cache != "fp32", "a cache of another type"),
+        "context.mode": (config.context.mode == 1, "pynative mode"),
+        "model.model_config.compute_dtype": (
+            config.weights_dtype("CPU") == "bfloat16",
+            "bfloat16",
+        ),
+    }
+    yield from _refused(refused)
+
+
+def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
+    """Options of a run that MindFormers lacks."""
+    if not config.in_mindformers or not config.runs_mindformers:
+        return
+    options = config.generation()
+    past = "model.model_config.use_past"
+    refused = {
+        "stop": (options.stop, "stop strings"),
+        "logprobs": (options.logprobs is not None, "log-probabilities"),
+        "prompt_logprobs": (options.prompt_logprobs is not None, "log-probabilities"),
+        "min_p": (options.min_p > 0, "min_p"),
+        "min_new_tokens": (options.min_new_tokens > 0, "min_new_tokens"),
+        "num_return_sequences": (options.num_return_sequences > 1, "several texts of a prompt"),
+        "length_penalty": (options.length_penalty != 1, "a length penalty"),
+    }
+    yield from mindformers_model_faults(config)
+    yield from _refused(refused)
+    if options.num_beams > 1 and config.use_past:
+        yield fault(
+            ("num_beams", past, "backend"),
+            f"num_beams={options.num_beams}: MindFormers' beam search has no cache; add"
+            f" {past}=false",
+        )
+
+
+def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Fault]:
+    """Keys that ask for something, and what that is."""
+    for key, (asked, what) in refused.items():
+        if asked:
+            yield fault(
+                (key, "backend"), f"{key}: backend=mindformers has no {what}; backend=ms does this"
+            )
+
+
+def predict_faults(config: PredictOptions) -> Iterator[Fault]:
+    """All validation errors of run_mode=predict."""
+    yield from completion_faults(config)
+    if (release := config.mindformers_release) is not None and not config.names_mindformers:
+        yield without_mindformers(release)
+
+
+def completion_faults(config: ComparedOptions) -> Iterator[Fault]:
+    """Validation errors of completing prompts, with one backend or two."""
+    yield from generate_faults(config)
+    if (compared := config.compared) is not None:
+        yield from _compare_faults(config, compared)
+
+
+def pair_faults(config: CompareOptions) -> Iterator[Fault]:
+    """Two backends that are none: the same, or one without weights."""
+    other = config.compare_backend
+    if other is None:
+        return
+    if other in (config.backend, "auto"):
+        yield fault(
+            (COMPARE, "backend"),
+            f"{COMPARE}={other}: got backend={config.backend}, expected another one by name",
+        )
+    given = isinstance(config, ExportedOptions) and config.runs_given_model
+    if given and config.in_lite and not config.checkpoint_source:
+        yield fault(
+            (COMPARE, "load_checkpoint", "infer.model_dir"),
+            f"{COMPARE}={other} computes with the weights that the exported model was made from;"
+            " load_checkpoint= names them",
+        )
+
+
+def _compare_faults(config: ComparedOptions, compared: ComparedOptions) -> Iterator[Fault]:
+    yield from pair_faults(config)
+    other = compared.backend
+    if config.use_parallel:
+        yield fault(
+            (COMPARE, "use_parallel"),
+            f"{COMPARE}={other} is for one process: use_parallel=false",
+        )
+    if config.only_save_strategy:
+        yield fault(
+            (COMPARE, "only_save_strategy"),
+            f"{COMPARE}={other} has no effect: only_save_strategy=true",
+        )
+    if compared.in_mindformers and not config.runs_mindformers:
+        yield fault(
+            (COMPARE, "run_mode"),
+            f"{COMPARE}={other}: MindFormers has no adapters of each prompt, which"
+            f" run_mode={config.run_mode} is for; expected native or ms",
+        )
+    options = config.generation()
+    if config.names_mindformers and options.do_sample:
+        yield fault(
+            (COMPARE, "do_sample"),
+            f"{COMPARE}={other}: MindFormers draws other tokens than lite-runner; do_sample=false"
+            " compares",
+        )
+    if compared.in_lite and not config.in_lite:
+        taken = {
+            "adapter_path": (config.adapter_path, "adapters"),
+            "prompt_logprobs": (options.prompt_logprobs is not None, "prompt_logprobs"),
+            "context.mode": (config.context.mode == 1, "pynative mode"),
+            "model.model_config.use_past": (not config.use_past, "use_past=false"),
+        }
+        for key, (asked, what) in taken.items():
+            if asked:
+                yield fault((COMPARE, key), f"{COMPARE}=mslite: exported models have no {what}")
+    for one in mindformers_run_faults(compared):
+        yield fault((COMPARE, *one.keys), f"{COMPARE}={other}: {one.text}")

@@ -1,13 +1,68 @@
-"""Options of a generation, and the lengths that they allow; ranges are validated in the config."""
+"""Options of a generation, structured output among them, and the lengths that they allow.
+
+Ranges are validated with the config; the forms of structured output are checked here, and what a
+grammar says in lite_runner/structured.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
+from lite_runner.config.fields import Fault, fault, read
 from lite_runner.records import dataclass
+from lite_runner.system.json_file import parse_json
 
 # Why a text ended. "stop": an eos token or a stop text; "error": see Finished.error.
 FinishReason = Literal["stop", "length", "interrupted", "error"]
+# Of sampling: each option, and the value at which it changes nothing.
+SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def sampled(given: Mapping[str, Any]) -> bool | None:
+    """True if options that were given together ask for sampling; None: they leave it open.
+
+    The one rule of command line, prompts, Python and server: do_sample says it; else temperature=0
+    is greedy, and another temperature, or a top_k, top_p or min_p that is not off, samples.
+    """
+    if given.get("do_sample") is not None:
+        return bool(given["do_sample"])
+    asked = sampling_options(given)
+    return asked.get("temperature") != 0 if asked else None
+
+
+def decided(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with the do_sample that it means, if it means one; without a temperature of 0, which
+    says no more than that."""
+    asked = sampled(given)
+    if asked is None:
+        return dict(given)
+    result = dict(given)
+    if not asked and given.get("temperature") == 0:
+        del result["temperature"]
+    if given.get("do_sample") is None:
+        result["do_sample"] = asked
+    return result
+
+
+def sampling_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in `given` that ask for sampling, or with temperature=0 for none."""
+    return {
+        name: given[name]
+        for name, off in SAMPLING.items()
+        if given.get(name) is not None and (name == "temperature" or given[name] != off)
+    }
+
+
+def without_effect(given: Mapping[str, Any]) -> str:
+    """A line about the options of sampling in `given` that are greedy together; "" for none."""
+    if sampled(given) is not False:
+        return ""
+    asked = sampling_options(given)
+    idle = [f"{name}={value}" for name, value in asked.items() if value not in (0, SAMPLING[name])]
+    cause = "temperature=0" if given.get("do_sample") is None else "do_sample=false"
+    return f"{', '.join(idle)}: no effect with {cause}, which is greedy" if idle else ""
 
 
 @dataclass(frozen=True)
@@ -58,3 +113,93 @@ class GenerationConfig:
 
     def _max_total(self, context: int) -> int:
         return min(context, self.max_length or context)
+
+
+STRUCTURED_KEYS = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "structured_outputs",
+)
+Json = Mapping[str, object] | str  # an object, or its JSON
+
+
+@dataclass(frozen=True)
+class _JsonSchema:
+    name: str
+    schema: Mapping[str, object]
+    description: str | None = None
+    strict: bool | None = None  # it always is
+
+
+@dataclass(frozen=True)
+class _ResponseFormat:
+    """OpenAI's form."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JsonSchema | None = None
+
+
+@dataclass(frozen=True)
+class _StructuredOutputs:
+    """vLLM's form."""
+
+    json: Json | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    disable_fallback: bool | None = None  # there is one engine of grammars
+    disable_any_whitespace: Literal[False] | None = None
+    disable_additional_properties: Literal[False] | None = None
+
+
+def asked_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of structured output that are set among `given`, those of a run or of a prompt."""
+    return {name: value for name in STRUCTURED_KEYS if (value := given.get(name)) is not None}
+
+
+def structured_faults(options: GenerationConfig, asked: Mapping[str, Any]) -> Iterator[Fault]:
+    """Forms that are wrong, and `options` that do not go with a grammar; what is `asked`: see
+    `asked_of`."""
+    for name, kind in (
+        ("response_format", _ResponseFormat),
+        ("guided_json", Mapping[str, object]),
+        ("structured_outputs", _StructuredOutputs),
+    ):
+        if name in asked:
+            yield from _form_faults(asked[name], kind, name)
+    yield from _choice_faults(asked.get("guided_choice"), "guided_choice", "guided_choice")
+    refused = {
+        "num_beams": (options.num_beams > 1, f"num_beams={options.num_beams}"),
+        "min_new_tokens": (options.min_new_tokens > 0, f"min_new_tokens={options.min_new_tokens}"),
+    }
+    for key, (wanted, told) in refused.items():
+        if wanted and asked:
+            first = next(iter(asked))
+            yield fault((first, key), f"{told} does not go with {first}")
+
+
+def _form_faults(given: Any, kind: Any, name: str) -> Iterator[Fault]:
+    try:
+        if isinstance(given, str):
+            given = parse_json(given)
+        else:
+            json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield fault(name, f"{name}: not JSON: {error}")
+        return
+    found: list[Fault] = []
+    form = read(given, kind, name, found)
+    yield from (fault(name, one.text) for one in found)
+    if isinstance(form, _ResponseFormat) and (
+        (form.type == "json_schema") != (form.json_schema is not None)
+    ):
+        yield fault(name, f"{name}.json_schema: expected with type=json_schema, and only there")
+    if isinstance(form, _StructuredOutputs):
+        yield from _choice_faults(form.choice, f"{name}.choice", name)
+
+
+def _choice_faults(choices: Sequence[str] | None, where: str, key: str) -> Iterator[Fault]:
+    if choices is not None and ("" in choices or not choices):
+        yield fault(key, f"{where}: expected one text or more, none of them empty")

@@ -16,6 +16,8 @@ from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system.user_cache import remembered
 
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
+DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
+WEIGHTS = (".ckpt", ".safetensors", ".gguf", ".bin")
 _VARIABLE = re.compile(rb"oc\.env:(\w+)")
 
 
@@ -23,11 +25,13 @@ def conf_dir() -> Path:
     """The folder conf/: beside run_lite.py in a checkout, in the package where installed."""
     package = Path(__file__).resolve().parent.parent
     beside = package.parent
-    # Elsewhere a folder conf/ beside the package may be anybody's.
-    folder = beside / "conf" if (beside / "run_lite.py").is_file() else package / "conf"
+    # Beside an installed package, a folder conf/ may be anybody's.
+    checkout = (beside / "run_lite.py").is_file() and not (package / "conf").is_dir()
+    folder = (beside if checkout else package) / "conf"
     if not (folder / "config.yaml").is_file():
         raise EnvironmentFault(
-            f"{folder / 'config.yaml'} is missing", "install lite-runner again: pip install ."
+            f"{folder / 'config.yaml'} is missing",
+            "install it again: pip install . (in the folder of run_lite.py)",
         )
     return folder
 
@@ -43,10 +47,10 @@ def user_folder(entry: str) -> Path:
     folder = path.expanduser().absolute()
     if not folder.is_dir():
         raise ConfigError(f"{entry}: no such folder of config groups")
-    if not any((folder / group).is_dir() for group in GROUPS):
+    if not any((folder / group).is_dir() for group in GROUPS) and not own_groups([folder]):
         raise ConfigError(
             f"{entry}: holds no config group; expected a folder {', '.join(GROUPS[:-1])} or"
-            f" {GROUPS[-1]} in it"
+            f" {GROUPS[-1]} in it, or one of your own, such as experiment, with yaml files"
         )
     return folder
 
@@ -59,6 +63,13 @@ def _of_package(name: str) -> Path:
     if not places:
         raise ConfigError(f"pkg://{name}: no package {first} is installed in this Python")
     return Path(places[0], *below)
+
+
+def own_groups(folders: Iterable[Path]) -> list[str]:
+    """The groups of a user's own, which +GROUP=OPTION adds: folders of yaml files beside ours."""
+    ours = {*GROUPS, "keys", "model_family"}
+    found = {path.parent.name for folder in folders for path in folder.glob("*/*.yaml")}
+    return sorted(found - ours)
 
 
 def options_of(group: str, folders: Sequence[Path] = ()) -> list[str]:
@@ -75,28 +86,69 @@ def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path
     return found if len(found) > 1 else []
 
 
-def files_of(group: str, option: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """What the file of an option says, and those that it names in `defaults` to build on."""
+def paths_of(group: str, option: str, folders: Sequence[Path] = ()) -> Iterator[Path]:
+    """The file of an option, and those that it names in `defaults` to build on."""
     for folder in (conf_dir(), *folders):
         path = folder / group / f"{option}.yaml"
         if not path.is_file():
             continue
-        raw = read_yaml(path)
-        yield raw
-        for entry in raw.get("defaults") or ():
+        yield path
+        for entry in read_yaml(path).get("defaults") or ():
             # Options of other groups, which are mappings, are not of this one.
             if isinstance(entry, str) and entry != "_self_":
                 place = entry if entry.startswith("/") else f"/{group}/{entry}"
                 below, _, name = place[1:].rpartition("/")
-                yield from files_of(below, name, folders)
+                yield from paths_of(below, name, folders)
+
+
+def files_of(group: str, option: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """The contents of the files of `paths_of`."""
+    return map(read_yaml, paths_of(group, option, folders))
+
+
+def values_of(group: str, option: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
+    """The values in the files of `paths_of` by dotted key."""
+    found: dict[str, Any] = {}
+    for raw in files_of(group, option, folders):
+        found = dict(_dotted(raw)) | found  # the option's own goes over what it builds on
+    found.pop("defaults", None)
+    return found
+
+
+def options_named_in(path: Path) -> dict[str, str]:
+    """The options of groups that a yaml chooses in its `defaults`."""
+    return {
+        str(group).removeprefix("override ").lstrip("/"): str(name)
+        for entry in read_yaml(path).get("defaults") or ()
+        if isinstance(entry, dict)
+        for group, name in entry.items()
+    }
 
 
 def own_source(model: str) -> str:
-    """Where the weights of a model of conf/model are published; "" for another, or for none."""
+    """The source of the published weights of a model of conf/model; "" for none."""
     file = conf_dir() / "model" / f"{model}.yaml"
     if not file.is_file():
         return ""
     return str(at(read_yaml(file), "model.model_config.checkpoint_name_or_path") or "")
+
+
+def download_folders(model: str) -> tuple[Path, ...]:
+    """MindFormers' folders of a model's files: of its name, and of its family's
+    (llama2 of llama2_7b)."""
+    return tuple(Path(DOWNLOADS) / one for one in dict.fromkeys((model, model.partition("_")[0])))
+
+
+def downloaded_weights(model: str) -> Path | None:
+    """The checkpoint of a model in checkpoint_download/: a file of its name, or the folder of its
+    name if that holds any weights."""
+    for folder in download_folders(model):
+        files = (folder / f"{model}{suffix}" for suffix in WEIGHTS)
+        if found := next((file for file in files if file.is_file()), None):
+            return found
+    folder = Path(DOWNLOADS) / model
+    holds = folder.is_dir() and any(path.suffix in WEIGHTS for path in folder.iterdir())
+    return folder if holds else None
 
 
 def _order(name: str) -> tuple[str, float]:
@@ -110,37 +162,55 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
     """conf/ and `folders` with these options, resolved to plain data. ConfigError for a broken
     yaml."""
     conf, others = conf_dir(), tuple(folders)
-    overrides = [f"{group}={name}" for group, name in choices.items()]
     if others:  # a user's folder may hold anything: what changed in it is not searched for
-        listed = ",".join(_quoted(f"file://{folder}") for folder in others)
-        return _composed(conf, others, [*overrides, f"hydra.searchpath=[{listed}]"])
-    name = " ".join((str(conf), *overrides))
-    plain: dict[str, Any] = remembered(name, _state(conf), lambda: _composed(conf, (), overrides))
+        return _composed(conf, others, choices)
+    name = " ".join((str(conf), *_overrides(choices)))
+    plain: dict[str, Any] = remembered(name, _state(conf), lambda: _composed(conf, (), choices))
     return plain
 
 
-def _composed(conf: Path, others: Sequence[Path], overrides: Sequence[str]) -> dict[str, Any]:
-    """What Hydra makes of them, which takes a third of a second with its import."""
+def graphs_of_model(model: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
+    """The section `infer` in the yaml of a model: where its exported graphs are."""
+    for raw in files_of("model", model, folders):
+        if isinstance(section := raw.get("infer"), dict):
+            return section
+    return {}
+
+
+def _overrides(choices: Mapping[str, str]) -> list[str]:
+    return [f"{group}={name}" for group, name in choices.items()]
+
+
+def _composed(conf: Path, others: Sequence[Path], choices: Mapping[str, str]) -> dict[str, Any]:
+    """Composition by Hydra, which takes a third of a second with its import."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    overrides = _overrides(choices)
+    if others:
+        listed = ",".join(_quoted(f"file://{folder}") for folder in others)
+        overrides.append(f"hydra.searchpath=[{listed}]")
     try:
         with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
-            composed = compose("config", list(overrides))
+            composed = compose("config", overrides)
         plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         where = " and ".join(map(str, (conf, *others)))
         raise ConfigError(f"the yaml files of {where} do not compose: {reason}") from None
     assert isinstance(plain, dict)
+    # Hydra composes the keys of the run mode after the model.
+    offline = choices.get("backend") in ("auto", "mslite") or plain.get("run_mode") == "export"
+    if offline and isinstance(infer := plain.get("infer"), dict):
+        infer.update(graphs_of_model(choices.get("model", ""), others))
     return {str(key): value for key, value in plain.items()}
 
 
 def _state(conf: Path) -> str:
-    """What composing depends on: the yaml files, and the variables of the environment they name."""
+    """A digest of the yaml files and of the environment variables that they name."""
     whole = hashlib.sha256(__version__.encode())
     for folder, _, files in sorted(os.walk(conf)):
         for file in sorted(files):
@@ -168,19 +238,19 @@ def keys_by_run_mode(folders: Sequence[Path] = ()) -> dict[str, frozenset[str]]:
 
 
 def _keys_by_run_mode(folders: Sequence[Path] = ()) -> dict[str, list[str]]:
-    ge = [raw for option in options_of("ge") for raw in files_of("ge", option, folders)]
+    ge = {key for option in options_of("ge") for key in values_of("ge", option, folders)}
     found = {}
     for option in options_of("run_mode", folders):
-        keys = {key for raw in files_of("run_mode", option, folders) for key in _dotted(raw)}
+        keys = set(values_of("run_mode", option, folders))
         if any(key.startswith("infer.") for key in keys):
-            keys |= {key for raw in ge for key in _dotted(raw)}
-        found[option] = sorted(keys - {"run_mode", "defaults"})
+            keys |= ge
+        found[option] = sorted(keys - {"run_mode"})
     return found
 
 
-def _dotted(raw: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _dotted(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in raw.items():
         if isinstance(value, Mapping) and value:
             yield from _dotted(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", value

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import re
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
@@ -13,14 +16,23 @@ import yaml
 
 from lite_runner import __version__
 from lite_runner.config.argv import CommandLine
-from lite_runner.config.choices import user_folders
+from lite_runner.config.choices import ConfigFile, user_folders
 from lite_runner.config.compose import compose_line
 from lite_runner.config.composed import Schemas
-from lite_runner.config.config_file import ConfigFile
-from lite_runner.config.fields import raise_faults
-from lite_runner.config.groups import GROUPS, conf_dir, keys_by_run_mode, options_of
+from lite_runner.config.fields import did_you_mean, nearest, raise_faults
+from lite_runner.config.groups import (
+    GROUPS,
+    conf_dir,
+    keys_by_run_mode,
+    options_named_in,
+    options_of,
+    own_groups,
+    paths_of,
+)
 from lite_runner.config.secret import KEY, hidden
-from lite_runner.config.yaml_file import at, put_at, read_yaml
+from lite_runner.config.yaml_file import at, dump_yaml, put_at, read_yaml
+from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 
 _USAGE = """\
 Run an LLM job on MindSpore.
@@ -30,7 +42,7 @@ usage: run_lite.py [key=value ...] [flags]
   run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is'
   run_lite.py model=llama2_7b load_checkpoint=/models/llama2 predict_data=prompts.txt
   run_lite.py model=auto load_checkpoint=/models/folder predict_data=- < prompt.txt
-  run_lite.py model=tiny_llama predict_data=hi do_sample=true temperature=0.7 seed=1,2,3 -m
+  run_lite.py model=tiny_llama predict_data=hi temperature=0.7 seed=1,2,3 -m
   run_lite.py run_mode=convert model=bloom_560m convert_format=ckpt convert_output=bloom.ckpt
   run_lite.py run_mode=quantize model=smollm2_135m quant=a16w8 quantize_output=smollm2_a16w8
   run_lite.py run_mode=eval model=smollm2_135m eval_data=text.txt
@@ -38,7 +50,7 @@ usage: run_lite.py [key=value ...] [flags]
 """
 _FLAGS = """\
 Flags
-  -h, --help                       this text
+  -h, --help [RUN_MODE]            this text; of a run mode all keys, those of sections too
   --version                        the version
   -c, --cfg job|hydra|all          print the composed config and stop; hydra: its search path
   -i, --info                       versions, folders, files and options that a run is composed of
@@ -52,27 +64,108 @@ Flags of run_mindformer.py, each as --key value
   --device_id  --mode  --seed  --output_dir  --predict_batch_size
   --do_sample  --options key=value ...  --section.key value
 """
-_KEY = re.compile(r"^(\w+): (.*?)  # (.*)$")
+_COMMENT = re.compile(r"[ \t]+# (.*)")
+_WIDTH, _MEANING = 98, 35  # columns: of a line, and where meanings begin
 
 
-def help_text(line: CommandLine) -> str:
-    """Usage, groups with their options, top-level keys with their comments, and flags."""
+@dataclass(frozen=True)
+class Key:
+    """A key as conf/ lists it."""
+
+    name: str  # dotted
+    default: str  # as yaml writes it
+    meaning: str  # its comment; "" for a size of a model
+
+
+def keys_in(path: Path) -> list[Key]:
+    """The keys of a yaml of conf/, those of sections too."""
+    text = path.read_text(encoding="utf-8")
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    return list(_keys(root, text, ""))
+
+
+def key_tables(
+    mode: str,
+    schemas: Schemas,
+    choices: Mapping[str, str] | None = None,
+    folders: Sequence[Path] = (),
+) -> dict[str, list[Key]]:
+    """All keys of a run mode by title: its own, those it shares, the common ones, the groups'.
+
+    `choices`: options of the other groups, the defaults of conf/ where there are none.
+    """
+    config = schemas.config_of(mode)
+    own, *shared = paths_of("run_mode", mode, folders)
+    chosen = (
+        options_named_in(conf_dir() / "config.yaml") | options_named_in(own) | dict(choices or {})
+    )
+    groups = ["parallel"] * config.takes_parallel + ["ge"] * (
+        "infer" in {field.name for field in fields(config)}
+    )
+    files = {f"Keys of run_mode={mode}": [own]}
+    files |= {_title(path): [path] for path in shared}
+    files["Keys of every run mode"] = [conf_dir() / "config.yaml"]
+    for group in (*groups, "model"):
+        title = f"Keys of the group {group}, here of {group}={chosen[group]}"
+        files[title] = [*paths_of(group, chosen[group], folders)]
+    tables: dict[str, list[Key]] = {}
+    seen = {"run_mode"}
+    for title, paths in files.items():
+        found = {key.name: key for path in reversed(paths) for key in keys_in(path)}
+        tables[title] = [key for name, key in found.items() if name not in seen]
+        seen |= found.keys()
+    return {title: keys for title, keys in tables.items() if keys}
+
+
+def help_text(line: CommandLine, schemas: Schemas) -> str:
+    """The text of --help: of the run mode that the line names, else of all. Raises ConfigError."""
     folders = user_folders(line, ConfigFile())
+    if mode := _topic(line, options_of("run_mode", folders)):
+        return _mode_help(mode, line, schemas, folders)
     lines = [_USAGE, "Groups (group=option; the first line of conf/GROUP/OPTION.yaml says more)"]
     for group in GROUPS:
         options = ", ".join(options_of(group, folders))
         lines.append(_wrapped(f"  {group:<10}", options))
-    lines += ["", "Keys (key=value; --cfg job shows all sections)"]
-    lines += _keys(conf_dir() / "config.yaml")
+    for group in own_groups(folders):
+        lines.append(_wrapped(f"  +{group:<8} ", ", ".join(options_of(group, folders))))
+    lines += ["", "Keys of every run mode (key=value; --help RUN_MODE lists all of a run mode)"]
+    lines += _rows(_top_level(conf_dir() / "config.yaml"))
     by_mode = keys_by_run_mode(folders)
     for path in sorted((conf_dir() / "keys").glob("*.yaml")):
         modes = [mode for mode, keys in by_mode.items() if _names(path) <= keys]
-        if own := _keys(path):
+        if own := [*_rows(_top_level(path))]:
             lines += ["", f"{_title(path)} (run_mode={', '.join(modes)})", *own]
     for mode in by_mode:
-        if own := _keys(conf_dir() / f"run_mode/{mode}.yaml"):
+        path = conf_dir() / f"run_mode/{mode}.yaml"
+        if path.is_file() and (own := [*_rows(_top_level(path))]):
             lines += ["", f"Keys of run_mode={mode}", *own]
     return "\n".join([*lines, "", _FLAGS])
+
+
+def _topic(line: CommandLine, modes: Sequence[str]) -> str:
+    """The run mode that --help is about; "" for none. Raises ConfigError for a word after --help
+    that is none."""
+    if line.topic and line.topic not in modes:
+        near = did_you_mean(nearest(line.topic, modes))
+        raise ConfigError(f"--help {line.topic}: expected one of {', '.join(modes)}{near}")
+    typed = [str(s.value) for s in line.settings if s.key == "run_mode"]
+    named = [word for word in (*line.bare, *typed, line.topic) if word in modes]
+    return named[-1] if named else ""
+
+
+def _mode_help(mode: str, line: CommandLine, schemas: Schemas, folders: Sequence[Path]) -> str:
+    path = next(paths_of("run_mode", mode, folders))
+    typed = {s.key: str(s.value) for s in line.settings if s.key in GROUPS and not s.prefix}
+    choices = {key: name for key, name in typed.items() if name in options_of(key, folders)}
+    lines = [
+        _title(path),
+        "",
+        f"usage: run_lite.py run_mode={mode} [group=option ...] [key=value ...]",
+    ]
+    for title, keys in key_tables(mode, schemas, choices, folders).items():
+        lines += ["", title, *_rows(keys)]
+    return "\n".join([*lines, "", "--help lists the options of the groups, and the flags"])
 
 
 def config_text(line: CommandLine, schemas: Schemas) -> str:
@@ -84,17 +177,14 @@ def config_text(line: CommandLine, schemas: Schemas) -> str:
     shown = {} if line.shown == "hydra" else composed.raw
     if line.shown != "job":
         shown["hydra"] = {"searchpath": [str(folder) for folder in composed.folders]}
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+    return dump_yaml(shown)
 
 
 def info_text(line: CommandLine, schemas: Schemas) -> str:
     """Versions, and what a run is composed of: folders, files and options. Raises ConfigError."""
     composed = compose_line(line, schemas)
     raise_faults(composed.faults)
-    usual = [
-        entry for entry in read_yaml(conf_dir() / "config.yaml")["defaults"] if entry != "_self_"
-    ]
-    options = {group: name for entry in usual for group, name in entry.items()} | composed.choices
+    options = options_named_in(conf_dir() / "config.yaml") | composed.choices
     rows = [
         ("lite-runner", __version__),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
@@ -102,6 +192,7 @@ def info_text(line: CommandLine, schemas: Schemas) -> str:
         *(("config folder", str(folder)) for folder in (conf_dir(), *composed.folders)),
         *(("config file", file) for file in line.config_files),
         *(("option", f"{group}={name}") for group, name in options.items()),
+        *(("option", f"+{group}={name}") for group, name in composed.own.items()),
     ]
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
 
@@ -116,21 +207,44 @@ def _version(package: str) -> str:
 def _wrapped(head: str, text: str) -> str:
     indent = " " * len(head)
     return textwrap.fill(
-        text, 98, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
+        text, _WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
     )
 
 
-def _keys(path: Path) -> list[str]:
-    """The top-level keys of a yaml with their defaults and meanings."""
-    found = map(_KEY.match, path.read_text(encoding="utf-8").splitlines()) if path.is_file() else ()
-    rows = (match.groups() for match in found if match)
-    return [f"  {name + '=' + default:<32} {meaning}" for name, default, meaning in rows]
+def _keys(section: yaml.MappingNode, text: str, prefix: str) -> Iterator[Key]:
+    for name, value in section.value:
+        key, end = f"{prefix}{name.value}", value.end_mark.index
+        if key in ("defaults", "hydra"):
+            continue
+        if isinstance(value, yaml.MappingNode) and value.value:
+            yield from _keys(value, text, f"{key}.")
+        else:
+            comment = _COMMENT.match(text, end)
+            default = text[value.start_mark.index : end]
+            yield Key(key, default, comment[1] if comment else "")
+
+
+def _rows(keys: Iterable[Key]) -> Iterator[str]:
+    """Each key with its meaning beside it, or below where the key is long."""
+    for key in keys:
+        head = f"  {key.name}={key.default}"
+        if key.meaning and len(head) < _MEANING:
+            yield _wrapped(f"{head:<{_MEANING}}", key.meaning)
+        else:
+            yield head
+            if key.meaning:
+                yield _wrapped(" " * _MEANING, key.meaning)
+
+
+def _top_level(path: Path) -> list[Key]:
+    return [key for key in keys_in(path) if "." not in key.name and key.meaning]
 
 
 def _title(path: Path) -> str:
-    """What a yaml says of itself in its first comment."""
+    """The first comment of a yaml, as its title."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    return next(line for line in lines if line.startswith("# ") and "@package" not in line)[2:-1]
+    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line[2:] for line in head if "@package" not in line).rstrip(".")
 
 
 def _names(path: Path) -> set[str]:

@@ -7,51 +7,184 @@ keys that would change the result, and unknown keys, are validation errors.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
-from lite_runner.config import mindformers_experts as experts
-from lite_runner.config.fields import show
-from lite_runner.config.mindformers_keys import IGNORED, OFF, PARALLEL_MODES, TOKENIZERS
-from lite_runner.config.mindformers_model import RENAMED, TRANSLATED, Translation, translate_model
-from lite_runner.config.suggest import did_you_mean, nearest_key
+from lite_runner.architectures.settings import FAMILY_MODEL, NETWORK_NAMES, UNREAD
+from lite_runner.config.fields import did_you_mean, nearest_key, show
+from lite_runner.config.mindformers_model import (
+    EXPERT_SECTIONS,
+    MIXTURE_NETWORK,
+    RENAMED,
+    TRANSLATED,
+    Translation,
+    expert_faults,
+    expert_settings,
+    has_experts,
+    ignored_expert_keys,
+    translate_model,
+)
 from lite_runner.config.yaml_file import at
+
+_IGNORED = {
+    "": """
+        auto_tune autotune_per_step balanced_load callbacks checkpoint data_parallel_size
+        do_eval eval_callbacks eval_dataset eval_dataset_task eval_epoch_interval
+        eval_step_interval filepath_prefix grouped_lr_schedule infer_precision_sync
+        init_start_profile layer_decay layer_scale load_ckpt_format
+        load_transformed_checkpoint lr_scale lr_scale_factor lr_schedule lr_scheduler metric
+        micro_batch_interleave_num moe_config monitor_config optimizer parallelism
+        print_separate_loss profile profile_communication profile_level profile_memory
+        profile_start_step profile_stop_step profiler_level recompute recompute_config
+        remote_save_url remove_redundancy resume_training runner_config runner_wrapper
+        swap_config train_dataset train_dataset_task train_precision_sync training
+        transform_process_num trust_remote_code use_graceful_exit use_legacy
+    """,
+    "context": """
+        affinity_cpu_list deterministic enable_graph_kernel graph_kernel_flags
+        jit_config jit_level max_call_depth memory_offload
+        memory_optimize_level mempool_block_size op_timeout precompile_only
+        runtime_num_threads save_graphs save_graphs_path
+    """,
+    "parallel": """
+        auto_pipeline dataset_strategy enable_alltoall enable_parallel_optimizer full_batch
+        gradients_mean loss_repeated_mean parallel_optimizer_config pipeline_config
+        search_mode strategy_ckpt_config strategy_ckpt_load_file
+    """,
+    "parallel_config": """
+        context_parallel context_parallel_algo expert_parallel gradient_aggregation_group
+        mem_coeff micro_batch_num optimizer_shard recompute seq_split_num use_seq_parallel
+    """,
+    "processor": "audio_processor image_processor return_tensors type",
+    "processor.tokenizer": """
+        auto_register end_token mask_token merges_file model_max_length pad_token padding_side
+        trust_remote_code unk_token use_fast
+    """,
+    "model.model_config": """
+        add_qkv_bias apply_rope_fusion architectures attention_bias attention_dropout
+        attention_dropout_rate attention_softmax_in_fp32 auto_map batch_size bias_dropout_fusion
+        bias_swiglu_fusion block_size boost_model_name calculate_per_token_loss
+        chunk_prefill compute_in_2d emb_dropout_prob embed_parallel_config embedding_dropout_prob
+        embedding_init_type embedding_type enable_high_performance enable_slice_dp extend_method
+        ffn_dim_multiplier fine_grain_interleave
+        fp32_residual_connection fused_norm fused_rms_norm gmask_token_id
+        hidden_act hidden_dropout hidden_dropout_rate hidden_size_per_attention_head ignore_index
+        ignore_token_id init_method_std initializer_range
+        input_sliced_sig is_dynamic is_enhanced_encoder is_flexible_shape layernorm_compute_dtype
+        layernorm_compute_type llm_backend mask_type max_position_embedding
+        max_position_embeddings mlp_concat model_type moe_config moe_router_fusion multiple_of
+        no_recompute_layers num_block num_blocks num_labels offset op_parallel_config
+        output_router_logits parallel_config parallel_optimizer param_init_type params_dtype
+        pet_config pipeline_stage pp_interleave_num prefix_name pretrain_seqlen qkv_concat
+        quantization_config recompute residual_dtype rmsnorm_compute_2d rotary_dtype
+        rotary_emb_base router_aux_loss_coef router_dense_type scaling_factor
+        softmax_compute_dtype softmax_compute_type unk_token_id use_attn_mask_compression
+        untie_embeddings_and_output_weights use_cache
+        use_contiguous_weight_layout_attention use_eod_attn_mask_compression
+        use_flash_attention use_fused_mla use_fused_rope use_fused_swiglu
+        use_incre_flash_attention use_kbk_infer
+        use_kvcache_op use_load_balance use_pad_tokens use_paged_attention use_past_shard
+        use_prompt_flash_attention use_ring_attention use_rope_slice use_select_recompute
+        use_seq_parallel
+    """,
+    "generation_config": "bos_token_id pad_token_id",
+    "infer": "device_id dynamic infer_type model_name target",
+    "trainer": "dataset_dir image_size",
+}
+IGNORED = frozenset(
+    f"{section}.{name}".lstrip(".") for section, names in _IGNORED.items() for name in names.split()
+)
+
+# Values that mean "off", and a hint for any other, which is not supported.
+_NOT_HERE = "of no model that runs here"
+_OF_CHATGLM2 = "only a ChatGLM2 may have it"
+_NO_PREFIX = "prefix tuning does not run here"
+_OF_THE_FILES = "the tokenizer is as its files say"
+OFF: dict[str, tuple[tuple[Any, ...], str]] = {
+    "profile": (
+        (False, None),
+        "result.json has the times of a run; a script may profile model.generate()"
+        " with mindspore.Profiler",
+    ),
+    "plugins": (("", None, []), "it runs code, so it is taken from the command line only"),
+    "register_path": (("", None), "it runs code, so it is taken from the command line only"),
+    "model.model_config.add_bias_linear": ((False, None), _OF_CHATGLM2),
+    "model.model_config.post_layer_norm": ((True, None), _OF_CHATGLM2),
+    "model.model_config.rmsnorm": ((True, None), _OF_CHATGLM2),
+    "model.model_config.apply_query_key_layer_scaling": (
+        (True, None),
+        "MindFormers then leaves out the scale of scores, Hugging Face does not",
+    ),
+    "model.model_config.apply_residual_connection_post_layernorm": ((False, None), _NOT_HERE),
+    "model.model_config.pre_seq_len": ((None, "None", 0), _NO_PREFIX),
+    "model.model_config.prefix_projection": ((False, None), _NO_PREFIX),
+    "model.model_config.quantization_bit": ((0, None), "quant=a16w8 or a16w4 quantizes here"),
+    "model.model_config.interleaved_qkv": ((False, None), _NOT_HERE),
+    "model.model_config.rotary_percent": ((0.5, None), "a ChatGLM2 rotates half of each head"),
+    "model.model_config.rotary_pct": ((1.0, 1, None), "a Llama rotates all of each head"),
+    "model.model_config.gated_linear_unit": ((True, None), _NOT_HERE),
+    "model.model_config.mask_generate": ((None,), "a mask per document is of training"),
+    "model.model_config.post_mlp_layernorm": ((False, None), _NOT_HERE),
+    "model.model_config.post_self_attn_layernorm": ((False, None), _NOT_HERE),
+    "model.model_config.use_rearrange_rope": (
+        (False, None),
+        "the rows of its weights are in another order",
+    ),
+    "model.model_config.position_encoding_2d": ((True, None), "a ChatGLM-6B always has it"),
+    "model.model_config.layernorm_order": (("post", None), _NOT_HERE),
+    "model.model_config.use_final_layernorm": ((True, None), _NOT_HERE),
+    "model.model_config.activation_func": (("GELU", "gelu", None), _NOT_HERE),
+    "model.model_config.normalization": (("RMSNorm", None), _NOT_HERE),
+    "model.model_config.position_embedding_type": (("rope", None), "rope_scaling has the others"),
+    "model.model_config.qk_layernorm": ((True, None), "a Qwen3 always has it"),
+    "model.model_config.post_layernorm_residual": ((False, None), _NOT_HERE),
+    "model.model_config.return_hidden_states": ((False, None), "logits are all that is given"),
+    "model.model_config.quant": (("", None), "quant=a16w8, a16w4 or a8w8 quantizes here"),
+    "model.model_config.quant_config": ((None,), "quant=a16w8, a16w4 or a8w8 quantizes here"),
+    "model.model_config.pet_config.pet_type": (
+        ("lora", "slora", "", None),
+        "of adapters there are lora and slora",
+    ),
+    "processor.tokenizer.clean_up_tokenization_spaces": ((False, None), _OF_THE_FILES),
+    "processor.tokenizer.do_lower_case": ((False, None), _OF_THE_FILES),
+    "processor.tokenizer.encode_special_tokens": ((False, None), _OF_THE_FILES),
+    "processor.tokenizer.errors": (("replace", None), "bytes that are no UTF-8 become U+FFFD"),
+    "processor.tokenizer.gmask_token": (("[gMASK]", None), _OF_THE_FILES),
+    "processor.tokenizer.legacy": ((True, None), _OF_THE_FILES),
+    "processor.tokenizer.remove_space": ((False, None), _OF_THE_FILES),
+}
+# Tokenizer types by our names.
+TOKENIZERS = {
+    "BloomProcessor": "BloomTokenizer",
+    "GPT2Processor": "GPT2Tokenizer",
+    "LLaMATokenizer": "LlamaTokenizer",
+    "LlamaProcessor": "LlamaTokenizer",
+    "PreTrainedTokenizerFast": "AutoTokenizer",
+}
+# parallel_mode by number.
+PARALLEL_MODES = {
+    "DATA_PARALLEL": 0,
+    "SEMI_AUTO_PARALLEL": 1,
+    "MANUAL_PARALLEL": 1,
+    "AUTO_PARALLEL": 2,
+    "HYBRID_PARALLEL": 3,
+}
+
+
+def is_only_mindformers(key: str) -> bool:
+    """True if a dotted key, or one of its sections, is MindFormers' alone."""
+    parts = key.split(".")
+    heads = {".".join(parts[:i]) for i in range(1, len(parts) + 1)}
+    return key in OFF or not heads.isdisjoint(IGNORED)
+
 
 _SIZES = ("seq_length", "hidden_size", "num_layers", "num_heads", "vocab_size")
 # Ignored where the folder has the sizes (model=auto).
 _SIZES_OF_FOLDER = ("model.model_config.seq_length",)
-# The model of conf/ to start from, by architecture, for an unknown model_name.
-_FAMILY_MODEL = {
-    "LlamaForCausalLM": "llama2_7b",
-    "Qwen3ForCausalLM": "qwen3_0.6b",
-    "Olmo2ForCausalLM": "olmo2_1b",
-    "GraniteForCausalLM": "granite3.1_2b",
-    "SmolLM3ForCausalLM": "smollm3_3b",
-    "GlmForCausalLM": "glm4_9b_hf",
-    "Glm4ForCausalLM": "glm4_9b_0414",
-    "ChatGLM2ForConditionalGeneration": "glm2_6b",
-    "Gemma2ForCausalLM": "gemma2_2b",
-    "Gemma3ForCausalLM": "gemma3_1b",
-    "Qwen3MoeForCausalLM": "qwen3_30b_a3b",
-    "MixtralForCausalLM": "mixtral_8x7b",
-    "Phi3ForCausalLM": "phi4",
-    "Starcoder2ForCausalLM": "starcoder2_3b",
-    "GPTNeoXForCausalLM": "pythia_160m",
-    "BloomLMHeadModel": "bloom_560m",
-    "GLMForPreTraining": "glm_6b",
-    "GPT2LMHeadModel": "gpt2",
-}
-# The same by the family names of run_infer_main.py.
-FAMILIES = {
-    "llama": _FAMILY_MODEL["LlamaForCausalLM"],
-    "bloom": _FAMILY_MODEL["BloomLMHeadModel"],
-    "gpt2": _FAMILY_MODEL["GPT2LMHeadModel"],
-    "glm": _FAMILY_MODEL["GLMForPreTraining"],
-    "glm2": _FAMILY_MODEL["ChatGLM2ForConditionalGeneration"],
-    "glm3": "glm3_6b",
-}
 # MindFormers' keys by our names. Those of generation_config are the model's defaults here.
 _RENAMED = {
     **RENAMED,
+    "input_data": "predict_data",
     "processor.tokenizer.vocab_file": "processor.tokenizer.tokenizer_file",
     "generation_config.eos_token_id": "eos_token_id",
     "generation_config.max_length": "model.model_config.max_decode_length",
@@ -65,13 +198,27 @@ _RENAMED = {
 }
 # MindFormers' values by our names.
 _RENAMED_VALUES: dict[str, Mapping[str, Any]] = {
-    "model.arch.type": {
-        "ParallelLlamaForCausalLM": "LlamaForCausalLM",
-        "GLMChatModel": "GLMForPreTraining",
-    },
+    "model.arch.type": NETWORK_NAMES,
     "processor.tokenizer.type": TOKENIZERS,
     "parallel.parallel_mode": PARALLEL_MODES,
 }
+
+_TOKENIZER = "processor.tokenizer."
+_TOKENS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
+# Keys that each class of MindFormers never reads: a ChatGLM's prompt has a form of its own, and
+# only GPT-2's and BLOOM's may begin with a space.
+_UNREAD_BY_TOKENIZER = {
+    "ChatGLMTokenizer": (*_TOKENS, "add_prefix_space"),
+    "ChatGLM2Tokenizer": (*_TOKENS, "add_prefix_space"),
+    "ChatGLM3Tokenizer": (*_TOKENS, "add_prefix_space"),
+    "ChatGLM4Tokenizer": (*_TOKENS[:3], "add_prefix_space"),
+    "Llama3Tokenizer": ("add_prefix_space",),
+    "LlamaTokenizer": ("add_prefix_space",),
+    "LlamaTokenizerFast": ("add_prefix_space",),
+}
+# Defaults of a class that differ from what a model's files may say.
+_TOKENIZER_DEFAULTS = {"Llama3Tokenizer": {"add_bos_token": False, "add_eos_token": False}}
+_MERGES = "merges_file"
 
 
 def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
@@ -79,16 +226,16 @@ def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
     name, arch = at(raw, "trainer.model_name"), arch_of(raw)
     if arch is None and at(raw, "pretrained_model_dir"):
         return "auto"  # the folder has the sizes, whatever the model is called
-    if isinstance(name, str) and name in models and not experts.has_experts(raw):
+    if isinstance(name, str) and name in models and not has_experts(raw):
         return name
-    return _FAMILY_MODEL.get(arch) if isinstance(arch, str) else None
+    return FAMILY_MODEL.get(arch) if isinstance(arch, str) else None
 
 
 def arch_of(raw: Mapping[str, Any]) -> Any:
     """The architecture that a file names, by our name."""
     named = at(raw, "model.arch.type")
-    if experts.has_experts(raw):
-        return experts.NETWORK
+    if has_experts(raw):
+        return MIXTURE_NETWORK
     return _RENAMED_VALUES["model.arch.type"].get(named, named) if isinstance(named, str) else named
 
 
@@ -108,6 +255,8 @@ def translate(
     model is `sized` by conf/.
     """
     result = Translation()
+    kind = at(raw, "model.model_config.type")
+    unread = UNREAD.get(kind, ()) if isinstance(kind, str) else ()
     sections = {key[:i] for key in (*known, *IGNORED) for i, c in enumerate(key) if c == "."}
     for key, value in _leaves(raw, "", known, sections):
         if key.partition(".")[0] in ("parallel", "parallel_config") and not use_parallel:
@@ -120,7 +269,7 @@ def translate(
             result.assignments[key] = arch_of(raw) if key == "model.arch.type" else renamed
         elif key in known:
             result.assignments[key] = value
-        elif key in IGNORED or key in _SIZES_OF_FOLDER:
+        elif key in IGNORED or key in _SIZES_OF_FOLDER or key in unread:
             result.ignored += [] if key in TRANSLATED else [key]
         elif key in sections:
             if value is not None:
@@ -129,8 +278,10 @@ def translate(
             continue  # checked below
         else:
             near = nearest_key(key, sorted({*known, *IGNORED}))
-            result.faults.append(f"{key}: no such key{did_you_mean(near)}")
-    _check_disabled(raw, result)
+            hint = did_you_mean(near)
+            result.faults.append(f"{key}: no such key{hint}; ~{key} leaves it out")
+    _check_disabled(raw, known, result)
+    _translate_tokenizer(raw, result)
     settings = at(raw, "model.model_config")
     if isinstance(settings, Mapping):
         translate_model(settings, defaults, models, result)
@@ -146,12 +297,31 @@ def _translate_experts(raw: Mapping[str, Any], known: Collection[str], result: T
     prefix = "model.model_config."
     width = result.assignments.get(f"{prefix}intermediate_size")
     mixture = f"{prefix}num_experts" in known
-    result.faults += experts.faults(raw, width, mixture=mixture)
-    if mixture and experts.has_experts(raw):
-        result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
-        result.ignored += experts.ignored(raw)
-        values = experts.settings(raw).items()
+    result.faults += expert_faults(raw, width, mixture=mixture)
+    if mixture and has_experts(raw):
+        result.ignored = [key for key in result.ignored if key not in EXPERT_SECTIONS]
+        result.ignored += ignored_expert_keys(raw)
+        values = expert_settings(raw).items()
         result.assignments |= {f"{prefix}{name}": value for name, value in values}
+
+
+def _translate_tokenizer(raw: Mapping[str, Any], result: Translation) -> None:
+    """Drop what a tokenizer's class never reads, add its defaults, and check its merges_file."""
+    kind = result.assignments.get(f"{_TOKENIZER}type")
+    if not isinstance(kind, str):
+        return
+    for name in _UNREAD_BY_TOKENIZER.get(kind, ()):
+        if result.assignments.pop(f"{_TOKENIZER}{name}", None) is not None:
+            result.ignored.append(f"{_TOKENIZER}{name}")
+    for name, value in _TOKENIZER_DEFAULTS.get(kind, {}).items():
+        result.assignments.setdefault(f"{_TOKENIZER}{name}", value)
+    merges, vocab = (at(raw, f"{_TOKENIZER}{name}") for name in (_MERGES, "vocab_file"))
+    named = all(isinstance(path, str) and path for path in (merges, vocab))
+    if named and PurePath(merges) != PurePath(vocab).parent / "merges.txt":
+        result.faults.append(
+            f"{_TOKENIZER}{_MERGES}: got {show(merges)}, expected merges.txt beside {vocab}:"
+            " put the two files into one folder"
+        )
 
 
 def format_keys(keys: Collection[str]) -> str:
@@ -176,8 +346,11 @@ def _leaves(
             yield key, value
 
 
-def _check_disabled(raw: Mapping[str, Any], result: Translation) -> None:
+def _check_disabled(raw: Mapping[str, Any], known: Collection[str], result: Translation) -> None:
+    """Refuse other values than "off" of keys that the model does not know."""
     for key, (off, instead) in OFF.items():
         value = at(raw, key)
-        if not any(type(value) is type(entry) and value == entry for entry in off):
+        if key not in known and not any(
+            type(value) is type(entry) and value == entry for entry in off
+        ):
             result.faults.append(f"{key}: {show(value)} is not available: {instead}")

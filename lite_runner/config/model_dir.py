@@ -1,19 +1,26 @@
-"""The folder of an exported model, as far as composing a config needs it: which model it says."""
+"""The folder of an exported model: which model it says, and the yaml of sizes beside the graphs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from lite_runner.architectures import architecture_of
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.config_file import ConfigFile
+from lite_runner.config.choices import ConfigFile
+from lite_runner.config.schema import RunConfig
 from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.system.json_file import read_json_object
 
 MANIFEST = "manifest.json"  # of an export of ours
 _DIR = "infer.model_dir"
+_RUN_BY = ("", "predict", "slora", "eval", "serve", "chat", "bench", "doctor")  # run modes
 _PATHS = ("infer.prefill_model_path", "infer.increment_model_path")
 
 
@@ -35,7 +42,7 @@ def only_yaml(folder: Path) -> Path | None:
 
 
 def model_settings(path: Path) -> dict[str, Any]:
-    """What the yaml in a model's folder says of the model.
+    """The settings of the model in its folder's yaml.
 
     It is what the export was made with: that it exported, and to which paths, is left out.
     Raises ArtifactError where it is broken.
@@ -51,6 +58,30 @@ def model_settings(path: Path) -> dict[str, Any]:
     return raw
 
 
+def with_export(line: CommandLine, file: ConfigFile, models: Collection[str]) -> CommandLine:
+    """A line whose model is the folder of an export of ours as one with infer.model_dir, and with
+    the backend that runs it unless one is named."""
+    typed = [setting for setting in line.settings if setting.key == "model" and not setting.prefix]
+    given = str(typed[-1].value) if typed else ""
+    if given and given not in models and is_export(Path(given).expanduser()):
+        settings = [setting for setting in line.settings if setting not in typed]
+        line = dataclasses.replace(line, settings=[*settings, Setting(_DIR, given)])
+    folder = _given(_DIR, line, {})
+    ran = _given("run_mode", line, file.raw) in _RUN_BY
+    named = _given("backend", line, file.raw) or "backend" in file.choices
+    if ran and not named and folder and is_export(Path(folder).expanduser()):
+        line = dataclasses.replace(line, settings=[*line.settings, Setting("backend", "mslite")])
+    return line
+
+
+def is_export(folder: Path) -> bool:
+    """True if a folder holds an export of ours."""
+    try:
+        return read_json_object(folder / MANIFEST).keys() >= {"schema", "layout", "graphs"}
+    except (ArtifactError, OSError, ValueError):
+        return False
+
+
 def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
     """A command line and its `--config`, that name no model but an exported one, with its model.
 
@@ -59,7 +90,7 @@ def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, Config
     raw = file.raw
     named = any(setting.key == "model" for setting in line.settings) or "model" in file.choices
     named = named or bool(at(raw, "trainer.model_name") or at(raw, "model.arch.type"))
-    if named or _given("run_mode", line, raw) not in ("", "predict", "eval"):
+    if named or _given("run_mode", line, raw) not in _RUN_BY:
         return line, file
     given, graph = _given(_DIR, line, raw), _given(_PATHS[0], line, raw)
     if not given and not graph:
@@ -87,3 +118,48 @@ def _given(key: str, line: CommandLine, file: Mapping[str, Any]) -> str:
         if setting.key == key and isinstance(setting.value, str):
             return setting.value
     return str(at(file, key) or "")
+
+
+HEAD = "# Written by an export of lite-runner: the sizes of the model beside it.\n"
+
+
+def model_yaml(
+    model: Decoder, config: RunConfig, seq_length: int, model_type: str, *, use_past: bool
+) -> str:
+    """The text of the yaml; it reads as `--config`.
+
+    `seq_length`: positions that the exported graphs have; `model_type`: mindir or mindir_lite;
+    `use_past`: whether they keep a cache.
+    """
+    theirs = architecture_of(model).mindformers
+    assert theirs is not None, "registered families have no yaml"
+    settings = config.model.model_config
+    sizes: dict[str, Any] = {
+        "type": theirs.config,
+        "seq_length": model.seq_length,
+        "hidden_size": model.hidden_size,
+        "num_layers": model.num_layers,
+        "num_heads": model.num_heads,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "bos_token_id": model.bos_token_id,
+        "eos_token_id": list(model.eos_token_id),
+        "pad_token_id": model.pad_token_id,
+        "use_past": use_past,
+        "is_sample_acceleration": settings.is_sample_acceleration,
+        "compute_dtype": settings.compute_dtype,
+        **theirs.settings(model),
+    }
+    plain = {
+        "trainer": {"type": config.trainer.type, "model_name": config.trainer.model_name},
+        "processor": {"tokenizer": {"type": config.processor.tokenizer.type}},
+        "model": {"arch": {"type": theirs.network}, "model_config": sizes},
+        "infer": {"infer_seq_length": seq_length, "model_type": model_type},
+    }
+    return HEAD + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def is_ours(path: Path) -> bool:
+    """True if an export wrote this yaml; any other is the user's own, which stays."""
+    with path.open("rb") as file:
+        return file.read(len(HEAD)) == HEAD.encode()

@@ -4,49 +4,62 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.engines import ENGINES
-from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.options import ExportedOptions
+from lite_runner.config.fields import Fault, Note, fault, show
+from lite_runner.config.parallel import ranks_of
+from lite_runner.config.prompts import samples
+from lite_runner.config.schema import Exported, ExportedOptions
 from lite_runner.config.secret import encryption_key
-from lite_runner.config.seeds import samples
 from lite_runner.errors import ConfigError
+
+EngineName = Literal["lite", "lite-worker", "graph-cell"]
+ENGINES: dict[str, tuple[EngineName, ...]] = {
+    "resizable": ("lite", "lite-worker"),
+    "static_pair": ("lite", "graph-cell"),
+    "full": ("lite", "graph-cell"),
+    "no_cache": ("lite", "lite-worker", "graph-cell"),
+}
+
+# Why it runs neither a pair nor a full graph.
+LITE_2_0 = (
+    "MindSpore Lite 2.0, the one for CPUs, keeps no cache in a graph between runs, and reads MindIR"
+    " of version 1, where MindSpore 2.10 writes version 3; for it the layout resizable is written"
+)
+
+
+def with_backend(config: Exported, faults: list[Fault], notes: list[Note]) -> Exported:
+    """The config with the backend that its other settings mean: engine=native is the old name of
+    backend=native, and what only exported models have makes of auto mslite."""
+    if config.engine == "native":
+        if config.backend not in ("auto", "mslite", "native"):
+            text = f"engine=native is backend=native; got backend={config.backend}"
+            faults.append(fault(("engine", "backend"), text))
+        if config.writes_graphs:
+            text = "engine=native is backend=native, which runs a checkpoint without an export"
+            faults.append(fault(("engine", "run_mode"), text))
+        notes.append(Note("engine=native is backend=native now: leave engine= out"))
+        return replace(config, backend="native", engine="auto")
+    asked = not config.writes_graphs and any(offline_settings(config).values())
+    return replace(config, backend="mslite") if config.backend == "auto" and asked else config
 
 
 def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     """All validation errors of exporting and of running an exported model."""
-    offline = config.writes_graphs or config.backend in ("mslite", "auto")
+    offline = config.writes_graphs or config.in_lite
     if config.context.mode == 1 and offline:
         yield fault(
             ("context.mode", "backend", "run_mode"),
             "context.mode=1 (pynative): an exported model is a graph; context.mode=0, or"
             " backend=ms",
         )
-    given = {
-        "engine": config.engine != "auto",
-        "export.layout": config.export.layout != "auto",
-        "export.target": config.export.target != "auto",
-        "export.weight_fp16": config.export.weight_fp16,
-        "infer.model_dir": config.infer.model_dir,
-        "infer.prefill_model_path": config.infer.prefill_model_path,
-        "infer.increment_model_path": config.infer.increment_model_path,
-        "infer.enc_key": config.infer.enc_key,
-        "model.model_config.is_sample_acceleration": _sampled(config),
-        "infer.infer_seq_length": config.infer.infer_seq_length,
-        "infer.model_type": config.infer.model_type is not None,
-        "infer.ge_config_path": config.infer.ge_config_path,
-        "ge": config.infer.ge_options is not None,
-    }
-    for key, value in given.items():
-        if value and not offline:
-            yield fault(key, f"{key} has an effect only with backend=mslite or run_mode=export")
-    if offline and not config.use_past and config.backend != "mindformers":
-        yield fault(
-            ("model.model_config.use_past", "backend"),
-            "model.model_config.use_past=false is not available with an exported model",
-        )
+    where = "run_mode=export" if config.run_mode == "eval" else "backend=mslite or run_mode=export"
+    for key, given in offline_settings(config).items():
+        if given and not offline:
+            yield fault(key, f"{key} has an effect only with {where}")
+    yield from _full_graph(config)
     yield from _engine(config)
     yield from _given_model(config)
     if config.infer.rank_id and config.seed is None and samples(config):
@@ -61,6 +74,51 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
         yield fault("infer.enc_key", error.message)
 
 
+def offline_settings(config: ExportedOptions) -> dict[str, bool]:
+    """The settings of exported models by their keys, and whether each is given."""
+    infer, export = config.infer, config.export
+    return {
+        "engine": config.chosen_engine is not None,
+        "export.layout": export.chosen_layout is not None,
+        "export.target": export.target != "auto",
+        "export.weight_fp16": export.weight_fp16,
+        "infer.model_dir": bool(infer.model_dir),
+        "infer.prefill_model_path": bool(infer.prefill_model_path),
+        "infer.increment_model_path": bool(infer.increment_model_path),
+        "infer.enc_key": bool(infer.enc_key),
+        "model.model_config.is_sample_acceleration": _sampled(config),
+        "infer.infer_seq_length": infer.infer_seq_length is not None,
+        "infer.model_type": infer.model_type is not None,
+        "infer.ge_config_path": bool(infer.ge_config_path),
+        "ge": infer.ge_options is not None,
+    }
+
+
+def _full_graph(config: ExportedOptions) -> Iterator[Fault]:
+    """Validation errors of an exported model without a cache."""
+    past, infer = "model.model_config.use_past", config.infer
+    offline = config.writes_graphs or config.in_lite
+    if not offline or not config.full_graph or config.in_mindformers:
+        return
+    if not config.use_past and config.writes_graphs and infer.increment_model_path:
+        yield fault(
+            (past, "infer.increment_model_path"),
+            f"infer.increment_model_path: {past}=false writes one graph, without a cache; leave"
+            f" the path out, or {past}=true",
+        )
+    refused = {
+        f"export.layout={config.export.layout}": config.export.chosen_layout is not None,
+        f"quant={config.quantization}": config.quantization.rounds,
+    }
+    for key, value in refused.items():
+        if value:
+            yield fault(
+                (past, key.partition("=")[0], "infer.prefill_model_path"),
+                f"{key} has a cache, and {past}=false, or an infer.prefill_model_path alone, means"
+                " a graph without one",
+            )
+
+
 def _engine(config: ExportedOptions) -> Iterator[Fault]:
     """Combinations of layout, engine and file type of an exported model."""
     layout, engine = config.export.layout, config.engine
@@ -70,37 +128,30 @@ def _engine(config: ExportedOptions) -> Iterator[Fault]:
         "parallel_config.model_parallel": ranks_of(config).tensor > 1,
         "infer.prefill_model_path": config.writes_graphs and config.infer.prefill_model_path,
     }
-    if layout in ("resizable", "dynamic"):
+    if layout == "resizable":
         for key, value in forced.items():
             if value:
                 yield fault(
                     (key.partition("=")[0], "export.layout"),
                     f"{key} needs export.layout=static_pair; got {layout}",
                 )
-    if layout != "auto" and engine not in ("auto", *ENGINES[layout]):
-        wants = " or ".join(ENGINES[layout])
+    chosen = config.export.chosen_layout
+    if chosen is not None and config.chosen_engine not in (None, *ENGINES[chosen]):
+        wants = " or ".join(ENGINES[chosen])
         yield fault(
             ("export.layout", "engine"),
             f"export.layout={layout} runs in engine={wants}, not {engine}",
         )
-    if config.takes_packed:
-        refused = forced | {
-            "export.weight_fp16": config.export.weight_fp16,
-            "infer.model_type": config.infer.model_type is not None,
-            "infer.enc_key": config.infer.enc_key,
-        }
-        for key, value in refused.items():
-            if value:
-                yield fault(
-                    (key.partition("=")[0], "engine"),
-                    f"{key} is of MindIR graphs; engine=native (export.layout=packed) has none",
-                )
     lite_only = layout in ("auto", "resizable") and engine != "graph-cell"
-    if config.infer.model_type == "mindir_lite" and not lite_only:
-        yield fault(
-            ("infer.model_type", "export.layout"),
-            "infer.model_type=mindir_lite is for MindSpore Lite: export.layout=resizable",
-        )
+    if config.infer.model_type == "mindir_lite" and not config.runs_given_model:
+        pair = forced | {"model.model_config.use_past=false": config.full_graph}
+        wanted = {f"export.layout={layout}, engine={engine}": not lite_only} | pair
+        for key in [key for key, value in wanted.items() if value][:1]:
+            yield fault(
+                ("infer.model_type", key.partition("=")[0]),
+                f"infer.model_type=mindir_lite is of export.layout=resizable, not of {key}:"
+                f" {LITE_2_0}; leave infer.model_type out",
+            )
     if config.export.weight_fp16 and config.infer.model_type == "mindir":
         yield fault(
             ("export.weight_fp16", "infer.model_type"),
@@ -109,7 +160,7 @@ def _engine(config: ExportedOptions) -> Iterator[Fault]:
     if config.infer.enc_key and (layout == "resizable" or engine == "lite-worker"):
         yield fault(
             ("infer.enc_key", "export.layout"),
-            "infer.enc_key needs export.layout=dynamic or static_pair: the public MindSpore Lite"
+            "infer.enc_key needs export.layout=static_pair: the public MindSpore Lite"
             " reads no encrypted model",
         )
 
@@ -133,29 +184,25 @@ def _given_model(config: ExportedOptions) -> Iterator[Fault]:
         )
     if not config.writes_graphs or not any(paths.values()):
         return
-    if infer.prefill_model_path and not infer.increment_model_path:
+    if not infer.prefill_model_path:
+        return
+    given = {key: Path(path) for key, path in paths.items() if path}
+    keys, names = " and ".join(given), [one.name.removesuffix(".mindir") for one in given.values()]
+    first, second = next(iter(given.values())), list(given.values())[-1]
+    together = first.parent == second.parent and len(set(names)) == len(given)
+    beside = first.parent != second.parent and first.parent.parent == second.parent.parent
+    if len(given) > 1 and (not (together or beside) or not all(names)):
         yield fault(
-            tuple(paths), "infer.increment_model_path is empty; an export writes both of a pair"
+            tuple(paths),
+            f"{keys}: expected two names in one folder, or in two folders beside each other, got"
+            f" {show(str(first))} and {show(str(second))}",
         )
-    elif infer.prefill_model_path:
-        first, second = (Path(path) for path in paths.values())
-        names = [path.name.removesuffix(".mindir") for path in (first, second)]
-        together = first.parent == second.parent and names[0] != names[1]
-        beside = first.parent != second.parent and first.parent.parent == second.parent.parent
-        if not (together or beside) or not all(names):
-            yield fault(
-                tuple(paths),
-                "infer.prefill_model_path and infer.increment_model_path: expected two names in"
-                " one folder, or in two folders beside each other, got"
-                f" {show(str(first))} and {show(str(second))}",
-            )
-        elif not all(re.fullmatch(r"[\w@.:-]+", name, re.ASCII) for name in names):
-            yield fault(
-                tuple(paths),
-                f"infer.prefill_model_path and infer.increment_model_path: got the names {names},"
-                " expected letters, digits and _ @ . : - , which MindSpore takes (the folder may"
-                " have any name)",
-            )
+    elif not all(re.fullmatch(r"[\w@.:-]+", name, re.ASCII) for name in names):
+        yield fault(
+            tuple(paths),
+            f"{keys}: got the names {names}, expected letters, digits and _ @ . : - , which"
+            " MindSpore takes (the folder may have any name)",
+        )
 
 
 def _sampled(config: ExportedOptions) -> bool:

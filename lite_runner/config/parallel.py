@@ -1,16 +1,169 @@
-"""Validation errors of the parallel group: how it divides a model and its prompts."""
+"""Ranks: how a job is divided, which machine starts which, and the validation errors of that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.cluster import cluster_faults, ranks_of
 from lite_runner.config.fields import Fault, raise_faults
-from lite_runner.config.options import GenerateOptions
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
+from lite_runner.records import dataclass
+from lite_runner.system import processor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank among `data * tensor`; neighbours hold the shards of one replica of the model."""
+
+    rank: int = 0
+    data: int = 1  # replicas of the model, each with prompts of its own (data parallel)
+    tensor: int = 1  # ranks that share a replica (tensor parallel)
+
+    @property
+    def size(self) -> int:
+        return self.data * self.tensor
+
+    @property
+    def data_index(self) -> int:
+        return self.rank // self.tensor
+
+    @property
+    def tensor_index(self) -> int:
+        return self.rank % self.tensor
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The ranks of a job over machines (nodes) with the same number of ranks each."""
+
+    worker_num: int  # ranks on all machines
+    local_worker_num: int  # ranks on this one
+    master_addr: str = "127.0.0.1"  # the machine with node_rank 0
+    master_port: int | None = None  # None: a free one of this machine
+    node_rank: int = 0
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks that this machine starts."""
+        first = self.node_rank * self.local_worker_num
+        return range(first, first + self.local_worker_num)
+
+    @property
+    def is_master(self) -> bool:
+        """True if rank 0, which prints and writes the results, is on this machine."""
+        return self.node_rank == 0
+
+
+def ranks_of(config: RunConfig) -> Ranks:
+    """The config's ranks, seen from rank 0; one rank with use_parallel=false."""
+    if not config.use_parallel:
+        return Ranks()
+    asked = config.parallel_config
+    return Ranks(data=asked.data_parallel, tensor=asked.model_parallel)
+
+
+def cluster_of(config: RunConfig) -> Cluster:
+    """The ranks of a config that passed `cluster_faults`."""
+    parallel, size = config.parallel, ranks_of(config).size
+    return Cluster(
+        worker_num=size,
+        local_worker_num=parallel.local_worker_num or size,
+        master_addr=parallel.master_addr,
+        master_port=parallel.master_port,
+        node_rank=parallel.node_rank,
+    )
+
+
+def starts_ranks(config: RunConfig) -> bool:
+    """True if several ranks do the work."""
+    several = config.on_ranks and ranks_of(config).size > 1
+    alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
+    return several and not alone
+
+
+def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
+    """The config with this rank's device and, on CPU, its share of this machine's processors."""
+    context = replace(config.context, device_id=device_id)
+    if device == "CPU" and context.threads is None:
+        threads = processor.cores(cluster_of(config).local_worker_num)
+        context = replace(context, threads=threads)
+    return replace(config, context=context)
+
+
+def threads_beyond(config: RunConfig) -> str:
+    """A note where `config` asks for more threads than this process may use CPUs; "" elsewhere."""
+    ranks = cluster_of(config).local_worker_num if starts_ranks(config) else 1
+    threads, cores = config.context.threads, processor.cores()
+    if threads is None or threads * ranks <= cores:
+        return ""
+    of_ranks = f" of each of {ranks} ranks" if ranks > 1 else ""
+    return (
+        f"context.threads={threads}{of_ranks}: this process may use {cores} CPU(s), by its affinity"
+        " and the CPU quota of its cgroup; more threads than that wait for each other"
+        f"\n  -> context.threads={processor.cores(ranks)}, or leave it out"
+    )
+
+
+def cluster_faults(config: RunConfig) -> Iterator[Fault]:
+    """Validation errors of the numbers of ranks and machines."""
+    parallel = config.parallel
+    given = {
+        "worker_num": parallel.worker_num,
+        "local_worker_num": parallel.local_worker_num,
+        "master_port": parallel.master_port,
+        "node_rank": parallel.node_rank,
+        "log_dir": parallel.log_dir,
+        "timeout": parallel.timeout,
+    }
+    if not config.use_parallel:
+        for name, value in given.items():
+            if value:
+                yield _fault(name, f"={value} {without_ranks(config)}")
+        return
+    size = ranks_of(config).size
+    asked = config.parallel_config
+    if parallel.worker_num not in (None, size):
+        yield _fault(
+            "worker_num",
+            f": got {parallel.worker_num}, expected data_parallel={asked.data_parallel}"
+            f" * model_parallel={asked.model_parallel} = {size}",
+        )
+        return
+    local = parallel.local_worker_num or size
+    if size % local:
+        yield _fault(
+            "local_worker_num",
+            f": got {local}, expected a divisor of the {size} ranks: every machine has as many",
+        )
+        return
+    if parallel.node_rank >= size // local:
+        machines = "the only machine" if size == local else f"{size // local} machines"
+        yield _fault(
+            "node_rank",
+            f": got {parallel.node_rank}, expected less than {size // local}: {size} ranks with"
+            f" parallel.local_worker_num={local} are {machines}",
+        )
+    elif local < size and parallel.master_port is None:
+        yield _fault(
+            "master_port",
+            f" is missing: {size // local} machines must agree on one, e.g."
+            " parallel.master_port=8118",
+        )
+
+
+def without_ranks(config: RunConfig) -> str:
+    """The end of the error of a setting of several ranks in a run of one process."""
+    if config.takes_parallel:
+        return "has an effect only with use_parallel=true"
+    return f"has no effect with run_mode={config.run_mode}, which is one process"
+
+
+def _fault(name: str, text: str) -> Fault:
+    return Fault((f"parallel.{name}", "use_parallel", "parallel"), f"parallel.{name}{text}")
+
 
 _KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
 _ONE_REPLICA = {  # backends without several replicas of a model that ranks share
@@ -38,10 +191,10 @@ def _size_faults(config: RunConfig) -> Iterator[Fault]:
     more = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
     if not config.use_parallel:
         if more:
+            otherwise = ", or use_parallel=true" if config.takes_parallel else ""
             yield Fault(
                 ("parallel", "use_parallel"),
-                f"parallel_config: got {more} with use_parallel=false; expected 1 each, or"
-                " use_parallel=true",
+                f"parallel_config: got {more} with use_parallel=false; expected 1 each{otherwise}",
             )
         return
     if not config.takes_parallel:
@@ -91,11 +244,13 @@ def _prompts(config: GenerateOptions) -> Iterator[Fault]:
 def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     """Sizes of a model that model_parallel does not divide; the text names the degrees that do."""
     ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
-    if ranks > 1 and custom_network(model):
+    own = custom_network(model)
+    if ranks > 1 and own and all(one.split == "none" for one in own.tensors(model)):
         yield Fault(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: how the tensors of"
-            f" {model.architecture}, which is registered, are sharded is not known",
+            f" {model.architecture}, which is registered, are sharded is not known;"
+            " lite_runner.register(..., shard=) says it",
         )
         return
     if ranks > 1 and not model.attention.qk_norm_by_head:

@@ -1,4 +1,4 @@
-"""A prompt with all that it has of its own: in predict_data, and in a line of a prompt file."""
+"""A prompt and its own options: in predict_data, and in a line of a prompt file."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
 
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.ranges import (
+from lite_runner.architectures.spec import Prefix
+from lite_runner.config.generation import GenerationConfig, Json, asked_of, decided
+from lite_runner.errors import ConfigError
+from lite_runner.records import (
     Count,
     Index,
-    Positive,
+    NotNegative,
+    Penalty,
     Probability,
     Seed,
     TopLogprobs,
     TopP,
+    dataclass,
 )
-from lite_runner.records import dataclass
 
 BASE = "base"  # what users call the model without an adapter; inside it is None
 _ALSO_BASE = ("", "none", "null")
@@ -47,19 +50,24 @@ class Request:
     id: int | str | None = None  # comes back with the text
     min_new_tokens: Index | None = None
     do_sample: bool | None = None
-    temperature: Positive | None = None
+    temperature: NotNegative | None = None
     top_k: Index | None = None
     top_p: TopP | None = None
     min_p: Probability | None = None
-    repetition_penalty: Positive | None = None
+    repetition_penalty: Penalty | None = None
     stop: str | tuple[str, ...] | None = None
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
     priority: int | None = None  # the smaller, the earlier its turn; null: 0
+    response_format: Json | None = None
+    guided_json: Json | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    structured_outputs: Json | None = None
 
     @property
     def text(self) -> str:
-        """What is shown as the prompt: of messages the last one."""
+        """The text shown as the prompt: of messages the last one."""
         return self.prompt or (self.messages[-1].content if self.messages else "")
 
     @property
@@ -67,9 +75,14 @@ class Request:
         """The options of its text that it has of its own, by name."""
         return {name: value for name in OWN if (value := getattr(self, name)) is not None}
 
+    @property
+    def structured(self) -> dict[str, Any]:
+        """Its options of structured output, which replace those of the run."""
+        return asked_of(vars(self))
+
     def options(self, shared: GenerationConfig) -> GenerationConfig:
         """The options of its text: its own, and where it says nothing those of the run."""
-        own = self.own
+        own = decided(self.own)
         if "max_new_tokens" in own:
             own["max_length"] = None
         if "stop" in own:
@@ -92,11 +105,11 @@ class Request:
 
     @property
     def is_text(self) -> bool:
-        """Whether a prompt is all that it has."""
+        """True if a prompt is all that it has."""
         return self == Request(prompt=self.prompt)
 
     def plain(self) -> dict[str, Any]:
-        """As a file has it."""
+        """Plain data, as a record of a file."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -117,7 +130,7 @@ Items = tuple[Item, ...]
 
 
 def is_prompt(value: Any) -> bool:
-    """Whether plain data is meant as an item that is more than a text, right or not."""
+    """True if plain data is meant as an item that is more than a text, right or not."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(one, dict) and "role" in one for one in value)
     return isinstance(value, dict) and not value.keys().isdisjoint({"prompt", "messages", "role"})
@@ -154,13 +167,11 @@ def _request(item: Item) -> Request:
     return Request(messages=item)
 
 
-def faults_of(request: Request, *, chat: bool, adapters: bool) -> list[str]:
-    """What is wrong with a request in a run with `chat` and with `adapters`, as far as it shows."""
+def faults_of(request: Request, *, adapters: bool) -> list[str]:
+    """Validation errors of a request in a run with or without `adapters`."""
     found = []
     if request.prompt is not None and request.messages is not None:
         found.append("got both prompt and messages, expected one of them")
-    elif request.messages is not None and not chat:
-        found.append("messages need chat=true, which puts them into the model's chat template")
     if request.prompt is None and not request.messages:
         found.append("no prompt; expected prompt or messages")
     elif request.prompt == "":
@@ -178,5 +189,49 @@ def faults_of(request: Request, *, chat: bool, adapters: bool) -> list[str]:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has no lone surrogates, which stand for what was no UTF-8."""
+    """True if a text has no lone surrogates, which stand for what was no UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def check_prefixes(
+    prefix: Prefix | None,
+    prompts: Sequence[Sequence[int]],
+    each: Sequence[GenerationConfig],
+    names: Sequence[str] = (),
+) -> None:
+    """Raise ConfigError for prompts without the tokens that `prefix` needs, and for the likelihoods
+    of prompts, whose tokens see those behind them; None: any prompt will do. `each`: their options;
+    `names`: names of the prompts instead of their numbers."""
+    if prefix is None:
+        return
+    if any(options.prompt_logprobs is not None for options in each):
+        raise ConfigError(*no_likelihood("prompt_logprobs"))
+    from lite_runner.architectures.positions import prefix_fault  # imports NumPy
+
+    faults = []
+    for index, tokens in enumerate(prompts):
+        if fault := prefix_fault(prefix, tokens):
+            faults.append(f"{names[index] if names else f'prompt {index}'} {fault}")
+    if faults:
+        error = ConfigError.of(faults)
+        error.hint = (
+            "the model's own tokenizer appends both to a text; give them in prompts of token ids"
+        )
+        raise error
+
+
+def with_ending(prefix: Prefix | None, tokens: list[int]) -> list[int]:
+    """The tokens of a text with what ends a prefix, as the model's own tokenizer appends it; the
+    byte tokenizer and others do not."""
+    if prefix is None or prefix.end_token_id in tokens:
+        return tokens
+    return [*tokens, prefix.mask_token_ids[0], prefix.end_token_id]
+
+
+def no_likelihood(key: str) -> tuple[str, str]:
+    """Message and hint for what needs the likelihood of a prompt's tokens."""
+    return (
+        f"{key}: each token of a prefix sees those behind it, so a prompt's tokens have no"
+        " likelihood",
+        "logprobs gives those of the generated tokens",
+    )

@@ -1,20 +1,60 @@
-"""The prompts that predict_data stands for: a text, a list, a file or standard input."""
+"""The requests of a run: what predict_data stands for, each prompt with its adapter, and the seed.
+
+predict_data is a text, a list, standard input, or a file: lines of .txt, records of .jsonl and
+.json, rows of .csv.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
-from lite_runner.config.fields import Fault, fault
-from lite_runner.config.options import GenerateOptions
-from lite_runner.config.prompt import Item, Items, Request, faults_of, is_utf8, requests_of
-from lite_runner.config.prompt_files import READERS, Check
+from lite_runner import progress
+from lite_runner.config.fields import (
+    NEAR_NAME,
+    Fault,
+    accepts,
+    did_you_mean,
+    fault,
+    hints_of,
+    nearest,
+    read,
+    show,
+)
+from lite_runner.config.generation import SAMPLING, GenerationConfig, sampled
+from lite_runner.config.grammar import value_of
+from lite_runner.config.prompt import (
+    Item,
+    Items,
+    Message,
+    Request,
+    adapter_name,
+    faults_of,
+    is_utf8,
+    requests_of,
+)
 from lite_runner.config.sampling_checks import request_option_faults
+from lite_runner.config.schema import Config, GenerateOptions, RunConfig
 from lite_runner.errors import ConfigError
+from lite_runner.system.json_file import parse_json
 
 MAX_PROMPT_BYTES = 64 << 20
 STANDARD_INPUT = "-"
+SEEDS = 2**32
+KEYS = tuple(field.name for field in fields(Request))
+# Options of the whole run, which are errors in a record.
+RUN_LEVEL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
+MAX_RECORDS = 1 << 20
+_MAX_SHOWN = 10  # errors listed per file
+# Validation errors of a request of this run.
+Check = Callable[[Request], list[str]]
 
 
 def prompt_file(predict_data: str | Items) -> Path | None:
@@ -31,7 +71,7 @@ def prompt_file(predict_data: str | Items) -> Path | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; no name that a user may give is an error."""
+    """True if a file is there; no name that a user may give is an error."""
     try:
         return path.is_file()
     except OSError:  # a name too long to be a file's
@@ -117,7 +157,7 @@ def read_prompts(config: GenerateOptions) -> list[str | Request]:
 
 
 def prompt_count(items: Sequence[Item]) -> int:
-    """How many prompts a list is; as many as it has items where it is none."""
+    """The number of prompts in a list; that of its items where it is invalid."""
     try:
         return len(requests_of(items))
     except ValueError:
@@ -129,7 +169,7 @@ def _check(config: GenerateOptions) -> Check:
     shared = config.generation()
 
     def faults(request: Request) -> list[str]:
-        found = faults_of(request, chat=config.chat, adapters=bool(config.adapter_path))
+        found = faults_of(request, adapters=bool(config.adapter_path))
         return found + request_option_faults(config, shared, request)
 
     return faults
@@ -168,3 +208,273 @@ def decoded(raw: bytes, where: str) -> str:
             f"{where} is not UTF-8: byte 0x{raw[error.start]:02x} at {error.start}",
             "convert it: iconv -f GB18030 -t UTF-8",
         ) from None
+
+
+def read_txt(_path: Path, text: str, _: Check) -> list[str]:
+    """The non-blank lines of a .txt file; \\n in a line is a line break."""
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return [line.replace("\\n", "\n") for line in lines if line.strip()]
+
+
+def read_jsonl(path: Path, text: str, check: Check) -> list[Request]:
+    """A request per non-blank line."""
+    records = (
+        (f"{path}:{number}", _json(line.rstrip("\r\n"), f"{path}:{number}"))
+        for number, line in enumerate(io.StringIO(text, newline="\n"), 1)
+        if line.strip()
+    )
+    return _requests(path, records, check)
+
+
+def read_json(path: Path, text: str, check: Check) -> list[Request]:
+    """The requests of a JSON value: a record, a list of records, or the messages of a chat."""
+    value = _json(text, str(path))
+    if not isinstance(value, list) or _is_chat(value):
+        return _requests(path, [(str(path), value)], check)
+    return _requests(path, [(f"{path}[{i}]", entry) for i, entry in enumerate(value)], check)
+
+
+def read_csv(path: Path, text: str, check: Check) -> list[Request]:
+    """A request per row. The first row names the columns: `prompt`, or any name of an only column,
+    and other keys of a record."""
+    before = csv.field_size_limit(max(len(text), 1))
+    try:
+        return _requests(path, _csv_records(path, text), check)
+    finally:
+        csv.field_size_limit(before)
+
+
+READERS: dict[str, Callable[[Path, str, Check], Sequence[str | Request]]] = {
+    ".txt": read_txt,
+    ".jsonl": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
+}
+
+
+def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    columns: list[str] = []
+    try:
+        for row in reader:
+            if not any(cell.strip() for cell in row):
+                continue
+            where = f"{path}:{reader.line_num}"
+            if not columns:
+                columns = _columns(where, row)
+                continue
+            if len(row) != len(columns):
+                raise ConfigError(
+                    f"{where}: got {len(row)} columns, expected {len(columns)}:"
+                    f" {', '.join(columns)}",
+                    "a value with a comma or a line break in it stands in double quotes",
+                )
+            # Empty cells are null, but for an empty prompt.
+            cells = zip(columns, row, strict=True)
+            yield where, {n: _cell(n, c) for n, c in cells if c or n == "prompt"}
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{reader.line_num}: no CSV: {error}") from None
+
+
+def _columns(where: str, row: list[str]) -> list[str]:
+    names = [name.strip() for name in row]
+    listed = ", ".join(map(repr, names))
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{where}: got the columns {listed}, expected each name once")
+    if "prompt" in names:
+        return names
+    if len(names) > 1:
+        raise ConfigError(
+            f"{where}: got the columns {listed}, expected one that is called prompt, or only one",
+            "name the column of the prompts: prompt",
+        )
+    if any(mark in names[0] for mark in ";\t|"):
+        raise ConfigError(f"{where}: got {names[0]!r}, expected columns with commas between them")
+    progress.note(f"{where}: the prompts are in the column {names[0]!r}, as its first line says")
+    return ["prompt"]
+
+
+def _cell(name: str, text: str) -> Any:
+    """The value of a cell: text, a number, a boolean, or a list of texts."""
+    expected = hints_of(Request).get(name, str)
+    if name in ("stop", "guided_choice"):
+        return value_of(text, expected)
+    if accepts(expected, str):
+        return text
+    try:
+        value = parse_json(text.lower())  # spreadsheets write TRUE
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float) else text
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError as error:
+        # A .jsonl record is a single line.
+        line = f":{error.lineno}" if "\n" in text else ""
+        text = f"{where}{line}: no JSON at column {error.colno}: {error.msg}"
+        raise ConfigError(text) from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: no JSON: {error}") from None
+
+
+def _is_chat(value: Any) -> bool:
+    """True if a JSON value is a list of messages."""
+    return isinstance(value, list) and any(
+        isinstance(entry, dict) and "role" in entry for entry in value
+    )
+
+
+def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> list[Request]:
+    """Requests of (location, record) pairs. Unknown keys are the user's own data, listed in a note.
+    Raises ConfigError for invalid records, and for more than MAX_RECORDS."""
+    faults: list[str] = []
+    more = 0  # errors beyond _MAX_SHOWN
+    unread: set[str] = set()
+    found: list[Request] = []
+    for where, record in records:
+        mine: list[Fault] = []
+        request = _request(record, unread, mine)
+        texts = [fault.text for fault in mine] or check(request)
+        room = _MAX_SHOWN - len(faults)
+        faults += [f"{where}: {text}" for text in texts[:room]]
+        more += len(texts[room:])
+        found.append(request)
+        if len(found) > MAX_RECORDS:
+            raise ConfigError(f"{path} has more than {MAX_RECORDS} prompts", "split the file")
+    listed = f"the keys of a prompt in a file are {', '.join(KEYS)}"
+    if not found:
+        raise ConfigError(f"{path} has no prompts", listed)
+    if len(faults) == 1:
+        raise ConfigError(faults[0], listed)
+    if faults:
+        rest = [f"and {more} more"] if more else []
+        lines = "".join(f"\n  - {text}" for text in [*faults, *rest])
+        raise ConfigError(f"{len(faults) + more} faults in {path}:{lines}", listed)
+    if unread:
+        progress.note(f"{path}: not read: {', '.join(sorted(unread))}")
+    return found
+
+
+def _request(record: Any, unread: set[str], faults: list[Fault]) -> Any:
+    if isinstance(record, str):
+        return Request(prompt=record)
+    if _is_chat(record):
+        return Request(messages=read(record, tuple[Message, ...], "messages", faults))
+    if not isinstance(record, dict):
+        faults.append(Fault((), f"got {show(record)}, expected an object with a prompt"))
+        return None
+    for name in record.keys() - {*KEYS}:
+        near = nearest(name, [key for key in KEYS if key != "id"], cutoff=NEAR_NAME)
+        if name in RUN_LEVEL:
+            text = f"{name} is said for all prompts of a run, as {name}=, and not for one"
+            faults.append(Fault((name,), text))
+        elif near:
+            faults.append(Fault((name,), f"{name}: no such key{did_you_mean(near)}"))
+        else:
+            unread.add(name)
+    return read({name: record[name] for name in KEYS if name in record}, Request, "", faults)
+
+
+def read_requests(config: GenerateOptions) -> list[Request]:
+    """The prompts of a run, each with its adapter, None for the base model.
+
+    A .txt file of run_mode=slora without adapter_id has lines `adapter<TAB>prompt`; elsewhere no
+    name means the base model. Raises ConfigError, also where the numbers of adapters and prompts
+    differ.
+    """
+    prompts, ids = read_prompts(config), config.adapter_id
+    file, lines = prompt_file(config.predict_data), [one for one in prompts if isinstance(one, str)]
+    if config.adapter_lines and ids is None and file is not None and lines:
+        return _split_lines(config, lines)
+    requests = [Request(prompt=one) if isinstance(one, str) else one for one in prompts]
+    if isinstance(ids, tuple) and (text := _count_error(ids, requests)):
+        raise ConfigError(text)
+    several = ids if isinstance(ids, tuple) else [ids] * len(requests)
+    return [
+        replace(request, adapter=adapter_name(name if request.adapter is None else request.adapter))
+        for request, name in zip(requests, several, strict=True)
+    ]
+
+
+def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
+    """The adapters that a config's adapter_id names, without the base model."""
+    given = [ids] if ids is None or isinstance(ids, str) else ids
+    return [name for name in map(adapter_name, given) if name is not None]
+
+
+def request_faults(config: GenerateOptions) -> Iterator[Fault]:
+    """Validation errors of adapters and prompts, without reading prompt files."""
+    data, ids = config.predict_data, config.adapter_id
+    file = data == STANDARD_INPUT or prompt_file(data) is not None
+    if config.adapter_path and config.in_lite:
+        yield fault(
+            ("adapter_path", "backend"),
+            "adapter_path has no effect with backend=mslite, whose models are exported ones;"
+            " run_mode=export adapter_id= exports a model with an adapter merged into it, and"
+            " backend=native takes adapters",
+        )
+    if isinstance(ids, tuple) and data and not file:
+        texts = (data,) if isinstance(data, str) else data
+        if prompt_count(texts) == len(texts) and (text := _count_error(ids, texts)):
+            yield fault(("adapter_id", "predict_data"), text)
+
+
+def _count_error(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:
+    """The error of a wrong number of adapters; "" for none."""
+    if any(isinstance(one, Request) and one.adapter is not None for one in prompts):
+        return "adapter_id: got a list, and prompts with adapters of their own; give one of them"
+    count = len(prompts)
+    if len(ids) == count:
+        return ""
+    return (
+        f"adapter_id: got {len(ids)} for {count} prompt{'s' * (count > 1)}, expected one for each,"
+        " or one name for all"
+    )
+
+
+def _split_lines(config: GenerateOptions, lines: Sequence[str]) -> list[Request]:
+    found = []
+    for number, line in enumerate(lines, 1):
+        name, tab, prompt = line.partition("\t")
+        if not tab or not prompt:
+            raise ConfigError(
+                f"predict_data: {config.predict_data}: prompt {number} has no adapter; expected"
+                f" adapter<TAB>prompt, got {line[:40]!r}",
+                "or one adapter for all of them: adapter_id=NAME",
+            )
+        found.append(Request(prompt=prompt, adapter=adapter_name(name.strip())))
+    return found
+
+
+def with_seed(config: Config) -> Config:
+    """`config` with a seed to sample by. One that nobody gave is drawn, and the run written with it
+    repeats: random weights stay those that they were."""
+    if config.seed is not None or not samples(config):
+        return config
+    return replace(config, seed=secrets.randbelow(SEEDS), weights_seed=config.checkpoint_seed)
+
+
+def samples(config: RunConfig) -> bool:
+    """True if the run may draw tokens: all of its prompts, or one that says so itself."""
+    if not isinstance(config, GenerateOptions):
+        return False
+    if config.generation().do_sample:
+        return True
+    data = config.predict_data
+    if isinstance(data, str):
+        path = prompt_file(data)
+        return path is not None and _speaks_of_it(path)
+    return any(isinstance(item, Request) and sampled(item.own) for item in data)
+
+
+def _speaks_of_it(path: Path) -> bool:
+    """True if an option is named in a file of prompts, whose records are not read for this."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_PROMPT_BYTES)
+            return any(name.encode() in content for name in ("do_sample", *SAMPLING))
+    except OSError:  # who reads the prompts says so
+        return False

@@ -1,14 +1,21 @@
-"""Validation errors of generation options: a run's, or a prompt's own."""
+"""Validation errors of generation options and lengths: a run's, or a prompt's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.options import ExportedOptions
+from lite_runner.config.generation import (
+    SAMPLING,
+    GenerationConfig,
+    asked_of,
+    sampling_options,
+    structured_faults,
+)
 from lite_runner.config.prompt import Request
+from lite_runner.config.schema import CompareOptions, ExportedOptions, RunConfig, SamplingOptions
 
 
 def sampling_faults(
@@ -20,13 +27,14 @@ def sampling_faults(
     yield from _beams(options, given)
     yield from _lengths(options)
     yield from _logits(config, options)
+    yield from _structured(config, options, given)
 
 
 def request_option_faults(
     config: ExportedOptions, shared: GenerationConfig, request: Request
 ) -> list[str]:
     """Validation errors of a prompt's options, with each other and with the run's (`shared`)."""
-    own = request.own
+    own = request.own | request.structured
     if not own:
         return []
     every = sampling_faults(config, request.options(shared), own)
@@ -34,7 +42,7 @@ def request_option_faults(
 
 
 def more_than_greedy(options: GenerationConfig) -> dict[str, str]:
-    """What of these options needs logits, as key=value by its key: more than the argmax."""
+    """The options that need more than the argmax of logits, as key=value by key."""
     asked = {
         "do_sample": ("true", options.do_sample),
         "num_beams": (options.num_beams, options.num_beams > 1),
@@ -49,22 +57,28 @@ def more_than_greedy(options: GenerationConfig) -> dict[str, str]:
 
 
 def _sampling(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Fault]:
-    if not options.do_sample:
-        for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
-            value = given.get(key)
-            if value not in (None, off):
-                yield fault(
-                    (key, "do_sample"),
-                    f"{key}={value:g} has an effect only with sampling; add do_sample=true",
-                )
-    elif options.num_beams > 1:
+    if given.get("do_sample") and given.get("temperature") == 0:
         yield fault(
-            ("num_beams", "do_sample"),
-            f"num_beams={options.num_beams} with do_sample=true is not available; beam search"
+            ("temperature", "do_sample"),
+            "temperature=0 is greedy, and do_sample=true samples; leave one of them out",
+        )
+    if options.do_sample and options.num_beams > 1:
+        yield fault(
+            ("num_beams", *SAMPLING, "do_sample"),
+            f"num_beams={options.num_beams} with {_cause(given)} is not available; beam search"
             " needs do_sample=false",
         )
     if any(text == "" for text in options.stop):
         yield fault("stop", "stop: an empty string would end every completion at once")
+
+
+def _cause(given: Mapping[str, Any]) -> str:
+    """The option that makes a run sample, as key=value."""
+    asked = sampling_options(given)
+    if given.get("do_sample") or not asked:
+        return "do_sample=true"
+    name, value = next(iter(asked.items()))
+    return f"{name}={value}"
 
 
 def _beams(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -76,7 +90,7 @@ def _beams(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Faul
         yield fault(
             keys,
             f"num_return_sequences: got {wanted}, expected 1: greedy completions are all the"
-            " same; add do_sample=true or num_beams=",
+            " same; add temperature= or num_beams=",
         )
     if beams > 1 and options.stop:
         yield fault(
@@ -117,14 +131,71 @@ def _logits(config: ExportedOptions, options: GenerationConfig) -> Iterator[Faul
                 (key, name),
                 f"{key}=true returns the argmax alone, no logits, so {asked} cannot be done",
             )
-    if (
-        options.prompt_logprobs is not None
-        and not config.takes_packed
-        and (config.backend == "mslite" or (config.backend == "auto" and config.runs_given_model))
-    ):
+    if options.prompt_logprobs is not None and config.in_lite:
         yield fault(
             ("prompt_logprobs", "backend"),
             f"prompt_logprobs={options.prompt_logprobs} is not available with backend=mslite:"
-            " an exported graph gives the logits of the last token alone; expected backend=ms, or"
-            " engine=native",
+            " an exported graph gives the logits of the last token alone; expected backend=native"
+            " or backend=ms",
         )
+
+
+def _structured(
+    config: ExportedOptions, options: GenerationConfig, given: Mapping[str, Any]
+) -> Iterator[Fault]:
+    asked = asked_of(given) or asked_of(vars(config))
+    if not asked:
+        return
+    yield from structured_faults(options, asked)
+    (key, *_), sampled = asked, "model.model_config.is_sample_acceleration"
+    if config.model.model_config.is_sample_acceleration:
+        yield fault((key, sampled), f"{sampled}=true returns the argmax alone, no logits for {key}")
+    if isinstance(config, CompareOptions) and config.names_mindformers:
+        yield fault(
+            (key, "backend", "compare_backend"),
+            f"{key}: backend=mindformers has no grammars; backend=ms does this",
+        )
+
+
+def context_faults(config: SamplingOptions, model: Decoder) -> Iterator[Fault]:
+    """Typed lengths that the model's context cannot hold."""
+    new = config.max_new_tokens
+    total = config.max_length if new is None else None  # max_new_tokens wins
+    yield from _exceeded(GenerationConfig(max_new_tokens=new, max_length=total), model)
+
+
+def typed_faults(config: RunConfig, typed: Collection[str]) -> Iterator[Fault]:
+    """The same for the model's own lengths among the `typed` dotted keys."""
+    model, settings, section = (
+        config.model_config(),
+        config.model.model_config,
+        "model.model_config",
+    )
+    if model is None:
+        return
+    if (key := f"{section}.max_new_tokens") in typed:
+        options = GenerationConfig(max_new_tokens=settings.max_new_tokens)
+        yield from _exceeded(options, model, key)
+    if (key := f"{section}.max_decode_length") in typed:
+        yield from _exceeded(GenerationConfig(max_length=settings.max_decode_length), model, key)
+
+
+def _exceeded(options: GenerationConfig, model: Decoder, key: str = "") -> Iterator[Fault]:
+    """`key`: the dotted key that holds the option; by default the option's own name."""
+    name = options.exceeded_limit(model.seq_length)
+    if name == "max_length" and options.max_length is not None:
+        yield beyond_context(key or name, options.max_length, model)
+    elif name == "max_new_tokens":
+        yield fault(
+            (key or name, "model"),
+            f"{key or name}: got {options.max_new_tokens}, expected less than the model's context"
+            f" of {model.seq_length} tokens, which holds the prompt too",
+        )
+
+
+def beyond_context(key: str, got: int, model: Decoder) -> Fault:
+    """The validation error of a length above the model's context."""
+    return fault(
+        (key, "model"),
+        f"{key}: got {got}, expected at most the model's context of {model.seq_length} tokens",
+    )

@@ -1,7 +1,9 @@
-"""RunConfig: the keys that every run mode has. Names are those of run_mindformer's yaml.
+"""A run's config: the keys of every run mode, and the groups of keys that run modes share.
 
-Groups of keys that some run modes share are in options.py, a run mode's own keys in its module, and
-the defaults in conf/. A config that exists has valid types; checks.py validates combinations.
+Names are those of run_mindformer's yaml. A run mode's own keys are in its module, and the defaults
+in conf/. A config that exists has valid types; checks.py validates combinations.
+Objects are made of the run modes' configs alone: of a group no methods are generated, which takes
+most of its import.
 """
 
 from __future__ import annotations
@@ -9,25 +11,62 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
+from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Fault, Range, read
-from lite_runner.config.prompt import Request
-from lite_runner.config.quantization import Quant, QuantGroup, Quantization
-from lite_runner.config.ranges import Seed
+from lite_runner.config.fields import Fault, read
+from lite_runner.config.generation import GenerationConfig, Json, sampled
+from lite_runner.config.prompt import Items, Request, stop_texts
+from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
+from lite_runner.config.secret import hidden
 from lite_runner.config.sections import (
     Context,
+    Export,
+    Infer,
     Model,
     Parallel,
     ParallelConfig,
     Processor,
+    RunMindFormers,
     Trainer,
 )
 from lite_runner.errors import ConfigError
-from lite_runner.records import dataclass
+from lite_runner.records import (
+    Count,
+    Index,
+    NotNegative,
+    Penalty,
+    Probability,
+    Range,
+    Seed,
+    TopLogprobs,
+    TopP,
+    dataclass,
+)
+
+# By the name that backend= takes, the folder in lite_runner/backends/. To add one, add a row, its
+# folder and conf/backend/NAME.yaml.
+BACKENDS = {
+    "native": "native",
+    "ms": "mindspore",
+    "mslite": "lite",
+    "mindformers": "mindformers",
+}
+
+if TYPE_CHECKING:
+    BackendName: TypeAlias = str
+else:
+    BackendName = Literal.__getitem__(("auto", *BACKENDS))
+
+
+def asked_by_auto(device: str) -> list[str]:
+    """The backends in the order in which backend=auto asks them."""
+    return sorted(BACKENDS, key=lambda name: device != "CPU" and name != "ms")
+
 
 DType = Literal["float32", "float16", "bfloat16"]
+RANDOM = "random"  # of load_checkpoint
 Config = TypeVar("Config", bound="RunConfig")
 
 
@@ -41,10 +80,11 @@ class RunConfig:
     computes_here: ClassVar[bool] = False  # the run needs its device on this machine
     runs_mindformers: ClassVar[bool] = False  # backend=mindformers does it
     takes_quantized: ClassVar[bool] = True  # weights may be integers
+    writes_floats: ClassVar[bool] = False  # the run writes the weights, never as integers
     leaves_folder: ClassVar[bool] = True  # False: it runs whatever packages there are
 
     run_mode: str
-    backend: Literal["ms", "mslite", "mindformers", "auto"]
+    backend: BackendName
     model: Model
     trainer: Trainer
     processor: Processor
@@ -55,6 +95,7 @@ class RunConfig:
     pretrained_model_dir: str  # "": none
     quant: Quant | None  # null: as the checkpoint is
     quant_group: QuantGroup | None  # of a16w4; null: as the checkpoint is, or 32
+    modules_to_not_convert: str | tuple[str, ...] | None  # of quant: these stay floats
     dry_run: bool
     verbosity: Annotated[int, Range(0, 2)]
     context: Context
@@ -88,14 +129,29 @@ class RunConfig:
         return plain
 
     def without_secrets(self: Config) -> Config:
-        """The same config as a file may show it."""
+        """The same config without secrets, for a file."""
         return self
 
     @property
+    def log_format(self) -> Literal["text", "json"]:
+        """The format of lines on standard error."""
+        return "text"
+
+    @property
     def model_name(self) -> str:
-        """What the model is called: trainer.model_name, or what its weights are called."""
+        """The name of the model: trainer.model_name, or that of its weights."""
         name = self.trainer.model_name
         return name if name != "auto" else _name_of(self.checkpoint_source)
+
+    @property
+    def in_mindformers(self) -> bool:
+        """True if the real MindFormers computes."""
+        return self.backend == "mindformers"
+
+    @property
+    def in_lite(self) -> bool:
+        """True if an exported model computes."""
+        return self.backend == "mslite"
 
     @property
     def checkpoint_source(self) -> str:
@@ -117,12 +173,12 @@ class RunConfig:
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether the run mode reads weights from the checkpoint's source."""
+        """True if the run mode reads weights from the checkpoint's source."""
         return True
 
     @property
     def merges_adapter(self) -> bool:
-        """Whether one adapter is a part of the weights (pet_type=lora), not beside them (slora)."""
+        """True if one adapter is a part of the weights (pet_type=lora), not beside them (slora)."""
         return self.model.model_config.pet_config is not None
 
     @property
@@ -131,12 +187,12 @@ class RunConfig:
 
     @property
     def quantization(self) -> Quantization:
-        """quant and quant_group as typed; a quantized checkpoint may have more settings."""
-        return Quantization.of(self.quant, self.quant_group)
+        """The typed quantization; a quantized checkpoint may have more settings."""
+        return Quantization.of(self.quant, self.quant_group, self.modules_to_not_convert)
 
     @property
     def vocab_parallel(self) -> bool:
-        """Whether several ranks hold parts of the embedding and the head."""
+        """True if several ranks hold parts of the embedding and the head."""
         return not self.parallel_config.vocab_emb_dp
 
     def model_config(self) -> Decoder | None:
@@ -160,11 +216,6 @@ class RunConfig:
         float32: they are not."""
         return self.weights_dtype(device_target) if device_target == "CPU" else "float32"
 
-    def held_dtype(self, device_target: str, *, own: bool) -> DType:
-        """The type that matrices take in memory: on a CPU only this project's `own` operators
-        multiply by those of 16 bits."""
-        return (self.weights_dtype if own else self.compute_dtype)(device_target)
-
 
 def _name_of(source: str) -> str:
     """The last part of a checkpoint's path or source, in letters of `trainer.model_name`."""
@@ -173,6 +224,7 @@ def _name_of(source: str) -> str:
     name = source.rstrip("/").rpartition("/")[2]
     for suffix in (".gguf", ".safetensors", ".ckpt"):
         name = name.removesuffix(suffix)
+    name = re.sub(r"-\d{5}-of-\d{5}$", "", name)  # of a split GGUF
     name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".-")
     return "auto" if name in ("", "random") else name
 
@@ -181,3 +233,290 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+Exported = TypeVar("Exported", bound="ExportedOptions")
+Compared = TypeVar("Compared", bound="CompareOptions")
+# Of logits: MindFormers computes parts of some models with float16.
+DEFAULT_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class StrategyOptions(RunConfig):
+    """Reading sharded checkpoints."""
+
+    src_strategy_path_or_dir: str
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ComputeOptions(StrategyOptions):
+    """Computing with a model's weights."""
+
+    # The keys of how many rows are computed together, and of how many tokens each; "": none.
+    batch_key: ClassVar[str] = ""
+    length_key: ClassVar[str] = ""
+
+    auto_trans_ckpt: bool
+    kv_cache: CacheType
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class SaveStrategyOptions(RunConfig):
+    """Writing the strategy files of a parallel group alone."""
+
+    only_save_strategy: bool
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class AdapterOptions(RunConfig):
+    """LoRA adapters: their folders, and the one of each prompt."""
+
+    adapter_path: str  # "": none
+    adapter_root: str  # "": the adapters may be anywhere
+    adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ExportedOptions(ComputeOptions):
+    """Exported models: writing them, or running them in an engine."""
+
+    on_ranks: ClassVar[bool] = True
+    takes_parallel: ClassVar[bool] = True
+    writes_graphs: ClassVar[bool] = False  # the run mode writes exported models
+
+    # native: the old name of backend=native, see offline_checks.with_backend
+    engine: Literal["auto", "lite", "lite-worker", "graph-cell", "native"]
+    export: Export
+    infer: Infer
+
+    @property
+    def chosen_engine(self) -> Literal["lite", "lite-worker", "graph-cell", "native"] | None:
+        """None: auto."""
+        return None if self.engine == "auto" else self.engine
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return not self.runs_given_model
+
+    @property
+    def runs_given_model(self) -> bool:
+        """True if an exported model is named, which has its weights in it."""
+        named = self.infer.model_dir or self.infer.prefill_model_path
+        return bool(named) and not self.writes_graphs  # or it is written there
+
+    @property
+    def full_graph(self) -> bool:
+        """True if the exported model is one graph without a cache: as MindFormers exports where it
+        gets no path of an increment graph."""
+        infer = self.infer
+        alone = bool(infer.prefill_model_path) and not infer.increment_model_path
+        return not self.use_past or (alone and self.writes_graphs)
+
+    def without_given_model(self: Exported) -> Exported:
+        """The config of a run from the checkpoint, whatever exported model is named."""
+        infer = dataclasses.replace(
+            self.infer, model_dir="", prefill_model_path="", increment_model_path=""
+        )
+        return dataclasses.replace(self, infer=infer)
+
+    def without_secrets(self: Exported) -> Exported:
+        infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))
+        return dataclasses.replace(self, infer=infer)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class BatchOptions(RunConfig):
+    """The size of a batch."""
+
+    batch_key: ClassVar[str] = "predict_batch_size"
+
+    predict_batch_size: Count | None  # null: the run mode decides
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class AdapterSlotOptions(RunConfig):
+    """LoRA adapters on the device."""
+
+    max_loaded_adapters: Count | None  # null: as many as run together
+    adapter_dtype: Literal["auto", "bf16"]  # auto: without a loss
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class OverwriteOptions(RunConfig):
+    """Writing files that outlive the run."""
+
+    overwrite: bool
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class PromptOptions(RunConfig):
+    """Prompts, and how completions are printed."""
+
+    predict_data: str | Items
+    chat: bool
+    system: str  # of chats that begin without one; "": none
+    truncate: Literal["none", "left"]
+    stream: bool
+    output_format: Literal["text", "jsonl", "mindformers"]
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ChatOptions(RunConfig):
+    """Tokenization of messages."""
+
+    special_tokens_in_text: bool
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class SamplingOptions(RunConfig):
+    """Sampling and lengths; null: as the model's model_config has it, but that `sampled` says
+    whether what was given samples."""
+
+    length_key: ClassVar[str] = "max_length"
+
+    do_sample: bool | None
+    max_new_tokens: Count | None
+    max_length: Count | None
+    min_new_tokens: Index | None
+    temperature: NotNegative | None  # 0: greedy
+    top_k: Index | None
+    top_p: TopP | None
+    min_p: Probability | None
+    repetition_penalty: Penalty | None
+    num_beams: Count | None
+    length_penalty: float | None
+    num_return_sequences: Count | None
+    eos_token_id: TokenIds
+    stop: str | tuple[str, ...] | None
+    logprobs: TopLogprobs | None
+    prompt_logprobs: TopLogprobs | None
+
+    def generation(self, model: Decoder | None = None) -> GenerationConfig:
+        """The generation options, the model's defaults filled in.
+
+        `model` is the checkpoint's own, for model=auto.
+        """
+        defaults = self.model.model_config
+        model = model or self.model_config()
+        max_new_tokens, max_length = self.max_new_tokens, self.max_length
+        if max_new_tokens is not None:  # wins over max_length
+            max_length = None
+        elif max_length is None:
+            # No limit was typed: the context may cut the model's own short.
+            max_new_tokens, max_length = defaults.max_new_tokens, defaults.max_decode_length
+            context = model.seq_length if model else None
+            if max_new_tokens is not None:
+                max_length = context
+            elif max_length is not None and context is not None:
+                max_length = min(max_length, context)
+        eos, asked = self.eos_token_id, sampled(vars(self))
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            min_new_tokens=self.min_new_tokens or 0,
+            do_sample=_or(asked, defaults.do_sample),
+            temperature=self.temperature or defaults.temperature,
+            top_k=_or(self.top_k, defaults.top_k),
+            top_p=_or(self.top_p, defaults.top_p),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
+            num_beams=_or(self.num_beams, 1),
+            length_penalty=_or(self.length_penalty, 1.0),
+            num_return_sequences=_or(self.num_return_sequences, 1),
+            eos_token_id=token_ids(eos) if eos is not None else model.eos_token_id if model else (),
+            pad_token_id=model.pad_token_id if model else None,
+            stop=stop_texts(self.stop),
+            seed=self.seed or 0,  # a run that samples has one: see config/seeds.py
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class StructuredOptions(RunConfig):
+    """The grammar that completions are restricted to, by one of these keys."""
+
+    response_format: Json | None
+    guided_json: Json | None
+    guided_regex: str | None
+    guided_choice: tuple[str, ...] | None
+    structured_outputs: Json | None
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class SessionOptions(
+    ChatOptions, SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions
+):
+    """A model and its adapters, loaded for prompts that come later."""
+
+    computes_here: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = False
+    takes_parallel: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class GenerateOptions(
+    PromptOptions,
+    ChatOptions,
+    SamplingOptions,
+    StructuredOptions,
+    AdapterOptions,
+    AdapterSlotOptions,
+    BatchOptions,
+    ExportedOptions,
+    SaveStrategyOptions,
+):
+    """All keys of generation."""
+
+    computes_here: ClassVar[bool] = True
+    adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
+
+    prefix_cache: Literal["auto", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class MindFormersOptions(RunConfig):
+    """Computing with the real MindFormers."""
+
+    runs_mindformers: ClassVar[bool] = True
+
+    mindformers: RunMindFormers | None
+
+    @property
+    def mindformers_release(self) -> str | None:
+        """The release that is asked for; None: the first that computes the model."""
+        return self.mindformers.release if self.mindformers else None
+
+    @property
+    def caches(self) -> bool:
+        """True if MindFormers keeps a cache."""
+        return self.use_past
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class CompareOptions(RunConfig):
+    """Comparing two backends."""
+
+    compare_backend: BackendName | None
+    compare_tolerance: NotNegative | None  # null: DEFAULT_TOLERANCE
+
+    @property
+    def tolerance(self) -> float:
+        """The largest accepted difference of logits."""
+        given = self.compare_tolerance
+        return DEFAULT_TOLERANCE if given is None else given
+
+    @property
+    def names_mindformers(self) -> bool:
+        """True if MindFormers computes, alone or to compare with."""
+        return self.in_mindformers or (self.compared is not None and self.compared.in_mindformers)
+
+    @property
+    def compared(self: Compared) -> Compared | None:
+        """The same run with the backend to compare with; None: there is none."""
+        other = self.compare_backend
+        return None if other is None else dataclasses.replace(self, backend=other)
+
+
+def _or(given: Any, default: Any) -> Any:
+    return default if given is None else given

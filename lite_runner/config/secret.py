@@ -1,7 +1,7 @@
-"""The key of an encrypted MindIR, which stands in no file that a run writes.
+"""Keys that a config only points to: of an encrypted MindIR, and of a server.
 
-The process that a user starts reads it, and gives it to the ranks that it starts. None of its
-processes has the environment variable that held the key.
+No file that a run writes holds them. The process that a user starts reads the key of a MindIR, and
+gives it to the ranks that it starts; none of its processes has the variable that held the key.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from lite_runner.config.suggest import NEAR_NAME, nearest
-from lite_runner.config.yaml_file import at
+from lite_runner.config.fields import NEAR_NAME, nearest
 from lite_runner.errors import ConfigError
 
 KEY = "infer.enc_key"
+SECRETS = (KEY, "serve.api_key", "server_key")  # keys that take env:NAME
 LENGTHS = (16, 24, 32)  # bytes; what AES takes
 HIDDEN = "hidden: give it again"  # in place of a key in the config of a run
 
-_told: dict[str, bytes] = {}  # by what is given: keys that another process has read
 _pipes: dict[tuple[int, int] | None, bytes] = {}  # by device and inode: they are read once
 _variables: set[str] = set()  # of the environment, that held a key
 
@@ -32,8 +30,6 @@ def encryption_key(given: str) -> bytes | None:
     """
     if not given:
         return None
-    if given in _told:
-        return _told[given]
     if given == HIDDEN:
         raise ConfigError(f"{KEY}: the config of a run does not hold the key", f"{KEY}=env:NAME")
     kind, _, name = given.partition(":")
@@ -68,28 +64,55 @@ def _in_file(path: Path) -> bytes:
     return key
 
 
-def read_keys(config: Mapping[str, Any]) -> dict[str, str]:
-    """The key of a config, as plain data, in hex by how it is given: for `remember` elsewhere."""
-    given = at(config, KEY) or ""
-    key = encryption_key(given)
-    return {given: key.hex()} if key else {}
-
-
-def remember(keys: Mapping[str, str]) -> None:
-    """Take keys from another process's `read_keys`: `encryption_key` reads them no more."""
-    _told.update((given, bytes.fromhex(key)) for given, key in keys.items())
-
-
 def without_keys(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for another process: without the variables that held a key."""
     return {name: value for name, value in environ.items() if name not in _variables}
 
 
 def hidden(given: str) -> str:
-    """What may be shown of `infer.enc_key`: where the key is, but not the key."""
+    """`infer.enc_key` for display: where the key is, but not the key."""
     return given if not given or given.startswith(("env:", "file:")) else HIDDEN
 
 
 def means_key(name: str) -> bool:
-    """Whether a dotted key is `infer.enc_key`, or that misspelt: its value may be a key."""
+    """True if a dotted key is `infer.enc_key`, or that misspelt: its value may be a key."""
     return nearest(name.rpartition(".")[2], [KEY.rpartition(".")[2]], NEAR_NAME) is not None
+
+
+MAX_BYTES = 4096
+
+
+def read_key(name: str, given: str) -> bytes | None:
+    """The key that the config key `name` leads to: env:NAME, or a file; None for "".
+
+    Raises ConfigError, which never shows the key.
+    """
+    if not given:
+        return None
+    kind, _, variable = given.partition(":")
+    if kind == "env":
+        key = os.environ.get(variable, "").encode()
+        if not key:
+            raise ConfigError(f"{name}={given}: no environment variable {variable}, or empty")
+        return key
+    path = Path(given.removeprefix("file:")).expanduser()
+    try:
+        with path.open("rb") as file:
+            key = file.read(MAX_BYTES + 1).strip()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name}: cannot be read from the file it names: {type(error).__name__}",
+            f"{name}=env:NAME, or the path of a file that holds the key",
+        ) from None
+    if not 0 < len(key) <= MAX_BYTES:
+        raise ConfigError(f"{name}: {path} is empty or has more than {MAX_BYTES} bytes")
+    return key
+
+
+def take_key(name: str, given: str) -> bytes | None:
+    """`read_key`, and removes its variable from the environment of later processes."""
+    key = read_key(name, given)
+    kind, _, variable = given.partition(":")
+    if kind == "env":
+        del os.environ[variable]
+    return key

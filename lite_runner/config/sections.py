@@ -1,259 +1,34 @@
 """The sections of a run's config. Names are those of run_mindformer's yaml.
 
-The defaults stand in conf/; here are only types, choices and ranges.
+The defaults stand in conf/; here are types, choices and ranges, and what some values mean: releases
+of MindFormers, settings of an Ascend card, timeouts of HCCL.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import os
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import from_settings
-from lite_runner.architectures.fields import MAX_EXPERTS, MAX_LAYERS
-from lite_runner.architectures.spec import Decoder, RopeScaling
-from lite_runner.config import hccl
-from lite_runner.config.fields import Range
-from lite_runner.config.ranges import Count, Fraction, Index, Positive, TopP
-from lite_runner.records import dataclass
+from lite_runner.architectures import can_untie_head
+from lite_runner.architectures.settings import ModelSettings, Network
+from lite_runner.architectures.spec import Decoder
+from lite_runner.records import Count, Index, Range, dataclass
 
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
-TokenIds = Index | tuple[Index, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PetSettings:
-    """One LoRA adapter that is trained into the checkpoint, as MindFormers' yaml tells of it."""
-
-    pet_type: Literal["lora"]
-    lora_rank: Count = 8
-    lora_alpha: Positive = 16.0
-    target_modules: str | tuple[str, ...]  # a regular expression, or names
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class Settings:
-    """What `model.model_config` holds whatever the model."""
-
-    checkpoint_name_or_path: str  # where the weights are, unless load_checkpoint says
-    compute_dtype: Literal["auto", "float32", "float16", "bfloat16"]
-    use_past: bool  # keep keys and values between steps
-    is_sample_acceleration: bool  # an exported graph chooses the likeliest token itself
-    # Each is what the top-level option of its name means while that one is null.
-    do_sample: bool
-    temperature: Positive
-    top_k: Index
-    top_p: TopP
-    repetition_penalty: Positive
-    max_decode_length: Count | None  # = max_length
-    max_new_tokens: Count | None
-    pet_config: PetSettings | None = None  # of a MindFormers yaml
-
-
-@dataclass(frozen=True, kw_only=True)
-class AutoSettings(Settings):
-    """Of model=auto: the sizes are read from the checkpoint."""
-
-    type: Literal["auto"]
-
-    def resolve(self) -> None:
-        """The checkpoint has the sizes."""
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class DecoderSettings(Settings):
-    """Of every model whose sizes are in conf/."""
-
-    seq_length: Count
-    hidden_size: Count
-    num_layers: Annotated[int, Range(1, MAX_LAYERS)]
-    num_heads: Count
-    vocab_size: Count
-    tie_word_embeddings: bool
-    bos_token_id: Index | None
-    eos_token_id: TokenIds
-    pad_token_id: Index | None
-
-    def _described(self, kind: str) -> Decoder:
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return from_settings(kind, given | {"eos_token_id": token_ids(self.eos_token_id)})
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class RotarySettings(DecoderSettings):
-    """Of what has rotary positions under Llama's names."""
-
-    n_kv_heads: Count | None  # null: as num_heads
-    head_dim: Count | None  # null: hidden_size / num_heads
-    intermediate_size: Count
-    theta: Positive
-    rope_scaling: RopeScaling | None
-    partial_rotary_factor: Fraction | None = None  # of a head; null: all of it
-    qkv_has_bias: bool
-    attn_proj_has_bias: bool = False
-    mlp_bias: bool = False
-    sliding_window: Count | None = None  # latest tokens that one sees, itself among them
-
-
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class LlamaLikeSettings(RotarySettings):
-    """Of what is built like a Llama, with experts or without."""
-
-    rms_norm_eps: Positive
-    use_sliding_window: bool = False  # else sliding_window and the next three have no effect
-    max_window_layers: Index = 0  # first layers, which have no window
-    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
-    sliding_window_pattern: Count | None = None  # every so manieth layer has no window
-    no_rope_layers: tuple[Literal[0, 1], ...] | None = None  # 1: with rotary positions; null: all
-    embedding_multiplier: Positive = 1.0
-    attention_multiplier: Positive | None = None  # of scores; null: head_dim^-1/2
-    residual_multiplier: Positive = 1.0
-    logits_scaling: Positive = 1.0  # logits are divided by it
-    attn_logit_softcapping: Positive | None = None  # of scores, with tanh; null: none
-    final_logit_softcapping: Positive | None = None  # of logits
-    rope_local_base_freq: Positive | None = None  # theta of layers with windows; null: 10000
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaSettings(LlamaLikeSettings):
-    """Of Llama, Qwen2, Qwen3, Mistral, SmolLM2 and 3, OLMo 2, Granite, GLM-4, Gemma 2 and 3,
-    Phi-3."""
-
-    type: Literal[
-        "LlamaConfig",
-        "Qwen3Config",
-        "Olmo2Config",
-        "GraniteConfig",
-        "SmolLM3Config",
-        "GlmConfig",
-        "Glm4Config",
-        "Gemma2Config",
-        "Gemma3TextConfig",
-        "Phi3Config",
-    ]
-
-    def resolve(self) -> Decoder:
-        return self._described(self.type)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixtureSettings(LlamaLikeSettings):
-    """Of Qwen3-MoE and Mixtral; intermediate_size is of layers without experts."""
-
-    type: Literal["Qwen3MoeConfig", "MixtralConfig"]
-    num_experts: Annotated[int, Range(1, MAX_EXPERTS)]  # of a layer
-    num_experts_per_tok: Count
-    norm_topk_prob: bool = True  # a token's probabilities are divided by their sum
-    moe_intermediate_size: Count | None = None  # of each expert; null: intermediate_size
-    decoder_sparse_step: Count = 1  # each layer of that number has experts
-    mlp_only_layers: tuple[Index, ...] | None = None  # layers without experts besides
-
-    def resolve(self) -> Decoder:
-        return self._described(self.type)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatGLM2Settings(DecoderSettings):
-    """Of ChatGLM2, ChatGLM3 and GLM-4 in their first form."""
-
-    type: Literal["ChatGLM2Config"]
-    kv_channels: Count  # head size
-    multi_query_attention: bool  # false: as many key/value heads as heads
-    multi_query_group_num: Count  # key/value heads
-    ffn_hidden_size: Count
-    layernorm_epsilon: Positive
-    rope_ratio: Positive  # times 10000: base of the rotary frequencies
-    qkv_has_bias: bool
-
-    def resolve(self) -> Decoder:
-        return self._described(self.type)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerNormSettings(DecoderSettings):
-    """Of bloom and gpt2, which have the same shape."""
-
-    type: Literal["BloomConfig", "GPT2Config"]
-    expand_ratio: Count  # feed-forward width / hidden_size
-    layernorm_epsilon: Positive
-
-    def resolve(self) -> Decoder:
-        return self._described(self.type)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RotaryLayerNormSettings(RotarySettings):
-    """Of StarCoder2 and GPT-NeoX."""
-
-    type: Literal["Starcoder2Config", "GPTNeoXConfig"]
-    layernorm_epsilon: Positive
-    activation: Literal["gelu", "gelu_exact"]  # gelu: the tanh form
-    use_parallel_residual: bool = False  # attention and feed-forward take the same input
-
-    def resolve(self) -> Decoder:
-        return self._described(self.type)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GLMSettings(DecoderSettings):
-    """Of ChatGLM-6B."""
-
-    type: Literal["GLMConfig"]
-    bos_token_id: Index  # sop, which ends a prompt's prefix
-    inner_hidden_size: Count  # feed-forward width
-    layernorm_epsilon: Positive
-    gmask_token_id: Index  # stands for the text that is generated
-    mask_token_id: Index  # the same in a prompt without the other
-
-    def resolve(self) -> Decoder:
-        return self._described(self.type)
-
-
-def token_ids(value: int | tuple[int, ...] | None) -> tuple[int, ...]:
-    """One id, several or none as a tuple."""
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else value
 
 
 @dataclass(frozen=True)
 class Arch:
-    type: Literal[
-        "LlamaForCausalLM",
-        "Qwen3ForCausalLM",
-        "Olmo2ForCausalLM",
-        "GraniteForCausalLM",
-        "SmolLM3ForCausalLM",
-        "GlmForCausalLM",
-        "Glm4ForCausalLM",
-        "ChatGLM2ForConditionalGeneration",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "MixtralForCausalLM",
-        "Phi3ForCausalLM",
-        "Starcoder2ForCausalLM",
-        "GPTNeoXForCausalLM",
-        "BloomLMHeadModel",
-        "GLMForPreTraining",
-        "GPT2LMHeadModel",
-        "auto",
-    ]
+    type: Network
 
 
 @dataclass(frozen=True)
 class Model:
     arch: Arch
-    model_config: (
-        LlamaSettings
-        | MixtureSettings
-        | ChatGLM2Settings
-        | LayerNormSettings
-        | RotaryLayerNormSettings
-        | GLMSettings
-        | AutoSettings
-    )
+    model_config: ModelSettings
 
 
 @dataclass(frozen=True)
@@ -272,15 +47,25 @@ class TokenizerSettings:
         "ByteTokenizer",
         "ChatGLM2Tokenizer",
         "ChatGLM3Tokenizer",
+        "ChatGLM4Tokenizer",
         "ChatGLMTokenizer",
         "GPT2Tokenizer",
         "GPT2TokenizerFast",
+        "Llama3Tokenizer",
         "LlamaTokenizer",
         "LlamaTokenizerFast",
         "Qwen2Tokenizer",
         "Qwen2TokenizerFast",
     ]
     tokenizer_file: str | None  # null: beside the checkpoint
+    chat_template: str | None  # a template, or a file; null: the tokenizer's own
+    # Laid over what the tokenizer's files say, where they are not null.
+    add_bos_token: bool | None
+    add_eos_token: bool | None
+    add_prefix_space: bool | None
+    bos_token: str | None
+    eos_token: str | None
+    additional_special_tokens: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -294,10 +79,10 @@ class Context:
     device_target: Literal["auto", "CPU", "Ascend"]
     device_id: Index
     threads: Annotated[int, Range(1, 4096)] | None  # null: one a processor
-    kernels: bool
     max_device_memory: str | None  # Ascend: 58GB; null: all of it
     ascend_config: Mapping[str, Any] | None  # Ascend: as mindspore.set_context takes it
-    cache_limit: str | None  # 10GB; null: none
+    cache: bool
+    cache_limit: str | None  # 10GB; null: a share of the free disk
 
 
 @dataclass(frozen=True)
@@ -312,7 +97,7 @@ class Parallel:
     rank_table_file: str | None  # "": none; null: that of RANK_TABLE_FILE
     log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
     rendezvous_timeout: Count  # seconds
-    hccl_timeout: Annotated[int, Range(hccl.LEAST_S, hccl.MOST_S)]  # seconds
+    hccl_timeout: Annotated[int, Range(LEAST_HCCL_S, MOST_HCCL_S)]  # seconds
     timeout: Count | None  # seconds; null: none
 
 
@@ -321,14 +106,19 @@ class ParallelConfig:
     data_parallel: Count
     model_parallel: Count
     pipeline_stage: Count
-    vocab_emb_dp: bool  # true: the embedding and the head are whole on every rank
+    vocab_emb_dp: bool | None  # true: the embedding and the head are whole on every rank
 
 
 @dataclass(frozen=True)
 class Export:
-    layout: Literal["auto", "resizable", "dynamic", "static_pair", "packed"]
+    layout: Literal["auto", "resizable", "static_pair"]
     target: Literal["auto", "CPU", "Ascend"]
     weight_fp16: bool
+
+    @property
+    def chosen_layout(self) -> Literal["resizable", "static_pair"] | None:
+        """None: auto."""
+        return None if self.layout == "auto" else self.layout
 
 
 @dataclass(frozen=True)
@@ -353,3 +143,94 @@ class RunMindFormers:
 @dataclass(frozen=True)
 class MindFormers:
     release: str | float | None  # null: what is written is for every release
+
+
+# CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but
+# importing MindSpore 2.10 sets it to 600 (mindspore/context.py). HCCL_EXEC_TIMEOUT (envref_07_0078)
+# is 1836 s where it is not set; Atlas 800 (910A) takes up to 17340 and rounds down to a multiple of
+# 68; with HCCL_OP_EXPANSION_MODE=AIV more than 1091 is 1091. Ranks load for minutes, and replicas
+# (data parallel) may end long after each other.
+LEAST_HCCL_S, MOST_HCCL_S = 120, 7200
+HCCL_VARIABLES = ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
+
+
+def hccl_timeouts(seconds: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that wait `seconds`, but for those that the user has set in `environ`."""
+    return {name: str(seconds) for name in HCCL_VARIABLES if not environ.get(name)}
+
+
+_TIES_AND_SERVES = (1, 3)
+_SLORA, LORA_NAME = "lora_", "mindpet_delta_lora_"  # before a and b
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of MindFormers; without a number whatever is written is to be read by all.
+
+    Told by their sources, 1.0.2 to 1.7: a Llama's head can be tied to its embedding from 1.3 on
+    (tie_word_embeddings), and before that a head that is not in the file keeps random
+    numbers; bloom and gpt2 always tie it. Folders of adapters (SLoRA) are read from 1.3 on, by the
+    name lora_a; LoRA, loaded with the checkpoint, calls it mindpet_delta_lora_a.
+    """
+
+    number: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, text: str | float | None) -> Release:
+        """The release that a text or number names: 1.0, 1.3.2. Raises ValueError."""
+        if text is None:
+            return cls()
+        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\w{1,20})*", str(text))
+        if match is None or int(match[1]) < 1:
+            raise ValueError(
+                f"got {text}, expected a release such as 1.0 or 1.3.2, or null for all"
+            )
+        return cls((int(match[1]), int(match[2])))
+
+    def needs_head(self, model: Decoder) -> bool:
+        """True if a head that is tied to the embedding must be in the file as well."""
+        tied = model.tie_word_embeddings and can_untie_head(model)
+        return tied and (self.number is None or self.number < _TIES_AND_SERVES)
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """Prefixes before a and b in the names of an adapter's parameters."""
+        if self.number is None:
+            return (_SLORA, LORA_NAME)
+        return (LORA_NAME,) if self.number < _TIES_AND_SERVES else (_SLORA,)
+
+
+ASCEND_KEYS = ("max_device_memory", "ascend_config")
+# What mindspore.set_context(ascend_config=) takes in 2.10, but for what only training has.
+ASCEND_CONFIG = (
+    *("precision_mode", "jit_compile", "atomic_clean_policy", "matmul_allow_hf32"),
+    *("conv_allow_hf32", "op_precision_mode", "op_debug_option", "ge_options"),
+    *("parallel_speed_up_json_path", "host_scheduling_max_threshold", "hccl_watchdog"),
+    "topo_order",
+)
+
+
+@dataclass(frozen=True)
+class AscendSettings:
+    """The settings ASCEND_KEYS; None: unset."""
+
+    max_device_memory: str | None = None
+    ascend_config: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, context: Context) -> AscendSettings:
+        """The settings of a config; numbers and booleans typed as texts are converted."""
+        settings = context.ascend_config
+        if settings is not None:
+            settings = {name: _typed(value) for name, value in settings.items()}
+        return cls(context.max_device_memory, settings)
+
+    def asked(self) -> list[str]:
+        """The keys that are set."""
+        return [key for key in ASCEND_KEYS if getattr(self, key)]
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

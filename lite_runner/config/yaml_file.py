@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 
 from lite_runner.errors import ConfigError
-from lite_runner.system.small_file import read_small
+from lite_runner.system.files import read_small
+
+MAX_CONFIG_BYTES = 128 << 20  # that of a run holds a prompt from standard input
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -38,11 +40,29 @@ _StrictLoader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Safe yaml that is read back as it was: a U+0085 that is not escaped is read as \\n."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if "\x85" in text else None
+    ),
+)
+
+
+def dump_yaml(raw: Mapping[str, Any]) -> str:
+    """Plain containers and scalars as yaml, in their order."""
+    text: str = yaml.dump(dict(raw), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a yaml file. Raises ConfigError: missing, too large, broken, empty."""
     where = f"--config {path}"
     try:
-        data = read_small(path, "a config")
+        data = read_small(path, "a config", MAX_CONFIG_BYTES)
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror}") from None
     except ValueError as error:  # a NUL in the path
@@ -77,6 +97,17 @@ def put_at(raw: dict[str, Any], key: str, value: Any) -> None:
         raw[section] = dict(below) if isinstance(below, Mapping) else {}
         raw = raw[section]
     raw[name] = value
+
+
+def without(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Nested data without a dotted key."""
+    name, _, below = key.partition(".")
+    rest = dict(raw)
+    if below and isinstance(section := rest.get(name), Mapping):
+        rest[name] = without(section, below)
+    elif not below:
+        rest.pop(name, None)
+    return rest
 
 
 def at(raw: Any, key: str) -> Any:

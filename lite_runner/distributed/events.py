@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict, fields
@@ -21,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from lite_runner.errors import EXIT_FAILED
 from lite_runner.records import dataclass
 
-if TYPE_CHECKING:  # ranks import this module before anything else: it must be quick
+if TYPE_CHECKING:
     from lite_runner.system.failure import Failure
 
 SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of the launcher's socket
+FOLDER_VARIABLE = "LITE_RUNNER_FOLDER"  # of the launcher's run
 MAX_LINE_BYTES = 1 << 22  # of one event
 MAX_TEXT = 1 << 18  # characters of each text of an event; a longer one is sent in chunks
 MET = "met the other ranks"  # the stage after the collectives' init; ends rendezvous_timeout
@@ -87,7 +89,7 @@ class Sender:
         self.stage("started")
 
     def stage(self, text: str) -> None:
-        """What this rank is doing."""
+        """The current work of this rank."""
         self._send(Event(rank=self.rank, event="stage", text=text))
 
     def text(self, text: str) -> None:
@@ -135,3 +137,40 @@ def connect(rank: int) -> Sender | None:
     """This process's connection to the launcher, always the same; None if it has no launcher."""
     path = os.environ.get(SOCKET_VARIABLE)
     return Sender(Path(path), rank) if path else None
+
+
+class RankProgress:
+    """The sink of a rank's progress: every rank sends its stages to the launcher, if there is one;
+    only rank 0 prints for the user."""
+
+    def __init__(self, rank: int, sender: Sender | None) -> None:
+        self._prints = rank == 0
+        self._sender = sender
+
+    def stage(self, text: str) -> None:
+        if self._sender is not None:
+            self._sender.stage(text)
+
+    def note(self, text: str) -> None:
+        if not self._prints:
+            return
+        if self._sender is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self._sender.note(text)
+
+    def text(self, text: str) -> None:
+        if not self._prints:
+            return
+        if self._sender is None:
+            print(text, end="", flush=True)
+        else:
+            self._sender.text(text)
+
+    def title(self, text: str) -> None:
+        if not self._prints:
+            return
+        if self._sender is not None:
+            self._sender.title(text)
+        elif sys.stdout.isatty():
+            print(text, flush=True)

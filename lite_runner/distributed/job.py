@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -14,11 +15,10 @@ from types import MappingProxyType
 import psutil  # type: ignore[import-untyped]
 
 from lite_runner import progress
-from lite_runner.config.cluster import Cluster
+from lite_runner.config.parallel import Cluster
 from lite_runner.distributed import msrun
-from lite_runner.distributed.how_ended import exit_text, last_lines, scheduler_text, tail
+from lite_runner.distributed.events import SOCKET_VARIABLE
 from lite_runner.distributed.monitor import RankFailure, RankMonitor
-from lite_runner.distributed.processes import exit_code, has_ended, kill_all, scheduler_of
 from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c
 from lite_runner.errors import (
     EXIT_ARTIFACT,
@@ -37,6 +37,7 @@ from lite_runner.system.signals import deferred
 TICK_S = 0.1
 SCHEDULER_POLL_S = 1.0
 MAX_UNANSWERED = 5  # polls in a row
+MAX_SUSPENDED = 5  # polls in a row
 MSRUN_POLL_S = 2.0  # msrun polls its ranks once a second
 MSRUN_EXTRA_S = 30  # added to its timeout: our message names the rank, msrun's does not
 MESSAGE_LINES = 4
@@ -47,6 +48,8 @@ _KINDS: dict[int, type[RunnerError]] = {
     EXIT_ARTIFACT: ArtifactError,
 }
 _RANK_ENDED = re.compile(r"Worker process (\d+) exit with exception. Error code: (-?\d+)")
+LOG_LINES = 8  # of a log or traceback in a message
+KILL_TIMEOUT_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def run_ranks(
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env=msrun.environment(events, cluster, ascend),
+                        env=msrun.environment(events, folder, cluster, ascend),
                         start_new_session=True,  # Ctrl-C is this process's to handle
                     )
                 _Job(monitor, flags, process, cluster, port, folder, log_dir, limits).follow()
@@ -138,6 +141,7 @@ class _Job:
         self.scheduler: psutil.Process | None = None  # on node 0, once it has started
         self.kills_before = memory.oom_kills()
         self.unanswered = 0  # polls of node 0's scheduler in a row, on other nodes
+        self.suspended = dict.fromkeys(cluster.local_ranks, 0)  # polls in a row, of each rank
 
     def follow(self) -> None:
         """Return when every rank is done. Raises RunnerError, and KeyboardInterrupt."""
@@ -167,6 +171,7 @@ class _Job:
             if self.cluster.is_master and self.scheduler is None:
                 self.scheduler = scheduler_of(self.process.pid)  # it may end before the next poll
             if time.monotonic() - polled > SCHEDULER_POLL_S:
+                self._check_suspended()
                 if self.cluster.is_master:
                     self._check_scheduler()
                 elif self.monitor.all_met:
@@ -181,6 +186,21 @@ class _Job:
         if time.monotonic() - self.stop_at > STOP_S:
             progress.note(f"the ranks did not stop within {STOP_S:.0f} s and were ended")
             raise KeyboardInterrupt
+
+    def _check_suspended(self) -> None:
+        """The others wait for a rank that a signal has suspended; the scheduler loses it after some
+        30 s, and does not name it."""
+        for rank, state in self.monitor.ranks.items():
+            if state.done or state.pid is None or not is_suspended(state.pid):
+                self.suspended[rank] = 0
+                continue
+            self.suspended[rank] += 1
+            if self.suspended[rank] >= MAX_SUSPENDED:
+                raise RunnerError(
+                    f"rank {rank} (process {state.pid}) has been suspended by a signal, such as"
+                    " SIGSTOP; the others wait for it",
+                    f"a process is continued by kill -CONT, within {MAX_SUSPENDED} s",
+                )
 
     def _check_scheduler(self) -> None:
         """The scheduler exits when a rank of any machine is lost, and may be killed; msrun and our
@@ -245,7 +265,7 @@ class _Job:
         log = own if own.is_file() else self._log(f"worker_{failure.rank}")
         message = failure.message
         if failure.traceback:  # unexpected: MindSpore's messages fill pages, and are in the log
-            message = "\n".join(message.splitlines()[:MESSAGE_LINES])
+            message = "\n    ".join(message.splitlines()[:MESSAGE_LINES])
         lines = [
             f"rank {failure.rank}: {message}",
             *last_lines(failure.traceback),
@@ -292,3 +312,115 @@ class _Job:
 
     def _log_lines(self, log: Path) -> list[str]:
         return [*last_lines(tail(log)), f"  log: {log}"]
+
+
+def exit_text(code: int) -> str:
+    """An exit code in words; negative: the signal that killed the process."""
+    return f"exit code {code}" if code >= 0 else f"killed by {_name(-code)}"
+
+
+def scheduler_text(code: int | None, log: str) -> str:
+    """Why a scheduler ended, whose exit code and log these are; None: not known.
+
+    MindSpore's exits with 1 where a rank of any machine does not answer for some 30 s.
+    """
+    if code is not None and code < 0:
+        return f"the scheduler was ended by signal {-code} ({_name(-code)})"
+    if code is None or "timed out node" in log:
+        return "the scheduler has lost a rank"
+    return f"the scheduler ended before its ranks were done: {exit_text(code)}"
+
+
+def tail(log: Path) -> str:
+    """The last 64 KiB of a log; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - (1 << 16)))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_lines(text: str) -> list[str]:
+    """The last LOG_LINES lines that are not empty, indented."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [f"    {line}" for line in lines[-LOG_LINES:]]
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def job_processes(events: Path) -> list[psutil.Process]:
+    """Every live process of the job whose launcher listens on the socket `events`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get(SOCKET_VARIABLE) == str(events)
+            if ours and not has_ended(process):
+                found.append(process)
+        except (psutil.Error, OSError):  # another user's, or already gone
+            continue
+    return found
+
+
+def scheduler_of(msrun: int) -> psutil.Process | None:
+    """The scheduler that the process `msrun` has started; None if it has none."""
+    try:
+        for child in psutil.Process(msrun).children():
+            if child.environ().get("MS_ROLE") == "MS_SCHED":
+                return child
+    except psutil.Error:  # already gone
+        pass
+    return None
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """True for a process that is gone or a zombie."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def is_suspended(pid: int) -> bool:
+    """True for a process that a signal has suspended, and none has continued."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of a zombie of this user, as subprocess has it; None if it is none.
+
+    Its parent alone can wait for it; the kernel shows the status to others, too (proc(5)).
+    """
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(rest[-1])) if state == "Z" else None
+    except (OSError, ValueError):
+        return None
+
+
+def kill_all(events: Path) -> None:
+    """Kill the processes of a job until none is left; a note names those that survive.
+
+    SIGKILL at once: a rank inside a collective handles no other signal.
+    """
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while left := job_processes(events):
+        for process in left:
+            try:
+                process.kill()
+            except psutil.Error:
+                continue
+        psutil.wait_procs(left, timeout=0.1)
+        if time.monotonic() > deadline:
+            ids = ", ".join(str(process.pid) for process in left)
+            progress.note(f"processes that do not end though they were killed: {ids}")
+            return

@@ -14,11 +14,14 @@ Without MS_ROLE or RANK_ID a process is in no job; the other variables may be le
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.config.fields import Fault
+from lite_runner.config.parallel import ranks_of
+from lite_runner.config.schema import RunConfig
+from lite_runner.distributed.rank_table import read_rank_table
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.ascend_devices import index_of
@@ -26,7 +29,7 @@ from lite_runner.system.ascend_devices import index_of
 
 @dataclass(frozen=True)
 class Address:
-    """Where the scheduler of a dynamic cluster listens."""
+    """The address of a dynamic cluster's scheduler."""
 
     host: str
     port: int
@@ -46,7 +49,7 @@ class Member:
 
     @property
     def is_machine(self) -> bool:
-        """Whether this process is no rank itself, but starts those of its machine."""
+        """True for a process that is no rank itself, but starts those of its machine."""
         return self.local_ranks > 1
 
     @property
@@ -175,3 +178,29 @@ def _incomplete(given: Sequence[str], missing: Sequence[str]) -> EnvironmentFaul
 
 def _is(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
+
+
+def member_faults(config: RunConfig, member: Member) -> Iterator[Fault]:
+    """Validation errors of `config` with the number of ranks that were started."""
+    ranks, asked = ranks_of(config), config.parallel_config
+    started = f"this process was started as {member.name}"
+    if not config.on_ranks and member.size > 1:
+        yield Fault(
+            ("run_mode",), f"{started}, but run_mode={config.run_mode} is done by one process"
+        )
+    elif member.size == ranks.size:
+        return
+    elif not config.use_parallel:
+        yield Fault(
+            ("use_parallel",),
+            f"{started}, but use_parallel=false: each would do the whole job; use_parallel=true"
+            f" with parallel_config.model_parallel={member.size}, or start one process",
+        )
+    else:
+        yield Fault(
+            ("parallel_config",),
+            f"{started}, expected {ranks.size}: data_parallel={asked.data_parallel} *"
+            f" model_parallel={asked.model_parallel} of parallel_config; start {ranks.size}, or"
+            f" set parallel_config.model_parallel={member.size} and"
+            " parallel_config.data_parallel=1",
+        )

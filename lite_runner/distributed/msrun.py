@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from lite_runner.config.cluster import Cluster
+from lite_runner.config.parallel import Cluster
 from lite_runner.config.secret import without_keys
-from lite_runner.distributed.events import SOCKET_VARIABLE
+from lite_runner.distributed.events import FOLDER_VARIABLE, SOCKET_VARIABLE
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
+from lite_runner.system.environment import RANK_VARIABLES
 from lite_runner.system.files import GROUP_MAY_READ
-from lite_runner.system.rank_variables import RANK_VARIABLES
 
 LOG = "msrun.log"
 WRAPPER = Path(__file__).with_name("msrun_wrapper.py")
@@ -76,9 +76,11 @@ def make_logs(log_dir: Path, cluster: Cluster) -> None:
         ) from None
 
 
-def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    events: Path, folder: Path, cluster: Cluster, ascend: Mapping[str, str]
+) -> dict[str, str]:
     """This process's environment for msrun and its ranks; `events` is the launcher's socket,
-    `ascend` adds the variables of `ascend_ranks`."""
+    `folder` its run's, `ascend` adds the variables of `ascend_ranks`."""
     own = without_keys(os.environ)
     # Left over from another job, these would give a rank a wrong identity.
     kept = {name: value for name, value in own.items() if name not in RANK_VARIABLES}
@@ -89,6 +91,7 @@ def environment(events: Path, cluster: Cluster, ascend: Mapping[str, str]) -> di
         "PATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",  # so that the log of a killed rank has its last lines
         SOCKET_VARIABLE: str(events),
+        FOLDER_VARIABLE: str(folder),
         PARENT_VARIABLE: str(os.getpid()),
         SCHEDULES_VARIABLE: "1" if cluster.is_master else "0",
     }
@@ -123,7 +126,7 @@ def choose_port(cluster: Cluster) -> int:
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether something listens there, as a scheduler does while it runs."""
+    """True where something listens there, as a scheduler does while it runs."""
     try:
         with socket.create_connection((address.strip("[]"), port), timeout=1):
             return True
@@ -132,7 +135,7 @@ def answers(address: str, port: int) -> bool:
 
 
 def _python_name() -> str:
-    """Which of `python` and `python3`, the names that msrun takes, is this Python on its PATH."""
+    """The name of this Python on msrun's PATH: `python` or `python3`, which msrun takes."""
     for name in ("python", "python3"):
         path = Path(sys.executable).with_name(name)
         if path.exists() and path.samefile(sys.executable):

@@ -1,4 +1,4 @@
-"""How ranks stop before the same step of their generation on Ctrl-C.
+"""Ctrl-C for ranks: all stop before the same step of their generation.
 
 Ranks of a tensor-parallel replica compute every step together: if one stopped by itself, the others
 would wait for it forever. So Ctrl-C only sets a flag in memory that the ranks of the machine share.
@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NoReturn
 
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import EXIT_INTERRUPTED
 from lite_runner.system.signals import offered
 
@@ -49,12 +49,12 @@ class StopFlags:
 
     @property
     def generating(self) -> bool:
-        """Whether a rank has begun to generate."""
+        """True once a rank has begun to generate."""
         return bool(self._numbers[_GENERATING])
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the ranks are to stop."""
+        """True once the ranks are to stop."""
         return bool(self._numbers[_REQUESTED])
 
     def request_stop(self) -> bool:
@@ -91,7 +91,7 @@ class StopCondition:
         self._step = 0
 
     def reached(self) -> bool:
-        """Whether generation ends now; call it once before every step.
+        """True where generation ends now; call it once before every step.
 
         No rank of the replica finishes a step without the others: it needs the logits of a forward
         pass.

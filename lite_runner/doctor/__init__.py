@@ -1,1 +1,1 @@
-"""What this machine can run: each check says what it found and the command that mends it."""
+"""Diagnostics of this machine: each check says what it found and the command that mends it."""

@@ -19,7 +19,7 @@ _NAME_WIDTH = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found. `remedy` is a command or setting; "" where nothing is to be done."""
+    """The result of a check. `remedy` is a command or setting; "" where nothing is to be done."""
 
     status: Status
     found: str
@@ -79,7 +79,7 @@ def counts(findings: Iterable[Finding]) -> str:
 
 
 def passed(findings: Iterable[Finding]) -> bool:
-    """Whether nothing fails; warnings are allowed."""
+    """True where nothing fails; warnings are allowed."""
     return all(finding.status != "fail" for finding in findings)
 
 

@@ -1,14 +1,97 @@
-"""What a child process of the doctor answers: one question, one answer on standard output.
+"""Questions answered in a child process, since the answer may crash, hang, or take memory.
 
-python probe.py QUESTION
+    python probe.py QUESTION
+
+One answer goes to standard output.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
-from lite_runner.errors import RunnerError
+from lite_runner.distributed.job import exit_text
+from lite_runner.distributed.msrun import WRAPPER
+from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE
+from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.records import dataclass
+
+Question = Literal["mindspore", "ascend", "operators", "lite"]
+_PROBE = Path(__file__)
+_LINES = 6  # of what a child wrote last, in a message
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The exit status and output of a child process."""
+
+    code: int
+    output: str
+    errors: str
+
+    def tail(self) -> str:
+        """The last lines of its errors, or of its output, to go below a message."""
+        lines = [line for line in (self.errors or self.output).splitlines() if line.strip()]
+        return "".join(f"\n{line.rstrip()[:300]}" for line in lines[-_LINES:])
+
+
+def ask(question: Question, timeout_s: float) -> str:
+    """The answer of a child process to a question.
+
+    Raises EnvironmentFault, with its output, where it fails, crashes, or takes longer than
+    `timeout_s` seconds.
+    """
+    command = [sys.executable, str(WRAPPER), str(_PROBE), question]
+    ended = run(command, timeout_s, {**os.environ, PARENT_VARIABLE: str(os.getpid())})
+    if ended.code == 0:
+        return ended.output.strip()
+    message, _, hint = ended.output.strip().partition("\n-> ")
+    if ended.code == EnvironmentFault.exit_code and message:
+        raise EnvironmentFault(message, hint)
+    verb = "ended with" if ended.code >= 0 else "was"
+    wrote = ended.tail().replace("\n", "\n    ")
+    raise EnvironmentFault(f"a process that tries it {verb} {exit_text(ended.code)}{wrote}")
+
+
+def run(
+    command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Run a command to its end. Raises EnvironmentFault where that takes longer than `timeout_s`
+    seconds, or it cannot be started. Neither it nor what it starts is left behind."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is this process's to handle
+        )
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{command[0]}: cannot be started: {error.strerror or error}"
+        ) from error
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise EnvironmentFault(
+            f"{Path(command[0]).name}: no end within {timeout_s:.0f} s"
+        ) from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+    return Ended(process.returncode, output, errors)
 
 
 def mindspore() -> str:
@@ -34,7 +117,7 @@ def operators() -> str:
 
 def lite() -> str:
     """Import MindSpore Lite."""
-    from lite_runner.backends.engines.lite import version
+    from lite_runner.backends.lite.engines.lite import version
 
     return version()
 
@@ -44,7 +127,7 @@ def _computes_on(device: str) -> str:
     from lite_runner.system import environment
 
     environment.import_mindspore()
-    from lite_runner.backends.device import try_device
+    from lite_runner.backends.mindspore.device import try_device
 
     return try_device(device)
 

@@ -1,22 +1,29 @@
-"""Whether several ranks could run here: a port for them to meet at, and two that really start."""
+"""Ranks on this machine: a port for them to meet at, and two that gather a number from each other.
+
+Each of the two, and their scheduler, runs this file as its program.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
-from lite_runner.config.cluster import Cluster
+from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.distributed import msrun
+from lite_runner.distributed.events import MET, Sender, connect
 from lite_runner.distributed.job import Limits, run_ranks
+from lite_runner.distributed.join import schedule
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import RunnerError
-from lite_runner.sizing.need import readable
-from lite_runner.sizing.scaling import PROCESS_BYTES, host_processes
-from lite_runner.system import memory
+from lite_runner.sizing.memory import PROCESS_BYTES, host_processes, readable
+from lite_runner.system import environment, memory
+from lite_runner.system.failure import failure_of
 from lite_runner.system.files import temporary_folder
 
 RANKS = 2
 LIMIT_S = 90  # for all: two ranks take some ten seconds, of which importing MindSpore is the most
-PROGRAM = Path(__file__).with_name("rank_program.py")
+PROGRAM = Path(__file__)
 
 
 def port() -> Finding:
@@ -44,3 +51,38 @@ def gather() -> Finding:
             told = "\n".join(line for line in lines if not line.lstrip().startswith("log: "))
             return Finding("fail", told, remedy=error.hint)
     return Finding("ok", "two ranks met and gathered a number from each other, on the CPU")
+
+
+def main() -> int:
+    """The part of one rank, or of the scheduler through which they meet."""
+    if os.environ.get("MS_ROLE") == "MS_SCHED":
+        schedule()
+        return 0
+    ranks = Ranks(rank=int(os.environ["RANK_ID"]), data=int(os.environ["MS_WORKER_NUM"]))
+    sender = connect(ranks.rank)
+    assert sender is not None  # distributed/msrun_wrapper.py has connected already
+    try:
+        _gather(ranks, sender)
+        sender.done()
+    except Exception as error:
+        failure = failure_of(error)
+        sender.error(failure)
+        os._exit(failure.exit_code)  # MindSpore's finalization would wait for the other rank
+    return 0
+
+
+def _gather(ranks: Ranks, sender: Sender) -> None:
+    environment.import_mindspore()
+    from lite_runner.backends import collectives
+    from lite_runner.backends.mindspore.device import set_device
+
+    set_device("CPU", 0)
+    collectives.join(f"rank {ranks.rank} of {ranks.size}")
+    sender.stage(MET)
+    found = collectives.gather(bytes([ranks.rank]))
+    if found != [bytes([rank]) for rank in range(ranks.size)]:
+        raise RunnerError(f"gathered {found}, expected the numbers of {ranks.size} ranks")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

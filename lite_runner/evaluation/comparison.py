@@ -1,13 +1,46 @@
-"""Two backends side by side: the likelihood of a text, speed, memory."""
+"""compare_backend= of an evaluation: the log-likelihoods of two backends side by side.
+
+The second run's process: python -m lite_runner.evaluation.comparison < job.json
+"""
 
 from __future__ import annotations
 
 import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lite_runner.evaluation.scored import Scored, ScoredWindow
-from lite_runner.output.score_comparison import ComparedScorer, ComparedWindow, ScoreComparison
+from lite_runner.evaluation.options import EvalOptions, plan_evaluation
+from lite_runner.evaluation.scoring import Scored, ScoredWindow, score
+from lite_runner.output.comparison import (
+    ComparedScorer,
+    ComparedWindow,
+    ScoreComparison,
+    run_other,
+    start,
+)
+from lite_runner.output.report import RunFolder
+from lite_runner.system import own_process
+
+PROGRAM = "lite_runner.evaluation.comparison"
+
+
+def compare_with_other(
+    config: EvalOptions, mine: Scored, folder: RunFolder
+) -> ScoreComparison | None:
+    """Score the text with the backend of compare_backend= too, whose files are in compare/ of the
+    run folder; None where there is none. Raises RunnerError."""
+    if config.compare_backend is None:
+        return None
+    found = run_other(PROGRAM, config, folder.path / "compare")
+    other = Scored.from_dict(found["scored"])
+    return compare_scores(
+        (config.backend, mine), (config.compare_backend, other), tolerance=config.tolerance
+    )
 
 
 def compare_scores(
@@ -50,3 +83,16 @@ def _side(backend: str, scored: Scored) -> ComparedScorer:
         nll=math.log(found.perplexity),
         perplexity=found.perplexity,
     )
+
+
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The likelihoods of a job. Raises RunnerError."""
+    began = time.perf_counter()
+    start(job)
+    plan = plan_evaluation(EvalOptions.from_dict(job["config"]))
+    scored = score(plan, RunFolder(Path(job["folder"])), began, keep=True)
+    return {"scored": scored.to_dict()}
+
+
+if __name__ == "__main__":
+    sys.exit(own_process.serve(answer))

@@ -1,26 +1,46 @@
-"""The keys of an evaluation, its windows, and the text to score."""
+"""The keys of run_mode=eval, their validation errors, and the plan of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.checks import fits_model
-from lite_runner.config.fields import Fault, Range, fault, raise_faults
-from lite_runner.config.lengths import beyond_context
-from lite_runner.config.options import (
+from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.fields import Fault, fault, raise_faults
+from lite_runner.config.generate_checks import (
+    COMPARE,
+    adapter_faults,
+    mindformers_model_faults,
+    pair_faults,
+    without_mindformers,
+)
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.prompt import no_likelihood
+from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
+from lite_runner.config.sampling_checks import beyond_context
+from lite_runner.config.schema import (
     AdapterOptions,
     CompareOptions,
     ExportedOptions,
     MindFormersOptions,
 )
-from lite_runner.config.prefixes import no_likelihood
-from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded
-from lite_runner.config.ranges import Count
 from lite_runner.errors import ConfigError
-from lite_runner.records import dataclass
+from lite_runner.model.adapters import with_adapter
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.plan.backend import resolve_backend, run_options
+from lite_runner.plan.job import Job
+from lite_runner.plan.memory import check_before_fetching
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import with_resources
+from lite_runner.records import Count, Range, dataclass
+from lite_runner.sizing.memory import readable
+from lite_runner.system import environment
 
 # One prefill chunk, and the default of other tools: perplexities are comparable.
 DEFAULT_WINDOW = 512
@@ -33,6 +53,7 @@ class EvalOptions(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOp
     computes_here: ClassVar[bool] = True
     on_ranks: ClassVar[bool] = False
     takes_parallel: ClassVar[bool] = False
+    length_key: ClassVar[str] = "eval_window"
 
     eval_data: str
     eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
@@ -83,3 +104,83 @@ def read_text(config: EvalOptions) -> str:
     except OSError as error:
         raise ConfigError(f"eval_data: {path}: {error.strerror}") from None
     return decoded(raw, f"eval_data: {path}").removeprefix("\ufeff")
+
+
+def eval_faults(config: EvalOptions) -> Iterator[Fault]:
+    """Validation errors of an evaluation."""
+    if not config.eval_data:
+        yield fault(
+            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
+        )
+    elif "\0" not in config.eval_data and not is_file(config.text_file):
+        yield fault("eval_data", f"eval_data: no file {config.eval_data}")
+    if config.in_lite:
+        yield fault(
+            ("backend", "run_mode"),
+            "backend=mslite is not available with run_mode=eval: an exported graph gives the"
+            " logits of the last token alone; expected backend=native or backend=ms",
+        )
+    yield from offline_faults(config)
+    yield from mindformers_model_faults(config)
+    if (release := config.mindformers_release) is not None and not config.names_mindformers:
+        yield without_mindformers(release)
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    yield from _compare_faults(config)
+    if (model := config.model_config()) is not None:
+        yield from window_faults(config, model)
+
+
+def _compare_faults(config: EvalOptions) -> Iterator[Fault]:
+    """Validation errors of compare_backend=."""
+    yield from pair_faults(config)
+    if (compared := config.compared) is None:
+        return
+    if compared.in_lite:
+        yield fault(
+            (COMPARE, "backend"),
+            f"{COMPARE}=mslite: an exported graph gives the logits of the last token alone;"
+            " expected native or ms",
+        )
+    if compared.in_mindformers:
+        for one in mindformers_model_faults(compared):
+            yield fault((COMPARE, *one.keys), f"{COMPARE}={compared.backend}: {one.text}")
+
+
+def plan_evaluation(config: EvalOptions) -> Plan:
+    """Files, token ids and memory, all validated. With dry_run=true nothing is fetched, and without
+    a tokenizer the text fills a window. Raises RunnerError."""
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    text = read_text(config)
+    if (planned := check_before_fetching(config)) is not None:
+        check_model(config, with_adapter(planned, config).model)
+    files = with_adapter(locate_for_plan(config), config)
+    if config.model_config() is None:  # model=auto: its sizes are known only now
+        check_model(config, files.model)
+    size, stride = config.window_of(files.model)
+    tokenizer = tokenizer_for_plan(config, files)
+    ids: Sequence[int] = ()
+    if tokenizer is not None:
+        ids = tokenizer.encode(text)
+        if len(ids) < 2:
+            raise ConfigError(
+                f"eval_data: tokens of {config.eval_data}: got {len(ids)}, expected at least 2",
+                "a longer text: its first token is only context",
+            )
+    length = min(size, len(ids)) if ids else size
+    job = Job((), (ids,), GenerationConfig(), slots=1, length=length, all_logits=True)
+    config = resolve_backend(config, files, run_options(config, job, device))
+    plan = Plan(
+        config=config,
+        device=device,
+        backend=config.backend,
+        files=files,
+        job=job,
+        lines={
+            "reads": f"{config.eval_data}: {readable(len(text.encode()))}, in windows of {size}"
+            f" tokens, {stride} from one to the next"
+        },
+        tokenizer=tokenizer,
+    )
+    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)

@@ -1,16 +1,37 @@
-"""Requests to the scheduler and its events."""
+"""Requests, events and results of a generation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.config.generation import FinishReason, GenerationConfig
-from lite_runner.errors import RunnerError
-from lite_runner.generation.adjustments import Adjustments
+from lite_runner.errors import ConfigError, RunnerError
+
+
+class Guide(Protocol):
+    """Restricts one sequence to a grammar."""
+
+    def mask(self, scores: NDArray[np.floating[Any]]) -> None:
+        """Set the scores [vocab] of tokens that may not come next to -inf, in place."""
+
+    def take(self, token: int) -> None:
+        """The next token."""
+
+
+@dataclass(frozen=True)
+class Adjustments:
+    """Changes of the scores of a request's sequences, by OpenAI's parameters. Penalties count
+    generated tokens, not the prompt's."""
+
+    presence_penalty: float = 0.0  # taken off once
+    frequency_penalty: float = 0.0  # taken off for each time
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    guide: Callable[[], Guide] | None = None  # makes one for each sequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,3 +105,81 @@ class Finished:
 
 
 Event = Token | Finished
+
+
+def max_sequence_of(
+    prompts: Sequence[int], each: Sequence[GenerationConfig], max_length: int
+) -> int:
+    """Maximum tokens of the longest sequence; `prompts`: prompt lengths, `each`: their options."""
+    pairs = zip(prompts, each, strict=True)
+    return max(options.max_sequence(prompt, max_length) for prompt, options in pairs)
+
+
+def truncate_left(ids: list[int], longest: int, bos: int | None) -> list[int]:
+    """The last `longest` tokens of a prompt; a leading bos stays."""
+    if len(ids) <= longest or longest < 2:
+        return ids
+    return [ids[0], *ids[1 - longest :]] if ids[0] == bos else ids[-longest:]
+
+
+def check_lengths(
+    lengths: Sequence[int],
+    each: Sequence[GenerationConfig],
+    max_length: int,
+    names: Sequence[str] = (),
+) -> None:
+    """Raise ConfigError naming every prompt that is empty or does not fit; call before loading.
+
+    `lengths`: prompt lengths in tokens; `each`: their options; `max_length`: the model's limit in
+    tokens; `names`: names of the prompts instead of their numbers.
+    """
+    faults = []
+    for index, (length, options) in enumerate(zip(lengths, each, strict=True)):
+        name = names[index] if names else f"prompt {index}"
+        longest, new = options.max_prompt(max_length), options.reserved_tokens
+        limit = min(max_length, longest + new)
+        if length == 0:
+            faults.append(f"{name} is empty: it has no tokens")
+        elif length > longest:
+            faults.append(
+                f"{name} does not fit: {length} tokens and {new} new, "
+                f"{length + new} together, but at most {limit} fit"
+            )
+    if faults:
+        error = ConfigError.of(faults)
+        error.hint = "shorten it, ask for fewer new tokens, or cut it with truncate=left"
+        if all(text.endswith("no tokens") for text in faults):
+            error.hint = "give it a text of at least one token, or leave it out"
+        raise error
+
+
+@dataclass
+class GenerationTiming:
+    """Time of forward passes and sampling, compiling excluded.
+
+    In a step with prefill and decode tokens, every token has an equal share.
+    """
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    time_to_first_token_s: float | None = None  # from the call of generate
+    prefill_tokens: int = 0  # prompt tokens computed
+    decode_tokens: int = 0  # tokens sampled after each sequence's first, eos included
+
+    @property
+    def prefill_tok_s(self) -> float | None:
+        return self.prefill_tokens / self.prefill_s if self.prefill_s else None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        return self.decode_tokens / self.decode_s if self.decode_s else None
+
+
+@dataclass
+class Generation:
+    """All completions, by prompt and return index, with timing."""
+
+    completions: list[Completion]
+    timing: GenerationTiming = field(default_factory=GenerationTiming)
+    interrupted: bool = False  # Ctrl-C: completions are partial
+    adapter_s: Mapping[str | None, float] = field(default_factory=dict)  # step seconds by adapter

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError
-from lite_runner.generation.adjustments import Adjuster, Adjustments
+from lite_runner.generation.request import Adjustments
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
@@ -90,6 +90,38 @@ class Sampler:
         return draw(scores, self._options, self._random, self._top)
 
 
+class Adjuster:
+    """Adjusts the scores of one sequence."""
+
+    def __init__(self, adjustments: Adjustments) -> None:
+        self._presence = np.float32(adjustments.presence_penalty)
+        self._frequency = np.float32(adjustments.frequency_penalty)
+        self._counts: dict[int, int] = {}  # of generated tokens, where there are penalties
+        bias = dict(adjustments.logit_bias)
+        self._biased = np.array(list(bias), np.int64)
+        self._bias = np.array(list(bias.values()), np.float32)
+        self._guide = None if adjustments.guide is None else adjustments.guide()
+
+    def apply(self, logits: Floats) -> Floats:
+        """Adjusted logits [vocab]; `logits` stay as they are."""
+        scores = logits.copy()
+        scores[self._biased] += self._bias
+        if self._counts:
+            ids = np.fromiter(self._counts, np.int64, len(self._counts))
+            counts = np.fromiter(self._counts.values(), np.float32, len(self._counts))
+            scores[ids] -= self._presence + self._frequency * counts
+        if self._guide is not None:
+            self._guide.mask(scores)
+        return scores
+
+    def take(self, token: int) -> None:
+        """The token that was chosen."""
+        if self._presence or self._frequency:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        if self._guide is not None:
+            self._guide.take(token)
+
+
 class Seen:
     """The tokens of a sequence, each once, without the one that pads."""
 
@@ -111,7 +143,7 @@ def check_finite(best: np.floating[Any], step: int, name: str) -> None:
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
         raise NonFiniteError(
             f"the model's logits hold {what} at step {step} of {name or 'the prompt'}",
-            hint="try another precision (compute_dtype=float32)",
+            hint="try another precision: model.model_config.compute_dtype=float32",
         )
 
 

@@ -1,42 +1,48 @@
-"""The scheduler: continuous batching with chunked prefill over one backend.
+"""The scheduler: continuous batching with chunked prefill.
 
 Requests can be added and finished at any time. A step decodes one token of every running sequence
 and fills the token budget with prefill chunks, so that a long prompt never stalls the others.
-Decisions depend only on the order of `add`, `finish` and `step`, so ranks that make the same calls
-compute the same rows.
+Decisions depend only on the order of calls, so ranks that make the same ones compute the same rows.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BASE, AdapterSlots, Backend, Row
+from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.generation.beam import Beams
-from lite_runner.generation.job import Job, Search
-from lite_runner.generation.lengths import check_lengths
+from lite_runner.generation.decoding import Beams, Job, Samples, Search
 from lite_runner.generation.logprobs import LogprobCollector
-from lite_runner.generation.request import Event, Finished, Request, Token
-from lite_runner.generation.result import GenerationTiming
-from lite_runner.generation.samples import Samples
+from lite_runner.generation.request import (
+    Event,
+    Finished,
+    GenerationTiming,
+    Request,
+    Token,
+    check_lengths,
+)
 from lite_runner.generation.slots import Slots
 from lite_runner.system.signals import deferred
 
+_FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
+_LEAST_CHUNK = 16  # however long they take: fewer are hardly faster
+
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """The rows of a step and their jobs."""
 
     rows: list[Row] = field(default_factory=list)
     decoding: list[tuple[Job, int]] = field(default_factory=list)  # jobs with their row counts
     prompts: list[Job] = field(default_factory=list)  # one prefill row each, after the decode rows
+    scored: bool = False  # prompt tokens get log-probabilities
 
     @property
     def of_prompts(self) -> list[Row]:
@@ -44,20 +50,49 @@ class _Step:
         return self.rows[len(self.rows) - len(self.prompts) :]
 
 
+class _Pace:
+    """Bounds the prompt tokens of a step by the time that they took in earlier ones."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds  # of a step
+        self._token_s: dict[bool, float] = {}  # seconds of a prompt token, by whether it is scored
+
+    def most(self, *, scored: bool) -> int:
+        """Prompt tokens of the next step."""
+        if (token_s := self._token_s.get(scored)) is None:
+            return _FIRST_CHUNK
+        return max(_LEAST_CHUNK, int(self._seconds / token_s))
+
+    def took(self, tokens: int, seconds: float, *, scored: bool) -> None:
+        """Account for a step with so many prompt tokens."""
+        if tokens >= _LEAST_CHUNK:  # the decoding beside fewer would count as theirs
+            found = seconds / tokens
+            self._token_s[scored] = (self._token_s.get(scored, found) + found) / 2
+
+
 class Scheduler:
-    """Schedules many requests over one backend. Not thread-safe."""
+    """Schedules many requests over the slots of one backend. Not thread-safe."""
 
     def __init__(
-        self, backend: Backend, token_budget: int | None = None, *, prefix_cache: bool = True
+        self,
+        info: BackendInfo,
+        adapters: AdapterSlots | None,
+        token_budget: int | None = None,
+        *,
+        prefix_cache: bool = True,
+        step_s: float | None = None,
     ) -> None:
-        """`token_budget`: maximum tokens per step (None: the backend's preference); `prefix_cache`:
-        reuse cached prefixes of prompts.
+        """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
+        backend's preference); `prefix_cache`: reuse cached prefixes of prompts; `step_s`: seconds
+        of a step to aim at while sequences are decoding, by computing less of prompts (None: no
+        limit). It is of effect where chunks may begin anywhere, and not for ranks, whose clocks
+        differ.
 
         Raises ConfigError if the budget does not fit a chunk besides a token of all other slots.
         """
         self.timing = GenerationTiming()
         self.adapter_s: dict[str | None, float] = {}  # seconds of the steps, by adapter
-        self._backend, self._info = backend, backend.info
+        self._info, self._adapter_slots = info, adapters
         self._budget = self._info.budget if token_budget is None else token_budget
         least = self._info.slots - 1 + self._info.chunk
         if self._budget < least:
@@ -66,15 +101,16 @@ class Scheduler:
                 f" {self._info.slots - 1} other slots, and {self._info.chunk} of a prompt"
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
+        self._pace = _Pace(step_s) if step_s is not None and self._info.exact else None
         self._waiting: list[Job] = []  # both in queue order
         self._running: list[Job] = []
-        self._pending_copies: list[tuple[list[int], list[int]]] = []  # slot copies to do
+        self.copies: list[tuple[list[int], list[int]]] = []  # of slots, to be done and removed
         self._unreported: list[Event] = []
         self._next_id = 0
 
     @property
     def idle(self) -> bool:
-        """Whether there are no requests."""
+        """True if there are no requests."""
         return not (self._waiting or self._running)
 
     @property
@@ -119,7 +155,7 @@ class Scheduler:
         self, id: int, reason: FinishReason = "interrupted", index: int | None = None
     ) -> list[Finished]:
         """Finish a request now, or only its sequence `index`, with partial completions; sequences
-        that `step` has already reported are not repeated. The slots are free at the next step."""
+        that `events` has already reported are not repeated. The slots are free at the next step."""
         unreported = [event for event in self._unreported if _is_of(event, id, index)]
         self._unreported = [event for event in self._unreported if event not in unreported]
         ended = [event for event in unreported if isinstance(event, Finished)]
@@ -129,36 +165,35 @@ class Scheduler:
         self._retire()
         return ended
 
-    def step(self) -> list[Event]:
-        """Run a step; its events. After an exception of the backend, or Ctrl-C, the next call
-        repeats the step: no event is lost or repeated."""
-        began, compiled = time.perf_counter(), self._backend.compile_s
+    def schedule(self) -> Step:
+        """The rows of the next step; `copies` of slots come before them. Until `update`, the next
+        call gives the same rows, but for what is added or finished between."""
         if self._changes:
             with deferred():
                 self._copy_prefixes()
                 self._restart()
                 self._admit()
-                while self._pending_copies:
-                    self._backend.copy(*self._pending_copies[0])
-                    del self._pending_copies[0]
-        step = self._compose()
-        if step.rows:
-            logits = self._backend.forward(step.rows)
-            with deferred():
-                self._advance(step, logits)
-                self._retire()
-                compiling = self._backend.compile_s - compiled
-                self._count(step, time.perf_counter() - began - compiling)
+        return self._compose()
+
+    def update(self, step: Step, logits: NDArray[np.float32], seconds: Callable[[], float]) -> None:
+        """Choose the next tokens from the logits of a step; `seconds` that it has taken so far,
+        without compiling."""
+        with deferred():
+            self._advance(step, logits)
+            self._retire()
+            self._count(step, seconds())
+
+    def events(self) -> list[Event]:
+        """The events since the last call."""
         events, self._unreported = self._unreported, []
         return events
 
     @property
     def _changes(self) -> bool:
-        """Whether there may be something to do before the rows of a step, but decoding; to defer
-        signals takes a quarter of the time of a step."""
+        """True if something may precede the rows of a step. Deferring signals takes a quarter of
+        the time of a step, so one that only decodes does without."""
         return bool(
             self._waiting
-            or self._pending_copies
             or self._info.short_length is not None
             or any(job.source is not None for job in self._running)
         )
@@ -193,9 +228,9 @@ class Scheduler:
             self._adapters(request.adapter).version(request.adapter)
 
     def _adapters(self, name: str) -> AdapterSlots:
-        if self._backend.adapters is None:
+        if self._adapter_slots is None:
             raise ConfigError(f"adapter {name}: this backend has the base model only")
-        return self._backend.adapters
+        return self._adapter_slots
 
     def _searches(self, id: int, request: Request) -> list[Search]:
         options, slots = request.options, self._info.slots
@@ -263,7 +298,7 @@ class Scheduler:
             self._place(job, free, copies)
             free = [one for one in free if one not in job.slots]
         if copies:
-            self._pending_copies.append((list(copies.values()), list(copies)))
+            self.copies.append((list(copies.values()), list(copies)))
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
@@ -298,15 +333,18 @@ class Scheduler:
         adapter = 0 if name is None else self._adapters(name).version(name)
         return 2 * adapter + (short is not None and len(job.texts[0][1]) > short)
 
-    def _compose(self) -> _Step:
+    def _compose(self) -> Step:
         """The decode rows, and prefill chunks up to the budget."""
-        step = _Step()
+        step = Step()
         for job in self._running:
             if job.decoding:
                 rows = job.newest()
                 step.rows += rows
                 step.decoding.append((job, len(rows)))
         room, scored = self._budget - len(step.rows), self._info.most_logits
+        if step.rows and self._pace is not None:
+            room = min(room, self._pace.most(scored=False))
+            scored = min(scored, self._pace.most(scored=True))
         for job in self._running:
             if job.decoding or job.source is not None:
                 continue
@@ -319,6 +357,7 @@ class Scheduler:
             room -= tokens
             if job.scored is not None:
                 scored -= tokens
+                step.scored = True
         return step
 
     def _chunk_size(self, job: Job, room: int, scored: int) -> int:
@@ -331,7 +370,7 @@ class Scheduler:
         end = job.prefilled + most
         return max(0, end - end % unit - job.prefilled)
 
-    def _advance(self, step: _Step, logits: NDArray[np.float32]) -> None:
+    def _advance(self, step: Step, logits: NDArray[np.float32]) -> None:
         """Choose the next tokens from the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
@@ -357,7 +396,7 @@ class Scheduler:
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         if targets:
-            self._pending_copies.append((sources, targets))
+            self.copies.append((sources, targets))
             self._slots.copied(sources, targets)
 
     def _retire(self) -> None:
@@ -370,11 +409,13 @@ class Scheduler:
             if job.request.adapter is not None:
                 self._adapters(job.request.adapter).unpin(job.request.adapter)
 
-    def _count(self, step: _Step, seconds: float) -> None:
+    def _count(self, step: Step, seconds: float) -> None:
         """Account for a step's seconds, without compiling; every token has an equal share."""
         jobs = [job for job, count in step.decoding for _ in range(count)] + step.prompts
         prompts = sum(len(row.tokens) for row in step.of_prompts)
         tokens = sum(len(row.tokens) for row in step.rows)
+        if self._pace is not None:
+            self._pace.took(prompts, seconds, scored=step.scored)
         self.timing.prefill_tokens += prompts
         self.timing.decode_tokens += tokens - prompts
         self.timing.prefill_s += seconds * prompts / tokens
@@ -385,6 +426,6 @@ class Scheduler:
 
 
 def _is_of(event: Event, id: int, index: int | None) -> bool:
-    """Whether an event belongs to a request and its sequence `index` (None: any)."""
+    """True if an event belongs to a request and its sequence `index` (None: any)."""
     own = event.index if isinstance(event, Token) else event.completion.return_index
     return event.id == id and index in (None, own)

@@ -43,7 +43,7 @@ class Slots:
         return self._cached[slot]
 
     def complete(self, slot: int) -> bool:
-        """Whether no prefill is in progress."""
+        """True if no prefill is in progress."""
         return self._cached[slot] >= self._planned[slot]
 
     def by_last_use(self, free: Sequence[int]) -> list[int]:

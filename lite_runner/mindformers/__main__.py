@@ -2,18 +2,20 @@
 
     python -m lite_runner.mindformers [--device_target CPU] SCRIPT.py ARGS
 
-`import mindformers` in it means lite_runner.mindformers. All else is as with `python SCRIPT.py`.
+`import mindformers` in it means lite_runner.mindformers, and `import mindspore_gs` the quantization
+of its models. All else is as with `python SCRIPT.py`.
 Python processes that the script starts are not run this way, unless it starts them so.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lite_runner.system.own_python import continue_in_own_python
 
@@ -22,26 +24,30 @@ if __name__ == "__main__":
 
 import lite_runner
 from lite_runner import app
+from lite_runner.api.context import DEVICE_VARIABLE
 from lite_runner.errors import ConfigError
-from lite_runner.mindformers import device, tree
+from lite_runner.mindformers import tree
 from lite_runner.system import environment
 
+MODULE = "lite_runner.mindformers"
 # MindFormers' own scripts: where there is no such file, the one here that takes its flags.
 SCRIPTS = {
     "convert_weight.py",
     "export.py",
+    "generate_custom.py",
     "hccl_tools.py",
     "merge_hccl.py",
     "run_infer_main.py",
     "transform_checkpoint.py",
 }
+TRAINING_DATA = "make_mindrecord.py"
 RUN_MINDFORMER = {"run_mindformer.py", "run_mindformers.py"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """What stands in front of the script, and the rest."""
+    """Flags in front of the script, and the rest."""
     flags = argparse.ArgumentParser(
-        prog="python -m lite_runner.mindformers",
+        prog=f"python -m {MODULE}",
         description="Run a script written for MindFormers: `import mindformers` means lite_runner.",
         epilog=f"Where there is no such file, ours: {', '.join(sorted(RUN_MINDFORMER | SCRIPTS))}.",
     )
@@ -60,10 +66,16 @@ def find(script: str) -> Path:
     path = Path(script)
     if path.exists():
         return path
-    ours = Path(lite_runner.__file__).parent.parent / "scripts" / path.name
-    if path.name in SCRIPTS and ours.is_file():
-        return ours
-    raise ConfigError(f"{script}: no such file", "python -m lite_runner.mindformers SCRIPT.py ARGS")
+    root = Path(lite_runner.__file__).parent.parent
+    for ours in (root / "scripts" / path.name, root / "examples" / path.name):
+        if path.name in SCRIPTS and ours.is_file():
+            return ours
+    if path.name == TRAINING_DATA:
+        raise ConfigError(
+            f"{script}: it writes data to train with, and nothing is trained here",
+            "prepare the data and train with MindFormers: its checkpoints are run here",
+        )
+    raise ConfigError(f"{script}: no such file", f"python -m {MODULE} SCRIPT.py ARGS")
 
 
 class _Script(SourceFileLoader):
@@ -74,6 +86,7 @@ class _Script(SourceFileLoader):
 def run(script: str, path: Path, arguments: list[str]) -> None:
     """Run the file `path`, typed as `script`, as `python SCRIPT.py` does, in this process."""
     tree.alias_mindformers(lite_runner.mindformers)
+    tree.alias_golden_stick()
     file = str(path.absolute())
     sys.argv = [script, *arguments]
     sys.path[0] = str(path.resolve().parent)  # until now where -m looked: the current folder
@@ -94,18 +107,41 @@ def run(script: str, path: Path, arguments: list[str]) -> None:
         sys.exit(1)
 
 
+def force_device(device: str) -> None:
+    """Make models, and MindSpore itself, use `device` where the script says another.
+
+    It holds for processes that this one starts too, but for what they tell MindSpore themselves.
+    Raises EnvironmentFault where MindSpore is broken.
+    """
+    os.environ[DEVICE_VARIABLE] = device
+    environment.import_mindspore()
+    mindspore: Any = sys.modules["mindspore"]
+    set_context, set_device = mindspore.set_context, mindspore.set_device
+
+    def context_of(**settings: Any) -> None:
+        if "device_target" in settings:
+            settings["device_target"] = device
+        set_context(**settings)
+
+    def device_of(device_target: str, device_id: int | None = None) -> None:
+        set_device(device, device_id)
+
+    mindspore.set_context = mindspore.context.set_context = context_of
+    mindspore.set_device = device_of
+
+
 def main() -> NoReturn:
     """Run what the command line says; ends as the script ends."""
     flags = parser().parse_args()
     if Path(flags.script).name in RUN_MINDFORMER and not Path(flags.script).exists():
         given = ["--device_target", flags.device_target] if flags.device_target else []
         sys.argv[1:] = [*given, *flags.arguments]
-        app.console()
+        app.console(mindformer=True)
 
     def prepare() -> int:
         flags.path = find(flags.script)
         if flags.device_target:
-            device.force(flags.device_target)
+            force_device(flags.device_target)
         return 0
 
     code = app.guarded(prepare)

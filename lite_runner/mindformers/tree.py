@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import lite_runner
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.api import golden_stick
+from lite_runner.config.fields import did_you_mean, nearest
 
 ROOT = "lite_runner.mindformers"
 
@@ -22,7 +23,12 @@ _AUTO = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "Au
 _BASES = ("PreTrainedModel", "PreTrainedTokenizer", "PretrainedConfig")
 _CONTEXT = ("build_context", "init_context")
 _DEVICES = ("ContextConfig", "ParallelContextConfig")
+_EXPORT_INPUTS = (
+    *("PREFILL_MODEL_INPUT_MAP", "get_bloom_inc_model_input"),
+    *("get_llama_prefill_model_input", "get_llm_common_prefill_model_input"),
+)
 _INFER = ("InferConfig", "InferTask")
+_INFER_INPUTS = ("BaseInputsOfInfer", "CommonInputsOfInfer", "InputOfInfer")
 _PIPELINES = ("TextGenerationPipeline", "pipeline")
 _STREAMERS = ("TextIteratorStreamer", "TextStreamer")
 _TRAINER = ("Trainer", "TrainingArguments")
@@ -67,6 +73,9 @@ def _infer(package: str) -> dict[str, tuple[str, ...]]:
     """The modules of exported models: `infer` in the documents, `inference` in the releases."""
     return {
         package: _INFER,
+        f"{package}.infers": _INFER_INPUTS,
+        f"{package}.infers.text_generator_infer": _INFER_INPUTS,
+        f"{package}.text_generator_infer": _INFER_INPUTS,
         f"{package}.infer_config": ("InferConfig",),
         f"{package}.infer_task": ("InferTask",),
     }
@@ -95,10 +104,13 @@ _LISTED: dict[str, tuple[str, ...]] = {
     "modules": ("TransformerOpParallelConfig",),
     "modules.transformer": ("TransformerOpParallelConfig",),
     "modules.transformer.op_parallel_config": ("TransformerOpParallelConfig",),
+    "pet": ("LoraConfig", "PetConfig"),
+    "pet.pet_config": ("LoraConfig", "PetConfig"),
     "pipeline": _PIPELINES,
     "pipeline.pipeline": ("pipeline",),
     "pipeline.text_generation_pipeline": ("TextGenerationPipeline",),
     "tools": ("MindFormerConfig", "get_real_rank", "logger", "str2bool"),
+    "tools.export": _EXPORT_INPUTS,
     "tools.logger": ("logger",),
     "tools.register": ("MindFormerConfig",),
     "tools.register.config": ("MindFormerConfig",),
@@ -122,6 +134,15 @@ def _with_packages(listed: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str
 
 
 MODULES = _with_packages(_LISTED)
+
+_HELPERS = ("MFLlama2Helper", "NetworkHelper")
+_GOLDEN_STICK: dict[str, tuple[str, ...]] = {
+    "mindspore_gs": (),
+    "mindspore_gs.common": ("BackendTarget",),
+    "mindspore_gs.ptq": ("PTQConfig", "PTQMode", "RoundToNearest"),
+    "mindspore_gs.ptq.network_helpers": ("NetworkHelper",),
+    "mindspore_gs.ptq.network_helpers.mf_net_helpers": _HELPERS,
+}
 
 
 class _Existing(Loader):
@@ -152,7 +173,7 @@ class AliasModule(ModuleType):
 
 
 def attribute(path: str, name: str) -> Any:
-    """What `name` is in the module at `path`: one of the API's, or a module below it.
+    """The `name` of the module at `path`: one of the API's, or a module below it.
 
     Raises AttributeError with what there is.
     """
@@ -165,7 +186,7 @@ def attribute(path: str, name: str) -> Any:
 
 
 def _missing(path: str) -> str:
-    """That there is no such thing in the tree, and what there is instead."""
+    """The error text for a missing name, with the names that there are."""
     parent, _, name = path.rpartition(".")
     while parent not in MODULES:
         parent, _, name = parent.rpartition(".")
@@ -214,3 +235,16 @@ def alias_mindformers(root: ModuleType) -> None:
         if path:
             sys.modules[f"mindformers.{path}"] = sys.modules[f"{ROOT}.{path}"]
     sys.meta_path.append(_Missing("mindformers"))
+
+
+def alias_golden_stick() -> None:
+    """Make `import mindspore_gs` mean the quantization here, which knows the models here."""
+    for name, names in _GOLDEN_STICK.items():
+        module = sys.modules[name] = ModuleType(name, "MindSpore Golden Stick's module.")
+        module.__path__ = []
+        module.__spec__ = ModuleSpec(name, _Existing(), is_package=True)
+        for one in names:
+            setattr(module, one, getattr(golden_stick, one))
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)

@@ -1,5 +1,6 @@
-"""Inspects a MindIR without a manifest and recognizes its layout.
+"""Inspects a MindIR without a manifest: recognizes its layout, compares it with a description.
 
+Our and MindFormers' parameter names are recognized, with any prefix; others are ignored.
 Shapes: b rows of a batch, s maximum positions per row, K key/value heads, D head_dim.
 """
 
@@ -14,23 +15,33 @@ from typing import Any, Literal
 
 from mindspore.train.mind_ir_pb2 import AttributeProto, TensorProto
 
-from lite_runner.architectures import architecture_of, custom_network
+from lite_runner.architectures import Architecture, architecture_of, custom_network
+from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.dynamic_inputs import INPUTS as DYNAMIC
-from lite_runner.mindir.graph_check import has_names_of, mismatches
-from lite_runner.mindir.manifest import MANIFEST, Graph, GraphName, Layout, Manifest, TensorSpec
-from lite_runner.mindir.pair_inputs import (
+from lite_runner.mindir.graph_inputs import (
     COMMON,
+    IDS,
     LLAMA,
     MAPPING,
     InputsOfInfer,
+    dynamic_inputs,
     inputs_style,
     specs_of,
 )
-from lite_runner.mindir.resizable_inputs import dynamic_inputs
+from lite_runner.mindir.manifest import (
+    MANIFEST,
+    Graph,
+    GraphName,
+    Layout,
+    Manifest,
+    TensorSpec,
+    is_pair,
+    keeps_cache,
+)
 from lite_runner.mindir.skim import read_model
 from lite_runner.records import dataclass
+from lite_runner.weights.layouts import expected_tensors
 
 # MindFormers' network input names that differ from its documentation.
 _OTHER_NAMES = {"input_position": "current_index", "batch_valid_length": "valid_length"}
@@ -82,7 +93,8 @@ def foreign_manifest(
     *,
     target: Literal["CPU", "Ascend"] = "CPU",
 ) -> Manifest:
-    """A manifest for graphs without one: a pair, or one graph as {"model": path}.
+    """A manifest for graphs without one: a pair, or one graph as {"model": path}. A model whose
+    graphs have more positions is taken with theirs.
 
     Raises ArtifactError if the inputs match no known layout, or the graphs do not belong together
     or to `model`.
@@ -92,21 +104,18 @@ def foreign_manifest(
     if "model" in graphs:
         layout, batch, length = _single(graphs["model"], model, model_name)
         inputs = {"model": _inputs_of(layout, graphs["model"], model)}
-        rows = {"dynamic": 1, "no_cache": batch}.get(layout)
+        rows = {"full": batch, "no_cache": batch}.get(layout)
         sampled = {rows is not None and _samples(graphs["model"], rows, model)}
     else:
         layout = "static_pair"
         style, batch, length = _pair(graphs["prefill"], graphs["increment"], model, model_name)
         inputs = {
-            name: tuple(
-                dataclasses.replace(spec, shape=got.shape)  # [b] may be [b, 1]
-                for spec, got in zip(
-                    specs_of(style, name, batch, length), graph.inputs, strict=True
-                )
-            )
+            name: _with_shapes(specs_of(style, name, batch, length), graph)
             for name, graph in graphs.items()
         }
         sampled = {_samples(graph, batch, model) for graph in graphs.values()}
+    if length > model.seq_length:
+        model = dataclasses.replace(model, seq_length=length)
     first = next(iter(graphs.values()))
     if len(sampled) > 1:
         raise ArtifactError(
@@ -114,7 +123,7 @@ def foreign_manifest(
             "give two graphs of one export",
         )
     for graph in graphs.values():
-        cache_rows = batch * length if layout in ("dynamic", "static_pair") else None
+        cache_rows = batch * length if is_pair(layout) else None
         faults = mismatches(model, graph.parameters, cache_rows=cache_rows)
         if faults:
             raise ArtifactError(
@@ -157,19 +166,15 @@ def check_graphs(paths: Mapping[GraphName, Path], manifest: Manifest) -> None:
     """
     model, batch, length = manifest.model, manifest.batch_size, manifest.seq_length
     known = manifest.ranks == 1 and custom_network(model) is None
-    rows = {"dynamic": 1, "no_cache": batch, "static_pair": batch}.get(manifest.layout)
-    has_cache = manifest.layout in ("dynamic", "static_pair")
+    rows = None if manifest.fits_any else batch
+    caches = is_pair(manifest.layout)
     for name, path in paths.items():
         graph, faults = read_graph(path), []
         if not _matches(graph.inputs, wanted := manifest.graphs[name].inputs):
             faults.append(f"it takes {_texts(graph.inputs)}, expected {_texts(wanted)}")
         if known:
-            cache_rows = batch * length if has_cache else None
+            cache_rows = batch * length if caches else None
             faults += mismatches(model, graph.parameters, cache_rows=cache_rows)
-        if not faults and known and manifest.layout == "dynamic":
-            cache = _cache_of(graph, model, manifest.model_name)
-            if cache != (batch, length):
-                faults.append(f"KV cache [rows, positions]: got {cache}, expected {batch, length}")
         if not faults and known and rows and _samples(graph, rows, model) != manifest.sampled:
             faults.append("it returns " + ("logits" if manifest.sampled else "tokens"))
         if faults:
@@ -207,7 +212,6 @@ def _pair(
             f"is a {model.architecture}: ({', '.join(own.names)})",
             "name the model that was exported: model= or --config",
         )
-    _check_length(prefill, length, model, model_name)
     shapes = {one.name: one for one in prefill.parameters}
     for one in increment.parameters:
         if (there := shapes.get(one.name, one)) != one:
@@ -219,37 +223,39 @@ def _pair(
     return found[0], batch, length
 
 
-def _check_length(graph: GraphInfo, length: int, model: Decoder, model_name: str) -> None:
-    if length > model.seq_length:
-        raise ArtifactError(
-            f"{graph.path}: exported for {length} positions per row, but {model_name} supports at "
-            f"most {model.seq_length}"
-        )
+def _with_shapes(specs: Sequence[TensorSpec], graph: GraphInfo) -> tuple[TensorSpec, ...]:
+    """The specs in the graph's shapes, where [b] may be [b, 1]."""
+    pairs = zip(specs, graph.inputs, strict=True)
+    return tuple(dataclasses.replace(spec, shape=got.shape) for spec, got in pairs)
 
 
 def _inputs_of(layout: Layout, graph: GraphInfo, model: Decoder) -> tuple[TensorSpec, ...]:
     """The inputs of a single graph, with the names that the backends use."""
-    if layout == "no_cache":
-        return (dataclasses.replace(graph.inputs[0], name="input_ids"),)
-    return DYNAMIC if layout == "dynamic" else dynamic_inputs(model)
+    if not keeps_cache(layout):
+        style = next(
+            style
+            for style in (*_styles(model), IDS)
+            if _matches(graph.inputs, specs_of(style, "prefill", *_ids_shape(graph)))
+        )
+        wanted = specs_of(style, "prefill", *_ids_shape(graph))
+        return _with_shapes(wanted, graph)
+    return dynamic_inputs(model)
 
 
 def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, int, int]:
     """Layout, batch and sequence length of one graph. Raises ArtifactError."""
-    if _matches(graph.inputs, DYNAMIC):
-        return "dynamic", *_cache_of(graph, model, model_name)
     wanted = dynamic_inputs(model)
     if _matches(graph.inputs, wanted):
         return "resizable", 1, model.seq_length
     batch, length = _ids_shape(graph)
-    ids = TensorSpec("input_ids", (batch, length), "int32")
-    if batch >= 1 and length > 1 and _matches(graph.inputs, [ids]):
-        _check_length(graph, length, model, model_name)
-        return "no_cache", batch, length
-    for style in _styles(model) if batch >= 1 and 0 < batch * length <= MAX_POSITIONS else ():
+    valid = batch >= 1 and 0 < batch * length <= MAX_POSITIONS
+    for style in (*_styles(model), IDS) if valid else ():
         positions = length if length > 1 else graph.inputs[-1].shape[0]
         role: GraphName = "prefill" if length > 1 else "increment"
         if _matches(graph.inputs, specs_of(style, role, batch, positions)):
+            if role == "prefill" and not has_cache(graph.parameters):
+                # What MindSpore 2.0 wrote runs in MindSpore Lite 2.0 alone.
+                return "no_cache" if graph.mind_ir_version <= 1 else "full", batch, length
             raise ArtifactError(
                 f"{graph.path}: only one of a pair, its {role} graph",
                 "give both: infer.prefill_model_path= and infer.increment_model_path=",
@@ -257,33 +263,8 @@ def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, 
     raise _no_layout((graph,), model, None)
 
 
-def _cache_of(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[int, int]:
-    """Slots and positions of a dynamic graph's cache, a Parameter [slots * K * s, D].
-
-    The division of its rows follows from the shapes it is reshaped to: [slots, K * s * D] if there
-    are several slots, then [K, s, D].
-    """
-    dim, kv = model.head_dim, model.n_kv_heads
-    caches = [one for one in graph.parameters if one.name.endswith(".keys")]
-    rows = math.prod(caches[0].shape) // (dim * kv) if caches else 0
-    divided = {
-        (rows // shape[1], shape[1])
-        for shape in graph.constants
-        if len(shape) == 3 and (shape[0], shape[2]) == (-1, dim) and shape[1] > 0 < rows
-        if rows % shape[1] == 0
-        if rows == shape[1] or (rows // shape[1], -1) in graph.constants
-    }
-    if len(divided) != 1:
-        raise ArtifactError(
-            f"{graph.path}: cannot infer the rows and length of its KV cache, assuming "
-            f"{model_name} ({kv} key/value heads of {dim})",
-            "name the model that was exported, or give the folder with its manifest.json",
-        )
-    return divided.pop()
-
-
 def _samples(graph: GraphInfo, batch: int, model: Decoder) -> bool:
-    """Whether a graph returns the argmax token (int32) instead of logits.
+    """True if a graph returns the argmax token (int32) instead of logits.
 
     MindFormers' graphs return a tuple whose other elements are passed through, and may have logits
     of every position. Unknown outputs count as logits. Raises ArtifactError.
@@ -322,7 +303,7 @@ def _is_pair(
 
 
 def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
-    """Whether inputs match `wanted` by order, type and shape, and no name contradicts."""
+    """True if inputs match `wanted` by order, type and shape, and no name contradicts."""
     if len(found) != len(wanted):
         return False
     names = {spec.name for spec in wanted}
@@ -355,7 +336,7 @@ def _no_layout(
 ) -> ArtifactError:
     found = "".join(f"\n  {graph.path.name} takes {_texts(graph.inputs)}" for graph in graphs)
     if sizes is None:
-        expected = f"{_texts(DYNAMIC)}, or {_texts(dynamic_inputs(model))}"
+        expected = _texts(dynamic_inputs(model))
     else:
         both: tuple[GraphName, ...] = ("prefill", "increment")
         wanted = [specs_of(inputs_style(model), name, *sizes) for name in both]
@@ -400,3 +381,136 @@ def _tuples(nodes: Iterable[Any]) -> Iterator[tuple[int, ...]]:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.type == AttributeProto.TUPLE and attribute.values:
                 yield tuple(entry.ints[0] for entry in attribute.values if entry.ints)
+
+
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?:tok_embeddings\.embedding_weight|word_embedding\.embedding_table"
+    r"|embedding\.weight|table)$"
+)
+_LAYER = re.compile(r"(?:^|\.)(?:blocks|layers)\.(\d+)\.")
+_CACHE = re.compile(r"(?:^|\.)(?:keys|values|key_past|value_past)$")
+_VALUES = re.compile(r"(?:^|\.)(?:values|value_past)$")
+
+
+def sizes_of(
+    architecture: Architecture,
+    parameters: Sequence[TensorSpec],
+    constants: Iterable[tuple[int, ...]],
+) -> dict[str, int]:
+    """The sizes of a graph's model by their names in `model.model_config`.
+
+    `constants`: integer tuples in the graph, some of which are shapes. Raises ArtifactError if the
+    embedding, a layer or the number of heads cannot be identified.
+    """
+    shapes = {one.name: one.shape for one in parameters}
+    tables = [shape for name, shape in shapes.items() if _EMBEDDING.search(name)]
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
+    wide = [shapes[name] for name in shapes if name.endswith(_feed_forward(architecture))]
+    if not tables or not layers or not wide or len(tables[0]) != 2:
+        raise ArtifactError(
+            f"its sizes cannot be inferred, or it is no {architecture.name}", _NAME_IT
+        )
+    vocab, hidden = tables[0]
+    # head_dim: the last axis of the value cache, else of a reshape target [.., heads, head_dim].
+    dims = {shape[-1] for name, shape in shapes.items() if _VALUES.search(name)} or {
+        one[3] for one in constants if len(one) == 4 and one[3] > 1 and one[2] * one[3] == hidden
+    }
+    if len(dims) != 1:
+        raise ArtifactError("its number of heads cannot be inferred", _NAME_IT)
+    head_dim = dims.pop()
+    width = math.prod(wide[0]) // hidden
+    # Key/value heads: from the rows of the key weight, if its name is known.
+    key = (_suffix(architecture, "key", "weight"), ".wk.weight")  # MindFormers', ours
+    keys = [math.prod(shape) for name, shape in shapes.items() if name.endswith(key)]
+    told = {
+        "head_dim": head_dim,
+        "intermediate_size": width,
+        "expand_ratio": width // hidden,
+        **({"n_kv_heads": keys[0] // hidden // head_dim} if keys else {}),
+    }
+    assert architecture.mindformers is not None
+    names = architecture.mindformers.sizes
+    if not told.keys() >= {*names.values()}:
+        raise ArtifactError("its number of key/value heads cannot be inferred", _NAME_IT)
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_layers": max(layers) + 1,
+        "num_heads": hidden // head_dim,
+        **{theirs: told[ours] for theirs, ours in names.items()},
+    }
+
+
+_NAME_IT = "name the exported model, e.g. model_name=bloom_560m"
+
+
+def has_names_of(architecture: Architecture, parameters: Iterable[TensorSpec]) -> bool:
+    """True if a feed-forward weight has the architecture's name."""
+    return any(one.name.endswith(_feed_forward(architecture)) for one in parameters)
+
+
+def has_cache(parameters: Iterable[TensorSpec]) -> bool:
+    """True if a graph keeps keys and values between runs."""
+    return any(_CACHE.search(one.name) for one in parameters)
+
+
+def _feed_forward(architecture: Architecture) -> tuple[str, ...]:
+    """Name suffixes of a layer's first feed-forward weight (the gate if gated)."""
+    if not architecture.names:  # a custom network: names are unknown
+        return ()
+    if "gate" in architecture.names:
+        return (_suffix(architecture, "gate", "weight"), ".w1.weight")  # MindFormers', ours
+    return (_suffix(architecture, "up", "weight"), ".up.weight")
+
+
+def _suffix(architecture: Architecture, role: Role, kind: Part) -> str:
+    return f".{architecture.names[role].mindformers.rpartition('.')[2]}.{kind}"
+
+
+def mismatches(
+    model: Decoder, parameters: Sequence[TensorSpec], *, cache_rows: int | None
+) -> list[str]:
+    """Mismatches of a graph's `parameters` and the model, "name: got .., expected .."; at most 5.
+
+    `cache_rows`: rows times positions of the graph's cache; None without one.
+    """
+    faults = (
+        f"{name}: got {got}, expected {expected}"
+        for name, got, expected in _comparisons(model, parameters, cache_rows)
+        if got != expected
+    )
+    return list(dict.fromkeys(faults))[:5]
+
+
+def _comparisons(
+    model: Decoder, parameters: Sequence[TensorSpec], cache_rows: int | None
+) -> Iterator[tuple[str, object, object]]:
+    shapes = {one.name: tuple(size for size in one.shape if size != 1) for one in parameters}
+    layers = {int(found[1]) for name in shapes if (found := _LAYER.search(name))}
+    if layers:
+        yield "num_layers", max(layers) + 1, model.num_layers
+    wide = model.intermediate_size * model.hidden_size
+    architecture = architecture_of(model)
+    feed_forward = _feed_forward(architecture)
+    for name, shape in shapes.items():
+        size = math.prod(shape)
+        if _EMBEDDING.search(name) and len(shape) == 2:
+            yield "vocab_size", shape[0], model.vocab_size
+            yield "hidden_size", shape[1], model.hidden_size
+        elif name.endswith(feed_forward):
+            yield "elements of a feed-forward weight", size, wide
+        elif _CACHE.search(name) and cache_rows is not None:
+            expected = cache_rows * model.n_kv_heads * model.head_dim
+            yield "elements of a layer's cache", size, expected
+    if architecture.names:
+        query = _suffix(architecture, "query", "weight")
+        if any(name.endswith(query) for name in shapes):
+            bias = _suffix(architecture, "query", "bias")
+            biased = any(name.endswith(bias) for name in shapes)
+            yield "qkv_has_bias", biased, model.attention.qkv_bias
+    canonical = expected_tensors(model)
+    for name, shape in shapes.items():
+        for start in (0, *(found.end() for found in re.finditer(r"\.", name))):
+            if (wanted := canonical.get(name[start:])) is not None:
+                yield name, shape, tuple(size for size in wanted if size != 1)
+                break

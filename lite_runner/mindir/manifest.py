@@ -10,34 +10,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from lite_runner.architectures.plain import FlatModel, StoredDecoder, decoder_of, to_plain
+from lite_runner.architectures.serialize import StoredDecoder, decoder_of, serialize
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import manifest_file
-from lite_runner.config.fields import Range
 from lite_runner.config.manifest_file import FileName, FilePath, Sha256, write_manifest
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
-from lite_runner.config.quantization import CacheType, Held, Quantization
 from lite_runner.errors import ArtifactError
-from lite_runner.native.versions import FORMAT, UNREADABLE
-from lite_runner.records import dataclass
-from lite_runner.system.files import sha256_of
+from lite_runner.records import Range, dataclass
+from lite_runner.system.user_cache import digest_of
 
 SCHEMA = 1
 MAX_BYTES = 1 << 20
-MAX_CAPACITY = 1 << 16  # tokens of a step
 MAX_ROWS = 1 << 16
 MAX_LENGTH = 1 << 24  # positions of a row
 AGAIN = "export the model again"
 
-# no_cache is not exported.
-Layout = Literal["resizable", "dynamic", "static_pair", "no_cache", "packed"]
+# full: a graph of whole sequences, without a cache; no_cache: one that MindFormers wrote with a
+# MindSpore whose MindIR this one does not run.
+Layout = Literal["resizable", "static_pair", "full", "no_cache"]
 GraphName = Literal["model", "prefill", "increment"]
 DTypeName = Literal["float32", "float16", "bfloat16", "int32", "int64", "bool"]
 
 
 def fits_any(layout: Layout) -> bool:
-    """Whether an export of this layout takes any number of rows and positions."""
-    return layout in ("resizable", "packed")
+    """True if an export of this layout takes any number of rows and positions."""
+    return layout == "resizable"
+
+
+def is_pair(layout: Layout) -> bool:
+    """True if an export of this layout is two graphs that share a cache of their own."""
+    return layout == "static_pair"
+
+
+def keeps_cache(layout: Layout) -> bool:
+    """True if an export of this layout keeps keys and values between its runs."""
+    return layout not in ("full", "no_cache")
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Graph:
-    """One graph of an artifact; of the layout packed the file of the layers, without inputs."""
+    """One graph of an artifact."""
 
     file: FilePath  # below the manifest's folder; of a model above 1 GB the .._graph.mindir
     inputs: tuple[TensorSpec, ...]
@@ -64,28 +71,6 @@ class Graph:
         return (self.file, *self.others)
 
 
-@dataclass(frozen=True)
-class Operators:
-    """Layers packed for the native kernels, which are not part of the artifact. With the layout
-    packed the run chooses `kv_cache` and `capacity`."""
-
-    format: Annotated[int, Range(1)]  # the oldest version of the packing that has its layers
-    quant: Held
-    quant_group: Annotated[int, (0, 32, 64, 128)]  # columns of a group of 4 bits; 0 with 8 bits
-    kv_cache: CacheType
-    capacity: Annotated[int, Range(1, MAX_CAPACITY)]  # tokens of a step
-    bfloat16_input: bool = False  # what multiplies bfloat16 is rounded to it
-
-    @property
-    def quantization(self) -> Quantization:
-        return Quantization(self.quant, self.quant_group)
-
-    @property
-    def rounded_input(self) -> bool:
-        """See matrices.matrix."""
-        return self.bfloat16_input or self.quantization.rounds_inputs
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Description:
     """The fields of a manifest but the model."""
@@ -94,7 +79,7 @@ class _Description:
     model_name: str
     source: str  # the checkpoint, as the config named it
     target: Literal["CPU", "Ascend"]
-    model_type: Literal["MINDIR", "MINDIR_LITE", "PACKED"]
+    model_type: Literal["MINDIR", "MINDIR_LITE"]
     precision: Literal["float32", "float16", "bfloat16"]  # of the weights
     batch_size: Annotated[int, Range(1, MAX_ROWS)]
     # Positions a row has at most, prompt and new tokens together.
@@ -107,11 +92,10 @@ class _Description:
     sampled: bool = False  # the graphs return the argmax token, not logits
     adapter: str = ""  # name of the LoRA adapter that is merged into the weights
     adapter_sha256: Literal[""] | Sha256 = ""  # of its config and weights
-    operators: Operators | None = None  # None: MindSpore's own compute it
 
     @property
     def fits_any(self) -> bool:
-        """Whether it takes any number of rows and positions."""
+        """True if it takes any number of rows and positions."""
         return fits_any(self.layout)
 
     @property
@@ -120,13 +104,13 @@ class _Description:
         return len(next(iter(self.graphs.values())).files)
 
     def paths(self, folder: Path, rank: int = 0) -> dict[GraphName, Path]:
-        """Where the graphs of a rank are, of an artifact in `folder`."""
+        """Paths of a rank's graphs, of an artifact in `folder`."""
         return {name: folder / graph.files[rank] for name, graph in self.graphs.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stored(_Description):
-    model: StoredDecoder | FlatModel
+    model: StoredDecoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +121,7 @@ class Manifest(_Description):
 
     def write(self, folder: Path) -> None:
         """Write manifest.json into a folder that holds all the files."""
-        plain = {"schema": SCHEMA, **dataclasses.asdict(self), "model": to_plain(self.model)}
+        plain = {"schema": SCHEMA, **dataclasses.asdict(self), "model": serialize(self.model)}
         write_manifest(folder / MANIFEST, plain)
 
 
@@ -168,22 +152,13 @@ def read_manifest(folder: Path, *, check_files: bool = True) -> Manifest:
 
 def _check_consistent(manifest: Manifest) -> None:
     """Raise ValueError where the numbers of a manifest contradict each other."""
-    graphs, operators = manifest.graphs, manifest.operators
-    if operators and (operators.format > FORMAT or operators.format in UNREADABLE):
-        raise ValueError(
-            f"weights packed in format {operators.format}, but the operators here read formats 1 "
-            f"to {FORMAT} (not {UNREADABLE[0]})"
-        )
-    expected = {"prefill", "increment"} if manifest.layout == "static_pair" else {"model"}
+    graphs = manifest.graphs
+    expected = {"prefill", "increment"} if is_pair(manifest.layout) else {"model"}
     if graphs.keys() != expected:
         raise ValueError(
             f"graphs {', '.join(sorted(graphs))}, expected {', '.join(sorted(expected))} with "
             f"layout {manifest.layout}"
         )
-    if (manifest.layout == "packed") != (manifest.model_type == "PACKED"):
-        raise ValueError(f"layout {manifest.layout}, but model_type {manifest.model_type}")
-    if manifest.layout == "packed" and (not operators or manifest.encrypted or manifest.sampled):
-        raise ValueError("packed layers that are encrypted, or say nothing of the operators")
     if len({len(graph.files) for graph in graphs.values()}) != 1:
         raise ValueError("its graphs are of different numbers of ranks")
     if manifest.seq_length > manifest.model.seq_length:
@@ -217,7 +192,7 @@ def _check_inside(manifest: Manifest, folder: Path) -> None:
 def _check_file(path: Path, expected: str) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: missing, but the manifest names it", AGAIN)
-    found = sha256_of(path)
+    found = digest_of(path)
     if found != expected:
         raise ArtifactError(
             f"{path}: another file than the one exported: sha256 {found[:16]}..., "

@@ -1,4 +1,8 @@
-"""Reads a MindIR without its weights by walking the protobuf's fields."""
+"""Reads a MindIR without its weights by walking the protobuf's fields.
+
+A field is a varint tag (number and wire type), then a varint, 4 or 8 bytes, or a length and that
+many bytes (https://protobuf.dev/programming-guides/encoding).
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mindspore.train import mind_ir_pb2
-
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.wire import fields, varint
-from lite_runner.system.protobuf import parse_message
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
 MAX_NODE = 64 * 2**10  # a larger node is a table, whose values are not needed
 _CUSTOM = b"func_type"  # an attribute that each operator of a library, or of Python code, has
 _CIPHER = b"\x5e\x3a\x7f"  # bytes 1 to 3 of a file that MindSpore encrypted
+# Numbers of fields in MindSpore's mind_ir.proto, whose classes import all of MindSpore.
+_GRAPH, _MODEL_VERSION, _MIND_IR_VERSION = 7, 5, 13  # of ModelProto
+_NODE, _PARAMETER = 1, 3  # of GraphProto
+_KEPT = {2, 5, 6}  # name, input, output
+_SHAPE = {7, 1, 2}  # name, dims, data_type of TensorProto
+
+
+def mindir_version(path: Path) -> int | None:
+    """The version of a MindIR; None if the file has none, or is no MindIR."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for number, _, value, end in fields(data, 0, len(data)):
+                if number == _MIND_IR_VERSION:
+                    return read_varint(data, value, end)[0]
+    except (OSError, ValueError):  # missing, empty, encrypted, ...
+        return None
+    return None
 
 
 def read_model(path: Path) -> Any:
@@ -25,6 +42,10 @@ def read_model(path: Path) -> Any:
 
     Raises ArtifactError if it is missing, encrypted, no MindIR, of a newer version, or too large.
     """
+    from mindspore.train import mind_ir_pb2
+
+    from lite_runner.system.protobuf import parse_message
+
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[1:4] == _CIPHER:
@@ -56,7 +77,7 @@ class _TooLarge(ValueError):
 
 
 def has_custom_operators(path: Path) -> bool:
-    """Whether a MindIR calls operators of a library that it names; not seen in an encrypted one."""
+    """True if a MindIR calls operators of a library that it names; not seen in an encrypted one."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
@@ -78,18 +99,6 @@ def _beside_parameters(data: mmap.mmap) -> Iterator[tuple[int, int]]:
                 yield start, last
 
 
-def _numbers(message: Any, *names: str) -> set[int]:
-    return {message.DESCRIPTOR.fields_by_name[name].number for name in names}
-
-
-_MODEL = _numbers(mind_ir_pb2.ModelProto, "mind_ir_version", "model_version")
-(_GRAPH,) = _numbers(mind_ir_pb2.ModelProto, "graph")
-_KEPT = _numbers(mind_ir_pb2.GraphProto, "name", "input", "output")
-(_NODE,) = _numbers(mind_ir_pb2.GraphProto, "node")
-(_PARAMETER,) = _numbers(mind_ir_pb2.GraphProto, "parameter")
-_SHAPE = _numbers(mind_ir_pb2.TensorProto, "name", "dims", "data_type")
-
-
 def _model(data: mmap.mmap) -> bytes:
     def parameter(start: int, end: int) -> bytes:
         return _kept(data, start, end, _SHAPE)
@@ -100,7 +109,7 @@ def _model(data: mmap.mmap) -> bytes:
     def graph(start: int, end: int) -> bytes:
         return _kept(data, start, end, _KEPT, {_NODE: node, _PARAMETER: parameter})
 
-    return _kept(data, 0, len(data), _MODEL, {_GRAPH: graph})
+    return _kept(data, 0, len(data), {_MODEL_VERSION, _MIND_IR_VERSION}, {_GRAPH: graph})
 
 
 def _kept(
@@ -123,3 +132,49 @@ def _kept(
         if len(made) > MAX_KEPT:
             raise _TooLarge
     return bytes(made)
+
+
+def fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Per field its number and the offsets of its start, of its value and of its end.
+
+    Raises ValueError if this is no message.
+    """
+    while at < end:
+        first = at
+        tag, at = read_varint(data, at, end)
+        kind, value = tag & 7, at
+        if kind == 0:
+            _, at = read_varint(data, at, end)
+        elif kind == 2:
+            size, value = read_varint(data, at, end)
+            at = value + size
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"wire type {kind} at byte {first}")
+        if at > end:
+            raise ValueError(f"a field at byte {first} exceeds the message")
+        yield tag >> 3, first, value, at
+
+
+def read_varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """The varint at an offset, and the offset of its end. Raises ValueError if it has none."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= end:
+            raise ValueError(f"truncated varint at byte {at}")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"a varint of more than 10 bytes at byte {at}")
+
+
+def varint(value: int) -> bytes:
+    """Encode a varint."""
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])

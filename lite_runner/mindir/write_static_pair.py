@@ -1,4 +1,5 @@
-"""The static pair: a prefill and an increment graph with the inputs of MindFormers' decoders.
+"""The static pair: a prefill and an increment graph with the inputs of MindFormers' decoders; or
+the prefill graph alone, without a cache.
 
 Shapes: b rows, s maximum positions per row, V vocabulary. Row i of a batch is slot i of a KV cache
 in the graphs' Parameters, which have the same names in both graphs.
@@ -6,7 +7,9 @@ in the graphs' Parameters, which have the same names in both graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import filecmp
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,21 +19,24 @@ from mindspore import Tensor, nn, ops
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
+from lite_runner.mindir.graph_inputs import COMMON, LLAMA, inputs_style, specs_of
 from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec
-from lite_runner.mindir.pair_inputs import COMMON, LLAMA, inputs_style, specs_of
 from lite_runner.mindir.writer import check_length, write_mindir
+from lite_runner.networks.decoder import network_of
 from lite_runner.networks.layers import BuildOptions, CacheSize, Weights
-from lite_runner.networks.steps import network_of
 from lite_runner.networks.tensor_parallel import TensorParallel
 
 
-def stems_of(model_name: str) -> dict[GraphName, str]:
-    """MindFormers' names of a pair, without `_graph.mindir`."""
+def stems_of(model_name: str, *, alone: bool = False) -> dict[GraphName, str]:
+    """MindFormers' names of a pair, or of a full graph `alone`, without `_graph.mindir`."""
+    if alone:
+        return {"model": model_name}
     return {"prefill": f"{model_name}_prefill", "increment": f"{model_name}_inc"}
 
 
 # MindFormers' names of the first rank's graphs that run_mode=export writes.
 RANK_STEMS: dict[GraphName, str] = {
+    "model": "mindir_full_checkpoint/rank_0",
     "prefill": "mindir_full_checkpoint/rank_0",
     "increment": "mindir_inc_checkpoint/rank_0",
 }
@@ -128,15 +134,18 @@ def export_static_pair(
     dtype: str,
     enc_key: bytes | None,
     sampled: bool,
+    stored: str | None = None,
     parallel: TensorParallel | None = None,
 ) -> dict[GraphName, Graph]:
     """Write `<stem>_graph.mindir` for each, above 1 GB with `<stem>_variables/` beside it; a stem
-    may include a folder. With `parallel` these are one rank's graphs, from its `weights`.
+    may include a folder, and {"model": stem} is a full graph. With `parallel` these are one rank's
+    graphs, from its `weights`.
 
     Output: logits [b, V] after each row's last valid token; with `sampled` ones [b, 1] and argmax
     tokens [b, 1] int32, as MindFormers 1.0's bloom.py returns. A row with valid_length 0 in a
     prefill, or seq_length in an increment, only writes the last position of its slot, which is
-    never read before it is written. Raises ConfigError if `seq_length` exceeds the model's, or the
+    never read before it is written. Matrices are held in `stored` where it is not `dtype`, in which
+    they are computed with. Raises ConfigError if `seq_length` exceeds the model's, or the
     model's inputs have no steps.
     """
     check_length(model, seq_length)
@@ -144,22 +153,40 @@ def export_static_pair(
     if style.names not in STEPS:
         raise ConfigError(
             f"{model.architecture}: registered without the steps of its graphs, which a pair needs",
-            "export.layout=dynamic, or give steps to lite_runner.register_inputs",
+            "give steps to lite_runner.register_inputs, or run it with backend=ms",
         )
-    build = BuildOptions(CacheSize(batch_size, seq_length), getattr(ms, dtype), parallel)
+    cache = None if "model" in stems else CacheSize(batch_size, seq_length)
+    held = None if stored is None else getattr(ms, stored)
+    build = BuildOptions(cache, getattr(ms, dtype), parallel, stored=held)
     mine = model if parallel is None else model.shard(parallel.ranks.tensor)
     network = network_of(mine, weights, build)
     graphs: dict[GraphName, Graph] = {}
     for graph, stem in stems.items():
-        step = STEPS[style.names][graph](network, batch_size, sampled)
-        specs = specs_of(style, graph, batch_size, seq_length)
+        kind: GraphName = "prefill" if graph == "model" else graph
+        step = STEPS[style.names][kind](network, batch_size, sampled)
+        specs = specs_of(style, kind, batch_size, seq_length)
         inputs = [Tensor(np.zeros(spec.shape, spec.dtype)) for spec in specs]
         target = folder / stem
         target.parent.mkdir(exist_ok=True)
         file = target.with_name(write_mindir(step, inputs, target.parent, target.name, enc_key))
         outputs = _outputs(batch_size, model.vocab_size, sampled)
         graphs[graph] = Graph(file.relative_to(folder).as_posix(), specs, outputs)
+    _share_variables([folder / f"{stem}_variables" for stem in stems.values()])
     return graphs
+
+
+def _share_variables(folders: Sequence[Path]) -> None:
+    """Let the graphs of a pair have one copy of their weights on disk: the same bytes, by name in
+    each graph's own folder, where MindSpore looks for them."""
+    first, *others = folders
+    for other in others if first.is_dir() else ():
+        for path in first.iterdir():
+            same = other / path.name
+            if same.is_file() and filecmp.cmp(path, same, shallow=False):
+                linked = same.with_name(f"{same.name}.link")
+                with contextlib.suppress(OSError):  # a disk without links
+                    linked.hardlink_to(path)
+                    linked.replace(same)
 
 
 def _outputs(batch: int, vocab: int, sampled: bool) -> tuple[TensorSpec, ...]:

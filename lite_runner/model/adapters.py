@@ -1,24 +1,186 @@
-"""The adapters of a run: which request uses which, validated before the base model is loaded."""
+"""LoRA adapters of a run: the ones its config names, loaded beside the model or merged into it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.options import AdapterOptions, ComputeOptions, GenerateOptions
-from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import DType, RunConfig
+from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.prompts import adapter_names
+from lite_runner.config.schema import (
+    AdapterOptions,
+    ComputeOptions,
+    DType,
+    GenerateOptions,
+    RunConfig,
+    SessionOptions,
+)
+from lite_runner.config.sections import LORA_NAME
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
-from lite_runner.model.merged_adapter import adapter_root_of, adapters_of
 from lite_runner.records import dataclass
-from lite_runner.sizing.need import BYTES_OF
-from lite_runner.weights.lora.adapter import Adapter
-from lite_runner.weights.lora.adapter_listing import is_sharded
-from lite_runner.weights.lora.adapter_pieces import adapter_pieces
-from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards
+from lite_runner.sizing.memory import BYTES_OF
+from lite_runner.weights.checkpoint import open_with_lora
+from lite_runner.weights.lora.adapter import (
+    HEAD,
+    Adapter,
+    LoraPair,
+    by_module,
+    merged,
+    merged_model,
+)
+from lite_runner.weights.lora.adapter_config import lora_settings
+from lite_runner.weights.lora.adapter_reader import (
+    adapter_folders,
+    fitted,
+    is_listing,
+    open_adapter,
+    open_adapters,
+    shards_of,
+)
+from lite_runner.weights.lora.adapter_shards import adapter_pieces, cached_shards, open_shards
+from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.tensor import LazyTensor
+
+
+def adapters_of(
+    config: AdapterOptions, model: Decoder, names: Sequence[str] | None = None
+) -> dict[str, Adapter]:
+    """The adapters of adapter_path with these `names`; without `names` those of adapter_id, or all
+    where it is null. Raises ArtifactError."""
+    if names is None and config.adapter_id is not None:
+        names = adapter_names(config.adapter_id)
+    path = Path(config.adapter_path).expanduser()
+    return open_adapters(path, model, names, root=adapter_root_of(config))
+
+
+def only_adapter(config: AdapterOptions) -> str | None:
+    """The adapter that adapter_path alone means: the only one there. None for several, and where
+    adapter_id says it. Raises ArtifactError."""
+    path = Path(config.adapter_path).expanduser()
+    if not config.adapter_path or config.adapter_id is not None or config.merges_adapter:
+        return None
+    if not is_listing(path) and shards_of(path):
+        return None
+    listed = adapter_folders(path, adapter_root_of(config))
+    return next(iter(listed)) if len(listed) == 1 else None
+
+
+def adapter_root_of(config: AdapterOptions) -> Path | None:
+    """The folder that adapters must lie in; None: anywhere."""
+    return Path(config.adapter_root).expanduser() if config.adapter_root else None
+
+
+def with_adapter(files: ModelFiles, config: AdapterOptions) -> ModelFiles:
+    """The model with the adapter of adapter_path merged into it, if the config names one.
+
+    Raises ConfigError where adapter_path has several and adapter_id names none of them,
+    ArtifactError where the adapter does not fit the model.
+    """
+    if not config.adapter_path or files.adapter is not None:
+        return files
+    adapters = adapters_of(config, files.model)
+    if len(adapters) != 1:
+        raise ConfigError(
+            f"adapter_path={config.adapter_path} lists {len(adapters)} adapters, one can be merged",
+            f"adapter_id={next(iter(adapters))}",
+        )
+    (adapter,) = adapters.values()
+    return _merged(files, adapter)
+
+
+def with_pet_lora(files: ModelFiles, config: RunConfig) -> ModelFiles:
+    """With pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's own; zeros
+    where the weights are random, for a script to load others into.
+
+    Raises ArtifactError where there is none, or it does not fit the model.
+    """
+    pet, path = config.model.model_config.pet_config, files.path
+    if pet is None:
+        return files
+    if isinstance(config, AdapterOptions) and config.adapter_path:
+        return with_adapter(files, config)
+    if path is None:
+        return _merged(files, _zeros(pet, files.model))
+    _, lora = open_with_lora(path, files.model)
+    if not lora:
+        raise ArtifactError(
+            f"{path}: pet_config.pet_type=lora, but the checkpoint holds no LoRA weights (names "
+            "that end in lora_a and lora_b)",
+            "adapter_path= the adapter's folder, or leave pet_config out for the base model",
+        )
+    settings = lora_settings(path, pet.lora_rank, pet.lora_alpha, pet.target_modules)
+    adapter = fitted("lora", path, lora, path, settings, files.model)
+    return _merged(files, adapter)
+
+
+def network_tensors(
+    files: ModelFiles, ranks: Ranks, *, vocab_parallel: bool
+) -> dict[str, LazyTensor]:
+    """The tensors of `ranks` of a network with an adapter in it: the base's, A and B, by
+    MindFormers' names. Raises ArtifactError."""
+    base, adapter = files.base, files.adapter
+    assert base is not None and adapter is not None
+    found = pieces(files.without_adapter(), base, ranks, vocab_parallel=vocab_parallel)
+    own = adapter_pieces(adapter, base, ranks, vocab_parallel=vocab_parallel)
+    for weight, pair in own.pairs.items():
+        name_a, name_b = _names(weight)
+        found |= {name_a: pair.a, name_b: pair.b}
+    return found
+
+
+def merged_network(files: ModelFiles, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """The tensors of the model from `network_tensors`, whose values may be others now."""
+    base, adapter = files.base, files.adapter
+    assert base is not None and adapter is not None
+    rest, pairs = dict(tensors), {}
+    for weight, pair in adapter.pairs.items():
+        name_a, name_b = _names(weight)
+        pairs[weight] = LoraPair(rest.pop(name_a), rest.pop(name_b), pair.scale)
+    own = dataclasses.replace(adapter, pairs=pairs, copies={}, may_be_zero=True)
+    return merged(rest, own, base)
+
+
+def _names(weight: str) -> tuple[str, str]:
+    """The names of A and B beside a weight."""
+    start = f"{weight.rpartition('.')[0]}.{LORA_NAME}"
+    return f"{start}a", f"{start}b"
+
+
+def _zeros(pet: PetSettings, model: Decoder) -> Adapter:
+    """The adapter of a network that nothing is loaded into. Raises ArtifactError where the model
+    has no such modules."""
+    where = Path("pet_config")
+    settings = lora_settings(where, pet.lora_rank, pet.lora_alpha, pet.target_modules)
+    modules = by_module(model, hugging_face=False)
+    targets = settings.targets(modules, HEAD)
+    pairs = {
+        site.weight: LoraPair(
+            _zero(pet.lora_rank, site.width_in),
+            _zero(site.width_out, pet.lora_rank),
+            settings.scale(module),
+        )
+        for module, places in modules.items()
+        if module in targets
+        for site in places
+    }
+    return Adapter("lora", where, pairs, may_be_zero=True)
+
+
+def _zero(*shape: int) -> LazyTensor:
+    return LazyTensor(shape, "F32", lambda: np.zeros(shape, np.float32))
+
+
+def _merged(files: ModelFiles, adapter: Adapter) -> ModelFiles:
+    model = merged_model(files.model, adapter)
+    return dataclasses.replace(files, model=model, base=files.model, adapter=adapter)
+
 
 # Below output_dir, not in the run's own folder: the next run finds them.
 SHARDED_FOLDER = Path("transformed_checkpoint", "slora")
@@ -53,10 +215,13 @@ def open_adapter_job(
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
     path = Path(config.adapter_path).expanduser()
-    sharded, root = path if is_sharded(path) else None, adapter_root_of(config)
+    root = adapter_root_of(config)
+    sharded = shards_of(path, root)
     if sharded is not None:  # all ranks have the same shapes
         ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
-        opened = open_shards(path, model, ranks, wanted, vocab_parallel=vocab_parallel, root=root)
+        opened = open_shards(
+            sharded, model, ranks, wanted, vocab_parallel=vocab_parallel, root=root
+        )
     else:
         opened = list(adapters_of(config, model, wanted).values())
     return AdapterJob(opened, names, sharded, root)
@@ -125,3 +290,16 @@ def _shard(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> 
         adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)
         for adapter in job.adapters
     ]
+
+
+def open_later(config: SessionOptions, files: ModelFiles, name: str, folder: str) -> Adapter:
+    """The adapter of a folder below adapter_root, as a backend of one rank takes it.
+
+    Raises ArtifactError as `open_adapters`.
+    """
+    root = adapter_root_of(config)
+    assert root is not None
+    opened = open_adapter(name, folder, files.model, root)
+    check_adapters([opened], files)
+    (adapter,) = rank_adapters(AdapterJob([opened], (), root=root), config, files.model, Ranks())
+    return adapter

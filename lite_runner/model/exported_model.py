@@ -13,8 +13,7 @@ from typing import Literal, cast
 from lite_runner import progress
 from lite_runner.config.ge import FILE_NAME
 from lite_runner.config.model_dir import MANIFEST, only_yaml
-from lite_runner.config.options import ExportedOptions
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import GraphName, Manifest, read_manifest
 from lite_runner.records import dataclass
@@ -102,7 +101,7 @@ def graphs_in(folder: Path) -> dict[GraphName, Path]:
         raise ArtifactError(f"{folder}: got {len(found)} MindIR files ({names}); {expected}")
     prefill = [path for path in found if path.name.endswith(PREFILL_ENDS)]
     increment = [path for path in found if path.name.endswith(INCREMENT_ENDS)]
-    if len(found) == 1 and not prefill and not increment:
+    if len(found) == 1 and not increment:  # a full graph may be called a prefill
         return {"model": found[0]}
     if len(found) == 2 and not prefill and not increment:  # as in x_prefill_seq1024_bs1.mindir
         prefill = [path for path in found if "prefill" in path.name]

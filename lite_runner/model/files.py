@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
+from lite_runner.config.parallel import Ranks
 from lite_runner.config.quantization import Quantization
-from lite_runner.config.ranks import Ranks
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
-from lite_runner.sizing.need import readable
+from lite_runner.sizing.memory import readable
 from lite_runner.weights.checkpoint import PICKLES, open_with_lora
-from lite_runner.weights.lora.merge import merged
-from lite_runner.weights.quantization.quantize import with_quantization
-from lite_runner.weights.quantization.rounding import with_matrices_in
-from lite_runner.weights.random import random_checkpoint
-from lite_runner.weights.sharding.pieces import pieces
+from lite_runner.weights.formats.gguf_file import parts_of
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.lora.adapter import merged
+from lite_runner.weights.quantization.quantize import with_matrices_in, with_quantization
+from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.sharding.shard_manifest import rank_folders
+from lite_runner.weights.tensor import CHUNK, widened
 
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
@@ -50,13 +54,14 @@ class ModelFiles:
     adapter: Adapter | None = None
     quantization: Quantization = Quantization()
     held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
+    stored: Literal["F32", "F16"] = "F32"  # of weights that are not here
     rounded: DType = "float32"  # wider matrices are rounded to it; integers stay
     # The opened GGUF, held so that its header is parsed once: see `gguf_at`.
     gguf: GGUFFile | None = field(default=None, compare=False, repr=False)
 
     @property
     def bfloat16_input(self) -> bool:
-        """Whether the native operators round what multiplies bfloat16 to it."""
+        """True if native kernels round the inputs of bfloat16 matrices to it."""
         return self.rounded == "bfloat16" and self.quantization.quant == "none"
 
     def tensors(
@@ -75,19 +80,23 @@ class ModelFiles:
         """Every tensor of the model: shards joined, the adapter merged. Raises ArtifactError."""
         if self.held is not None:
             return with_quantization(self.held, self.model, self.quantization)
+        tensors = self.without_adapter()
+        if self.adapter is not None:
+            tensors = merged(tensors, self.adapter, self.base or self.model)
+        return with_quantization(tensors, self.model, self.quantization)
+
+    def without_adapter(self) -> Mapping[str, LazyTensor]:
+        """Every tensor of the model that the adapter is merged into, as it is stored. Raises
+        ArtifactError."""
         self._check_has_weights()
         base = self.base or self.model
         if self.path is None:
-            tensors: Mapping[str, LazyTensor] = random_checkpoint(base, self.seed)
-        elif self.adapter is not None and self.adapter.folder == self.path:
-            tensors, _ = open_with_lora(self.path, base)
-        else:
-            from lite_runner.weights.sharding.reshard import whole_tensors
+            return random_checkpoint(base, self.seed, self.stored)
+        if self.adapter is not None and self.adapter.folder == self.path:
+            return open_with_lora(self.path, base)[0]
+        from lite_runner.weights.sharding.shards import whole_tensors
 
-            tensors = whole_tensors(self.path, base, self.strategy)
-        if self.adapter is not None:
-            tensors = merged(tensors, self.adapter, base)
-        return with_quantization(tensors, self.model, self.quantization)
+        return whole_tensors(self.path, base, self.strategy)
 
     def resharded(self, ranks: Ranks, *, vocab_parallel: bool) -> Mapping[str, LazyTensor]:
         """As `tensors`, whatever the layout of the checkpoint."""
@@ -103,7 +112,7 @@ class ModelFiles:
         """
         if self.path is None or self.adapter is not None:
             return self
-        from lite_runner.weights.sharding.reshard import verify_shards
+        from lite_runner.weights.sharding.shards import verify_shards
 
         verify_shards(
             self.path,
@@ -121,11 +130,11 @@ class ModelFiles:
 
     @property
     def is_here(self) -> bool:
-        """Whether nothing of it has to be fetched."""
+        """True if nothing has to be fetched."""
         return self.path is not None or self.exported is not None or self.source == RANDOM
 
     def location(self) -> str:
-        """Where the weights are, and the size of the files that hold them, for people."""
+        """Location and size of the files of the weights, as text."""
         if self.exported is not None:
             return f"in the exported model {self.exported.folder}"
         if self.source == RANDOM:
@@ -139,7 +148,7 @@ class ModelFiles:
         if self.path is None:
             return 0
         if self.path.is_file():
-            return self.path.stat().st_size
+            return sum(part.stat().st_size for part in parts_of(self.path) if part.is_file())
         every = [item for item in self.path.rglob("*") if item.is_file()]
         sizes = [
             sum(item.stat().st_size for item in every if item.suffix in suffixes)
@@ -155,7 +164,7 @@ class ModelFiles:
             # Whole matrices are quantized, then sharded: all ranks get the same integers.
             return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
         # Not for those who read no weights: it imports protobuf, for strategy files.
-        from lite_runner.weights.sharding.reshard import tensors_for
+        from lite_runner.weights.sharding.shards import tensors_for
 
         tensors = tensors_for(
             self.path,
@@ -179,3 +188,30 @@ class ModelFiles:
                 "checkpoint",
                 "merge it first: run_mode=shard parallel=single",
             )
+
+
+@contextmanager
+def explained_nonfinite(files: ModelFiles, ranks: Ranks | None = None) -> Iterator[None]:
+    """Add to a NonFiniteError the first of the model's weights that is not finite, which names its
+    layer, or that all of them are: then it is the computation that overflows."""
+    try:
+        yield
+    except NonFiniteError as error:
+        if files.exported is not None:  # an export, whose weights are inside of its graphs
+            raise
+        try:
+            name = _first_nonfinite(files, ranks)
+        except RunnerError:
+            raise error from None
+        if name is None:
+            cause, hint = "all weights are finite, so it overflows on the way", error.hint
+        else:
+            cause, hint = f"{name} of the checkpoint is not finite", "fetch or convert it again"
+        raise NonFiniteError(f"{error.message}: {cause}", hint) from error
+
+
+def _first_nonfinite(files: ModelFiles, ranks: Ranks | None) -> str | None:
+    for name, tensor in files.tensors(ranks).items():
+        if not all(np.isfinite(widened(chunk)).all() for chunk in tensor.chunks(CHUNK)):
+            return name
+    return None

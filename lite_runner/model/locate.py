@@ -1,4 +1,4 @@
-"""Locate the model of a config: fetch it unless it is here, and read its sizes.
+"""Locate the model of a config: fetch it unless it is cached, read its sizes, compare both.
 
 No weights are read, so that whatever is wrong with the files shows at once.
 """
@@ -6,25 +6,25 @@ No weights are read, so that whatever is wrong with the files shows at once.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 from pathlib import Path
 
 from lite_runner import progress
+from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.options import ComputeOptions, StrategyOptions
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.checks import unavailable
+from lite_runner.config.fields import raise_faults
+from lite_runner.config.quantization import Quantization
+from lite_runner.config.schema import AdapterOptions, ComputeOptions, RunConfig, StrategyOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.consistency import (
-    check_same_model,
-    model_of_export,
-    quantization_of,
-    quantization_of_export,
-)
+from lite_runner.model.adapters import with_pet_lora
 from lite_runner.model.exported_model import ExportedModel, exported_model
 from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.model.merged_adapter import with_pet_lora
 from lite_runner.weights.checkpoint import check_file, gguf_at, model_config_in, model_config_of
+from lite_runner.weights.formats.gguf_file import GGUFFile
+from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders
-from lite_runner.weights.source import fetch, held
+from lite_runner.weights.source import cached, fetch
 
 
 def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
@@ -40,7 +40,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
     if source == RANDOM:
         return with_pet_lora(_random(model, config), config)
     key = "pretrained_model_dir" if source == config.pretrained_model_dir else "load_checkpoint"
-    path = fetch(source, progress.note, key, weights=weights)
+    path = fetch(source, key, weights=weights)
     # A folder from the hub without weights holds no checkpoint, which is no error here.
     alone = not weights and source.startswith("hf://")
     sharded = bool(rank_folders(path))
@@ -80,8 +80,9 @@ def locate_cached(config: RunConfig) -> ModelFiles:
     source, folder = config.checkpoint_source, config.pretrained_model_dir
     if source == RANDOM or exported_model(config) is not None:
         return locate(config)
-    here = held(source)
-    if here is not None and (not folder or held(folder, "pretrained_model_dir") is not None):
+    here = cached(source)
+    key = "pretrained_model_dir"
+    if here is not None and (not folder or cached(folder, key, weights=False) is not None):
         return locate(dataclasses.replace(config, load_checkpoint=str(here)))
     model = config.model_config()
     if model is None:
@@ -94,7 +95,15 @@ def locate_cached(config: RunConfig) -> ModelFiles:
 
 def locate_for_plan(config: RunConfig) -> ModelFiles:
     """The files of a run, an adapter of adapter_path not merged; with dry_run=true nothing is
-    fetched. Raises ArtifactError."""
+    fetched. Raises ArtifactError, ConfigError."""
+    if config.merges_adapter and config.checkpoint_source == RANDOM:
+        apart = isinstance(config, AdapterOptions) and config.adapter_path
+        if not apart:  # a script may load them later
+            raise ConfigError(
+                "model.model_config.pet_config.pet_type=lora: random weights have no LoRA weights",
+                "load_checkpoint= a checkpoint that holds them, or adapter_path= an adapter's"
+                " folder",
+            )
     return locate_cached(config) if config.dry_run else locate(config)
 
 
@@ -106,7 +115,7 @@ def _configured_model(config: RunConfig) -> Decoder | None:
     model, key = config.model_config(), "pretrained_model_dir"
     if model is not None or config.pretrained_model_dir in ("", config.checkpoint_source):
         return model
-    folder = fetch(config.pretrained_model_dir, progress.note, key, weights=False)
+    folder = fetch(config.pretrained_model_dir, key, weights=False)
     model = model_config_in(folder)
     if model is None:
         raise ArtifactError(
@@ -130,11 +139,108 @@ def _exported(exported: ExportedModel, config: RunConfig) -> ModelFiles:
     """The files of an exported model, which takes the place of a checkpoint."""
     if config.load_checkpoint:
         progress.note(f"load_checkpoint: not read, the weights are in {exported.folder}")
+    check_export_is_of_floats(exported, config)
     return ModelFiles(
         exported.manifest.source,
         None,
         model_of_export(exported, config),
         config.checkpoint_seed,
         exported,
-        quantization=quantization_of_export(exported, config),
+    )
+
+
+# What a run may choose against its checkpoint: the context length and the special tokens.
+TOKEN_FIELDS = {"bos_token_id", "eos_token_id", "pad_token_id"}
+FREE_FIELDS = {"seq_length", "rope_scaling", *TOKEN_FIELDS}
+
+
+def check_same_model(configured: Decoder, stored: Decoder, path: Path) -> None:
+    """Raise ArtifactError where the checkpoint at `path` is not of the configured model."""
+    differences = _differences(configured, stored, "the checkpoint", FREE_FIELDS)
+    if differences:
+        raise ArtifactError(
+            f"{path} is another model than the config's: {differences}",
+            "model=auto takes everything from the checkpoint",
+        )
+
+
+def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None) -> Quantization:
+    """Quantization of the weights in memory: the config's, or that of a quantized checkpoint.
+    `gguf`: the file at `path`, if it is one.
+
+    Raises ArtifactError where the two differ, ConfigError for what cannot be computed.
+    """
+    manifest, asked = read_quantization(path), config.quantization
+    if gguf is not None and gguf.quantized and config.quant in (None, "a8"):
+        return Quantization(config.quant or "file")
+    if config.quant == "a8":
+        raise ArtifactError(
+            f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",
+            "quant=a8w8, which makes integers of the weights too",
+        )
+    if manifest is None:
+        return asked
+    manifest.check_files(path if path.is_dir() else path.parent)
+    stored = manifest.quantization
+    if config.quant is None:
+        raise_faults(list(unavailable(config, f"{path}: quant={stored}", "load_checkpoint")))
+        return stored
+    if config.quant_group is None and asked.quant == stored.quant:
+        asked = dataclasses.replace(asked, group=stored.group)
+    if config.modules_to_not_convert is None:
+        asked = dataclasses.replace(asked, kept=stored.kept)
+    if asked.same_weights != stored.same_weights:
+        raise ArtifactError(
+            f"{path}: quantized as {stored}, this run asks for quant={asked}",
+            f"leave quant= out, or give what it was made from: load_checkpoint={manifest.source}",
+        )
+    return asked
+
+
+def model_of_export(exported: ExportedModel, config: RunConfig) -> Decoder:
+    """The model of an export, with the special tokens of the configured one and its own length.
+
+    Raises ArtifactError where the config names another model.
+    """
+    manifest, configured = exported.manifest, config.model_config()
+    if configured is None:
+        return manifest.model
+    free = {"seq_length", *TOKEN_FIELDS}
+    differences = _differences(configured, manifest.model, "the export", free)
+    if differences:
+        raise ArtifactError(
+            f"{exported.folder}: an export of {manifest.model_name}, another model than "
+            f"{config.model_name}: {differences}",
+            "leave model= out: the export says which it is",
+        )
+    if configured.seq_length != manifest.model.seq_length:
+        progress.note(
+            f"seq_length {manifest.model.seq_length}, as {exported.folder} was exported;"
+            f" {config.model_name} has {configured.seq_length}"
+        )
+    tokens = {name: getattr(configured, name) for name in TOKEN_FIELDS}
+    return dataclasses.replace(manifest.model, **tokens)
+
+
+def check_export_is_of_floats(exported: ExportedModel, config: RunConfig) -> None:
+    """Raises ArtifactError where the config asks for quantized weights."""
+    if config.quant not in (None, "none"):
+        raise ArtifactError(
+            f"{exported.folder}: its graphs compute with floats, this run asks for"
+            f" quant={config.quant}",
+            "leave quant= out, or run the checkpoint with backend=native",
+        )
+
+
+def _differences(configured: Decoder, stored: Decoder, owner: str, free: Set[str]) -> str:
+    """The sizes in which two models differ, but for those that are `free`; "" where in none."""
+    asked, found = configured.sizes(), stored.sizes()
+    names = architecture_of(stored).names
+    if names and names == architecture_of(configured).names:
+        # As what MindFormers calls a Llama: the tensors are the same, the rest is compared.
+        free = {*free, "family"}
+    return "; ".join(
+        f"{name}: the config says {asked[name]}, {owner} {found[name]}"
+        for name in asked
+        if name not in free and asked[name] != found[name]
     )

@@ -21,7 +21,7 @@ from lite_runner.weights.write import config_file, copied_files
 
 
 def side_files(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
-    """What weights need beside them to be run, by file name: config.json and the tokenizer's files.
+    """Files that weights need beside them, by name: config.json and the tokenizer's.
 
     A tokenizer beside the source is copied as it is; that of a GGUF, of tokenizer_file or of
     checkpoint_download is written anew. Raises ArtifactError.

@@ -3,27 +3,73 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.groups import own_source
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.groups import DOWNLOADS, download_folders, own_source
+from lite_runner.config.schema import ChatOptions, RunConfig
+from lite_runner.config.sections import TokenizerSettings
 from lite_runner.errors import ArtifactError
 from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.system.files import read_small
 from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
-from lite_runner.weights.checkpoint import config_folder
-from lite_runner.weights.source import fetch, held
-
-DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
+from lite_runner.weights.checkpoint import config_folder, weights_file
+from lite_runner.weights.source import cached, fetch
 
 
 def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True) -> Tokenizer:
     """The tokenizer that the config names, else the one beside the checkpoint, or in MindFormers'
-    checkpoint_download, or that of the model's own source.
+    checkpoint_download, or that of the model's own source; with the config's chat template.
 
     Without `fetching`, only one that is here already or in the cache. Raises ArtifactError.
     """
+    tokenizer = _tokenizer_of(config, files, fetching=fetching)
+    settings = config.processor.tokenizer
+    changes: dict[str, Any] = {}
+    if settings.chat_template:
+        changes["chat_template"] = _template(settings.chat_template)
+    if settings.type != "ByteTokenizer":  # it has tokens of its own
+        changes |= _changes(settings, tokenizer)
+    if changes:
+        tokenizer = tokenizer.with_special(**changes)
+    if isinstance(config, ChatOptions):
+        tokenizer.special_in_messages = config.special_tokens_in_text
+    return tokenizer
+
+
+def _changes(settings: TokenizerSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The settings of a config that differ from the tokenizer's files."""
+    named = tokenizer.named_tokens()
+    added = {"add_bos": settings.add_bos_token, "add_eos": settings.add_eos_token}
+    changes: dict[str, Any] = {name: value for name, value in added.items() if value is not None}
+    if settings.bos_token not in (None, named.get("bos_token")):
+        changes["bos"] = settings.bos_token
+    if settings.eos_token not in (None, named.get("eos_token")):
+        changes["eos"] = (settings.eos_token,)
+    if settings.add_prefix_space:
+        changes["prefix_space"] = True
+    if settings.additional_special_tokens:
+        changes["more"] = settings.additional_special_tokens
+    return changes
+
+
+def _template(given: str) -> str:
+    """A chat template: the text itself, or that of a file. Raises ArtifactError."""
+    if "{" in given:
+        return given
+    try:
+        return read_small(Path(given).expanduser(), "a chat template").decode()
+    except (OSError, ValueError) as error:  # a NUL, not UTF-8
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArtifactError(
+            f"processor.tokenizer.chat_template: {given}: {reason}",
+            "a file with a Jinja template, or the template itself: '{{ messages[-1].content }}'",
+        ) from error
+
+
+def _tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool) -> Tokenizer:
     settings = config.processor.tokenizer
     vocab, form = files.model.vocab_size, CHAT_FORMS.get(settings.type)
     if named := config.tokenizer_source:
@@ -63,24 +109,23 @@ def end_tokens(model: Decoder, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def tokenizer_place(checkpoint: Path) -> Path:
-    """Where a checkpoint has its tokenizer, if it has one: in its folder, or in the GGUF."""
+    """The place of a checkpoint's tokenizer, if it has one: its folder, or the GGUF."""
     in_file = checkpoint.suffix == ".gguf" and checkpoint.is_file()
-    return checkpoint if in_file else config_folder(checkpoint)
+    return weights_file(checkpoint) if in_file else config_folder(checkpoint)
 
 
 def downloaded_tokenizer(config: RunConfig) -> Path | None:
     """The folder of checkpoint_download with a tokenizer of the model, or of its family (llama2 of
     llama2_7b)."""
-    name = config.trainer.model_name
-    folders = (Path(DOWNLOADS) / one for one in (name, name.partition("_")[0]))
+    folders = download_folders(config.trainer.model_name)
     return next((folder for folder in folders if holds_tokenizer(folder)), None)
 
 
 def _source_of(uri: str, key: str, *, fetching: bool) -> Path:
     """The path of `uri`, fetched without its weights. Raises ArtifactError."""
     if fetching:
-        return fetch(uri, progress.note, key, weights=False)
-    path = held(uri, key)
+        return fetch(uri, key, weights=False)
+    path = cached(uri, key, weights=False)
     if path is None:
         raise ArtifactError(f"{key}: {uri}: not in the cache, and nothing is fetched")
     return path

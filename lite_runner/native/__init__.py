@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import fingerprint
 from lite_runner.records import dataclass
+from lite_runner.system import processor
 
 LIBRARY = Path(__file__).resolve().parent / "operators.so"
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = {  # of src/operators.cc
+    "linear": [_POINTER, _POINTER, _NUMBER, _POINTER],
+    "pack": [_POINTER, *[_NUMBER] * 7, _POINTER],
+    "pack_blocks": [_POINTER, *[_NUMBER] * 4, _POINTER],
+    "widen": [*[_POINTER] * 3, *[_NUMBER] * 5, _POINTER],
+    "step": [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4],
+    "peers_bytes": [_NUMBER],
+    "peers_open": [ctypes.c_int, *[_NUMBER] * 3, _POINTER],
+    "peers_close": [_POINTER],
+}
 
 
 @dataclass(frozen=True)
 class Unusable:
-    """Why the kernels cannot be used (continues "which ..."), and the remedy."""
+    """A reason not to use the kernels (continues "which ..."), and its remedy."""
 
     why: str
     remedy: str
@@ -45,24 +57,30 @@ def unusable() -> Unusable | None:
     return None if fingerprint.sources().encode() in built else OF_OTHER_SOURCES
 
 
-def check_usable(what: str) -> None:
-    """Raise EnvironmentFault unless `what` can use the kernels."""
-    if fault := unusable():
-        raise EnvironmentFault(
-            f"{what} needs this project's own operators, which {fault.why}", fault.remedy
-        )
-
-
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library. Raises EnvironmentFault if it is `unusable`.
-
-    MindSpore opens the same file, so both share one thread pool.
-    """
-    check_usable("this run")
+    """The loaded library. Raises EnvironmentFault if it is `unusable`."""
+    if fault := unusable():
+        raise EnvironmentFault(
+            f"this run needs this project's own operators, which {fault.why}", fault.remedy
+        )
     found = ctypes.CDLL(str(LIBRARY))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(found, f"lite_runner_{name}")
+        function.argtypes = arguments
+        if not name.startswith("peers"):
+            function.errcheck = _enough_memory
     found.lite_runner_instructions.restype = ctypes.c_char_p
+    found.lite_runner_peers_bytes.restype = ctypes.c_int64
+    found.lite_runner_peers_open.restype = ctypes.c_void_p
     return found
+
+
+def _enough_memory(code: int, *_: Any) -> int:
+    """The code that a function of the library returned. Raises MemoryError for -1."""
+    if code == -1:
+        raise MemoryError("the native kernels' intermediate values")
+    return code
 
 
 def instructions() -> str:
@@ -73,4 +91,4 @@ def instructions() -> str:
 
 def set_threads(count: int | None) -> None:
     """Set the number of kernel threads; None: one per processor available to this process."""
-    library().lite_runner_set_threads(count or len(os.sched_getaffinity(0)))
+    library().lite_runner_set_threads(count or processor.cores())

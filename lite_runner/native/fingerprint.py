@@ -1,5 +1,5 @@
-"""Fingerprint of the C++ sources in src/. setup.py compiles it into the library, so that the
-package recognizes a stale build.
+"""The C++ compiler, and the fingerprint of the sources in src/, which setup.py compiles into the
+library, so that the package recognizes a stale build.
 
 setup.py runs this file by path: it must not import the package.
 """
@@ -7,10 +7,23 @@ setup.py runs this file by path: it must not import the package.
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
+import shutil
 from functools import cache
 from pathlib import Path
 
 COMPILED = (".cc", ".h", ".inl")  # not editors' backup files
+
+
+def compiler() -> list[str]:
+    """The command of $CXX, or of the first C++ compiler on PATH; OSError where there is none."""
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise OSError("no C++ compiler")
 
 
 @cache

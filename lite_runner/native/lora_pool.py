@@ -83,6 +83,7 @@ class Target:
     inputs: int
     outputs: int
     looked_up: bool = False  # an embedding: A is stored [inputs, rank] for row lookup
+    before: tuple[int, int] = (0, 0)  # inputs and outputs that precede those of adapters
 
     @property
     def padded_outputs(self) -> int:
@@ -126,7 +127,8 @@ class PoolLayout:
         parts: list[NDArray[np.float32]] = []
         for one in self.targets:
             if one:
-                a, b = adapter.padded(one.name, self.rank, one.inputs, one.padded_outputs)
+                size = (one.inputs, one.padded_outputs)
+                a, b = adapter.padded(one.name, self.rank, *size, one.before)
                 parts += [a.T if one.looked_up else a]
                 parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
         values: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])

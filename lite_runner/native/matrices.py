@@ -9,12 +9,19 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.native import structs
-from lite_runner.native.block_panels import BlockPanels
-from lite_runner.native.layout import Floats, Layout
-from lite_runner.native.panels import Dequantized, Panels
-from lite_runner.native.structs import FEWER_BITS, INPUT_GROUP, PANEL, Format, Order
-from lite_runner.native.versions import SINCE_BFLOAT16_INPUT, SINCE_BLOCKS
+from lite_runner.native import library, structs
+from lite_runner.native.structs import (
+    FEWER_BITS,
+    INPUT_GROUP,
+    MOST_GROUP,
+    PANEL,
+    UNITS,
+    Block,
+    Floats,
+    Format,
+    Layout,
+    Order,
+)
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
@@ -38,6 +45,116 @@ class Stacked:
     """Matrices with the same input one after the other, of which some are in GGUF's blocks."""
 
     parts: tuple[Weight, ...]
+
+
+def matrix(
+    weight: Weight | Alternating | Stacked,
+    bias: Floats | tuple[Floats, Floats] | None = None,
+    *,
+    rounded_input: bool = False,
+    dequantize: bool = False,
+) -> Layout:
+    """Pack a matrix in panels with its bias [out] (a pair for Alternating).
+
+    `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too, and that
+    of a matrix in bfloat16 is rounded to bfloat16;
+    `dequantize`: a group-quantized matrix, or one in blocks, is stored as float32.
+    """
+    pair = isinstance(weight, Alternating)
+    parts: list[Weight]
+    if isinstance(weight, Alternating):
+        parts = [weight.first, weight.second]
+    elif not isinstance(weight, Stacked):
+        parts = [weight]
+    else:
+        parts = list(weight.parts)
+        whole = all(part.shape[0] % PANEL == 0 for part in parts[:-1])
+        if dequantize or not whole:
+            return matrix(np.concatenate(_alike(parts)[1]), bias)
+    assert bias is None or isinstance(bias, tuple) == pair
+    blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
+    if blocks and not _one_type(parts):
+        return _joined(parts, bias, rounded_input=rounded_input, by_turns=pair)
+    out, inputs = parts[0].shape
+    if pair:
+        out = 2 * -(-out // PANEL) * PANEL
+    fields = structs.Matrix(out=out, inputs=inputs)
+    layout = Layout(fields)
+    if blocks:
+        fields.format, fields.rounded_input = Format[blocks[0].type_name], rounded_input
+        fields.data = layout.add(_BlockPanels(blocks))
+        _add_bias(layout, fields, bias)
+        return layout
+    quantized, floats = _alike(parts)
+    if quantized and dequantize:
+        fields.format = Format.FLOAT32
+        fields.data = layout.add(_Dequantized(quantized))
+    elif quantized:
+        _add_integers(layout, fields, quantized, rounded_input and quantized[0].bits == 8)
+    else:
+        fields.format = _format(floats)
+        bfloat16 = fields.format == Format.BFLOAT16
+        fields.data = layout.add(Panels(floats, 8, bfloat16=bfloat16))
+        fields.rounded_input = bfloat16 and rounded_input
+    _add_bias(layout, fields, bias)
+    return layout
+
+
+def _joined(
+    parts: Sequence[Weight],
+    bias: Floats | tuple[Floats, Floats] | None,
+    *,
+    rounded_input: bool,
+    by_turns: bool,
+) -> Layout:
+    """Matrices of different forms as one, each packed by itself."""
+    whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
+    fields = whole.plain
+    fields.format, fields.rounded_input = Format.JOINED, rounded_input
+    fields.inputs = parts[0].shape[1]
+    rows = [part.shape[0] for part in parts]
+    fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
+    layout = Layout(whole)
+    for index, part in enumerate(parts):
+        rounded = rounded_input and isinstance(part, BlockMatrix)
+        whole.parts[index] = layout.add(matrix(part, rounded_input=rounded))
+    _add_bias(layout, fields, bias)
+    return layout
+
+
+def _add_bias(
+    layout: Layout, fields: structs.Matrix, bias: Floats | tuple[Floats, Floats] | None
+) -> None:
+    if bias is not None:
+        biases = bias if isinstance(bias, tuple) else (bias,)
+        fields.bias = layout.add(Panels([one[:, None] for one in biases]))
+
+
+def _add_integers(
+    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
+) -> None:
+    """Add the quantized values and their scales."""
+    bits, group = parts[0].bits, parts[0].group
+    assert group <= MOST_GROUP
+    fields.format = Format.INT4 if bits == 4 else Format.INT8
+    fields.group, fields.rounded_input = group, rounded_input
+    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if rounded_input else Order.BYTE_PAIRS
+    # Eight inputs at a time.
+    words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
+    fields.data = layout.add(Panels(words, order=order))
+    if group:
+        fields.scales = layout.add(Panels([part.scales for part in parts]))
+    else:
+        fields.scales = layout.add(Panels([part.scales[:, None] for part in parts]))
+    if bits == 4:
+        fields.minimums = layout.add(
+            Panels([part.minimums for part in parts if part.minimums is not None])
+        )
+    if rounded_input:
+        span = group or INPUT_GROUP
+        grouped = [_padded(part.values, 1, span) for part in parts]
+        totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
+        fields.sums = layout.add(Panels(totals))
 
 
 def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
@@ -73,8 +190,31 @@ def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
     return quantized or floats
 
 
+def surplus(weight: Weight, start: int, width: int) -> tuple[int, int]:
+    """The columns that a matrix has before and behind those of a rank, `width` from `start` on:
+    groups, or blocks, are never cut."""
+    stored = weight.shape[1]
+    if isinstance(weight, np.ndarray) or stored == width:
+        return 0, 0
+    unit = (
+        weight.group if isinstance(weight, QuantizedTensor) else UNITS[Format[weight.type_name]][0]
+    )
+    return start % unit, stored - width - start % unit
+
+
+def with_zeros(weight: Weight, rows: tuple[int, int]) -> Weight:
+    """A matrix with so many rows of zeros before and behind its own."""
+    if not any(rows):
+        return weight
+
+    def change(array: NDArray[Any]) -> NDArray[Any]:
+        return np.pad(array, [rows, *[(0, 0)] * (array.ndim - 1)])
+
+    return change(weight) if isinstance(weight, np.ndarray) else weight.with_rows(change)
+
+
 def _one_type(parts: Sequence[Weight]) -> bool:
-    """Whether all are in GGUF's blocks of one type."""
+    """True if all are in GGUF's blocks of one type."""
     types = {part.type_name if isinstance(part, BlockMatrix) else "" for part in parts}
     return len(types) == 1 and "" not in types
 
@@ -117,113 +257,76 @@ def _is_bfloat16(weight: NDArray[Any]) -> bool:
     )
 
 
-def matrix(
-    weight: Weight | Alternating | Stacked,
-    bias: Floats | tuple[Floats, Floats] | None = None,
-    *,
-    rounded_input: bool = False,
-    dequantize: bool = False,
-) -> Layout:
-    """Pack a matrix in panels with its bias [out] (a pair for Alternating).
+class _InPanels:
+    """Parts of one shape as panels, interleaved if there are two; see `structs.Part`."""
 
-    `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too, and that
-    of a matrix in bfloat16 is rounded to bfloat16;
-    `dequantize`: a group-quantized matrix, or one in blocks, is stored as float32.
-    """
-    pair = isinstance(weight, Alternating)
-    parts: list[Weight]
-    if isinstance(weight, Alternating):
-        parts = [weight.first, weight.second]
-    elif not isinstance(weight, Stacked):
-        parts = [weight]
-    else:
-        parts = list(weight.parts)
-        whole = all(part.shape[0] % PANEL == 0 for part in parts[:-1])
-        if dequantize or not whole:
-            return matrix(np.concatenate(_alike(parts)[1]), bias)
-    assert bias is None or isinstance(bias, tuple) == pair
-    blocks = [part for part in parts if isinstance(part, BlockMatrix) and not dequantize]
-    if blocks and not _one_type(parts):
-        return _joined(parts, bias, rounded_input=rounded_input, by_turns=pair)
-    out, inputs = parts[0].shape
-    if pair:
-        out = 2 * -(-out // PANEL) * PANEL
-    fields = structs.Matrix(out=out, inputs=inputs)
-    layout = Layout(fields)
-    if blocks:
-        fields.format, fields.rounded_input = Format[blocks[0].type_name], rounded_input
-        fields.data = layout.add(BlockPanels(blocks))
-        layout.since = SINCE_BLOCKS
-        _add_bias(layout, fields, bias)
-        return layout
-    quantized, floats = _alike(parts)
-    if quantized and dequantize:
-        fields.format = Format.FLOAT32
-        fields.data = layout.add(Dequantized(quantized))
-    elif quantized:
-        _add_integers(layout, fields, quantized, rounded_input and quantized[0].bits == 8)
-    else:
-        fields.format = _format(floats)
-        bfloat16 = fields.format == Format.BFLOAT16
-        fields.data = layout.add(Panels(floats, 8, bfloat16=bfloat16))
-        if bfloat16 and rounded_input:
-            fields.rounded_input = True
-            layout.since = SINCE_BFLOAT16_INPUT
-    _add_bias(layout, fields, bias)
-    return layout
+    def __init__(self, parts: Sequence[Any], rows: int, panel_bytes: int) -> None:
+        self._parts, self._panel_bytes = parts, panel_bytes
+        self.nbytes = len(parts) * -(-rows // PANEL) * panel_bytes
+
+    def write(self, target: Block) -> None:
+        for index, part in enumerate(self._parts):
+            self._write_part(part, target.ctypes.data + index * self._panel_bytes)
+
+    def _write_part(self, part: Any, address: int) -> None:
+        raise NotImplementedError
 
 
-def _joined(
-    parts: Sequence[Weight],
-    bias: Floats | tuple[Floats, Floats] | None,
-    *,
-    rounded_input: bool,
-    by_turns: bool,
-) -> Layout:
-    """Matrices of different forms as one, each packed by itself."""
-    whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
-    fields = whole.plain
-    fields.format, fields.rounded_input = Format.JOINED, rounded_input
-    fields.inputs = parts[0].shape[1]
-    rows = [part.shape[0] for part in parts]
-    fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
-    layout = Layout(whole)
-    for index, part in enumerate(parts):
-        rounded = rounded_input and isinstance(part, BlockMatrix)
-        whole.parts[index] = layout.add(matrix(part, rounded_input=rounded))
-    _add_bias(layout, fields, bias)
-    return layout
+class Panels(_InPanels):
+    """Arrays [out, n] as panels [out / 32, n, 32], zero-padded."""
+
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        multiple: int = 1,
+        *,
+        bfloat16: bool = False,
+        order: Order = Order.PLAIN,
+    ) -> None:
+        """n is padded to a `multiple`; float32 may be stored as bfloat16 if that is exact; `order`:
+        order of the integers in a word."""
+        self._order = order
+        rows, width = arrays[0].shape
+        self._width = -(-width // multiple) * multiple
+        self._size = 2 if bfloat16 else arrays[0].itemsize
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        super().__init__(arrays, rows, PANEL * self._width * self._size)
+
+    def _write_part(self, part: NDArray[Any], address: int) -> None:
+        sizes = (*part.shape, self._width, part.itemsize, self._size)
+        library().lite_runner_pack(part.ctypes.data, *sizes, self._order, len(self._parts), address)
+        drop_pages(part)  # a mapped file's pages are not read again
 
 
-def _add_bias(
-    layout: Layout, fields: structs.Matrix, bias: Floats | tuple[Floats, Floats] | None
-) -> None:
-    if bias is not None:
-        biases = bias if isinstance(bias, tuple) else (bias,)
-        fields.bias = layout.add(Panels([one[:, None] for one in biases]))
+class _BlockPanels(_InPanels):
+    """Matrices in GGUF's blocks of one type as panels of units: see BlockForm in src/layers.h."""
 
+    def __init__(self, parts: Sequence[BlockMatrix]) -> None:
+        self._format = Format[parts[0].type_name]
+        (rows, inputs), (span, nbytes) = parts[0].shape, UNITS[self._format]
+        super().__init__(parts, rows, inputs // span * nbytes)
 
-def _add_integers(
-    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
-) -> None:
-    """Add the quantized values and their scales."""
-    bits, group = parts[0].bits, parts[0].group
-    fields.format = Format.INT4 if bits == 4 else Format.INT8
-    fields.group, fields.rounded_input = group, rounded_input
-    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if rounded_input else Order.BYTE_PAIRS
-    # Eight inputs at a time.
-    words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
-    fields.data = layout.add(Panels(words, order=order))
-    if group:
-        fields.scales = layout.add(Panels([part.scales for part in parts]))
-    else:
-        fields.scales = layout.add(Panels([part.scales[:, None] for part in parts]))
-    if bits == 4:
-        fields.minimums = layout.add(
-            Panels([part.minimums for part in parts if part.minimums is not None])
+    def _write_part(self, part: BlockMatrix, address: int) -> None:
+        data = np.ascontiguousarray(part.data)
+        library().lite_runner_pack_blocks(
+            data.ctypes.data, self._format, *part.shape, len(self._parts), address
         )
-    if rounded_input:
-        span = group or INPUT_GROUP
-        grouped = [_padded(part.values, 1, span) for part in parts]
-        totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
-        fields.sums = layout.add(Panels(totals))
+        drop_pages(data)
+
+
+class _Dequantized(_InPanels):
+    """Group-quantized matrices dequantized to float32 panels."""
+
+    def __init__(self, parts: Sequence[QuantizedTensor]) -> None:
+        rows, inputs = parts[0].shape
+        super().__init__(parts, rows, 4 * PANEL * (-(-inputs // 8) * 8))
+
+    def _write_part(self, part: QuantizedTensor, address: int) -> None:
+        arrays = [
+            one if one is None else np.ascontiguousarray(one)
+            for one in (part.values, part.scales, part.minimums)
+        ]
+        pointers = [one if one is None else one.ctypes.data for one in arrays]
+        library().lite_runner_widen(
+            *pointers, *part.shape, part.bits, part.group, len(self._parts), address
+        )

@@ -1,4 +1,4 @@
-"""A packed model with its KV cache and adapter pools, computed step by step without MindSpore."""
+"""A packed model with its KV cache and adapter pools, computed step by step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,31 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType
+from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
-from lite_runner.native.kv_cache import cache_shapes, cached_positions
-from lite_runner.native.layout import aligned
 from lite_runner.native.lora_pool import LoraSize, NativePools
 from lite_runner.native.packed_model import Packed
+from lite_runner.native.peers import LOST, Peers
+from lite_runner.native.structs import PANEL, aligned
 from lite_runner.records import dataclass
 
-_CACHE_TYPES: dict[CacheType, int] = {"fp32": 0, "fp16": 1, "int8": 2}
-_CACHE = ("keys", "values", "key_scales", "value_scales")
+_CHUNK = 128  # keys that are reduced together: the cache length is a multiple
+
+
+_CACHE_TYPES: dict[CacheType, tuple[int, type[np.generic]]] = {
+    "fp32": (0, np.float32),
+    "fp16": (1, np.float16),
+    "int8": (2, np.int8),
+}
+
+
+_FAILURES = {
+    1: "a packed layer of unknown kind",
+    2: "a step names tokens, slots, positions or rows that the model does not have",
+}
+
+
+CACHE = ("keys", "values", "key_scales", "value_scales")
 
 
 @dataclass(frozen=True)
@@ -29,47 +45,64 @@ class NativeOptions:
     slots: int  # cache slots
     length: int  # maximum tokens per slot, prompt and generated
     cache: CacheType = "fp32"
-    rounded_input: bool = False  # see matrices.matrix
     lora: LoraSize | None = None  # adapter slots; None: base model only
-    dequantize: bool = False  # quant=none: a quantized file's weights become float32
 
 
-class _Layer(Structure):
-    """BoundLayer in src/layers.h."""
+class BoundLayer(Structure):
+    """A layer with its cache and adapter pool (src/layers.h)."""
 
     __slots__ = ()
     _fields_ = [
         ("block", c_void_p),
         ("cache_type", c_int64),
         ("cache_length", c_int64),
-        *((name, c_void_p) for name in _CACHE),
+        *((name, c_void_p) for name in CACHE),
         ("pool", c_void_p),
         ("pool_stride", c_int64),
         ("pool_bfloat16", c_int64),
     ]
 
 
-class _Model(Structure):
-    """BoundModel in src/layers.h."""
+class BoundModel(Structure):
+    """A model as a step takes it (src/layers.h)."""
 
     __slots__ = ()
-    _fields_ = [("count", c_int64), ("layers", POINTER(_Layer)), ("softcap", c_float)]
+    _fields_ = [
+        ("count", c_int64),
+        ("layers", POINTER(BoundLayer)),
+        ("softcap", c_float),
+        ("prefix", c_int64),
+        ("capacity", c_int64),
+        ("vocabulary", c_int64),
+        ("slots", c_int64),
+        ("positions", c_int64),
+        ("rope_rows", c_int64),
+        ("logit_rows", c_int64),
+        ("adapter_slots", c_int64),
+        ("peers", c_void_p),
+        ("first_token", c_int64),
+    ]
 
 
 class NativeModel:
-    """See `lite_runner.backends.native.Executor`. A step reads the packed layers where they are, so
-    they may be a mapped file."""
+    """Computes steps, reading the packed layers where they are: they may be a mapped file."""
 
-    name = "native"
-    compile_s = 0.0
-
-    def __init__(self, config: Decoder, layers: Sequence[Packed], slots: int) -> None:
-        """`layers`: as `pack` returns them; `slots`: of the adapter pools."""
-        self._config = config
+    def __init__(
+        self, config: Decoder, layers: Sequence[Packed], slots: int, peers: Peers | None = None
+    ) -> None:
+        """`layers`: as `pack` returns them; `slots`: of the adapter pools; `peers`: the ranks that
+        have the rest of each layer."""
+        self._config = config if peers is None else config.shard(peers.share.count)
+        self._peers = peers
         self._blocks = [layer.block for layer in layers]  # keeps them alive
         self.adapters = NativePools([layer.adapters for layer in layers], slots)
-        self._bound = (_Layer * len(layers))()
-        self._model = _Model(len(layers), self._bound, config.logits_softcap or 0.0)
+        self._bound = (BoundLayer * len(layers))()
+        self._model = BoundModel(len(layers), self._bound, config.logits_softcap or 0.0)
+        self._model.prefix = config.prefix is not None
+        self._model.vocabulary, self._model.adapter_slots = config.vocab_size, slots
+        if peers is not None:
+            self._model.peers = peers.handle
+            self._model.first_token = peers.share.index * peers.share.rows(config)
         for bound, block, pool in zip(self._bound, self._blocks, self.adapters.pools, strict=True):
             bound.block = block.ctypes.data
             if pool is not None:
@@ -78,12 +111,17 @@ class NativeModel:
         self._caches: list[NDArray[np.generic]] = []
 
     def resize(self, options: NativeOptions, capacity: int, table: NDArray[np.float32]) -> None:
-        """See Executor."""
-        shapes = cache_shapes(self._config, options.slots, options.length, options.cache)
-        self._slots, self._capacity, self._caches = options.slots, capacity, []
+        """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
+        rotary `table` of this shape."""
+        shapes = _cache_shapes(self._config, options.slots, options.length, options.cache)
+        self._slots, self._caches = options.slots, []
+        self._model.slots, self._model.capacity = options.slots, capacity
+        self._model.positions = options.length
+        # Without rotary embeddings a step's rows of the table are not read.
+        self._model.rope_rows = len(table) if self._config.rotaries else options.length
         for bound in self._bound[1:-1:2]:
-            bound.cache_type = _CACHE_TYPES[options.cache]
-            bound.cache_length = cached_positions(options.length)
+            bound.cache_type = _CACHE_TYPES[options.cache][0]
+            bound.cache_length = _cached_positions(options.length)
             for name, (shape, dtype) in shapes.items():
                 array = _zeros(shape, dtype)
                 setattr(bound, name, array.ctypes.data)
@@ -92,13 +130,6 @@ class NativeModel:
         self._x = _zeros((capacity, self._config.hidden_size), np.float32)
         self._logits = _zeros((options.slots, self._config.vocab_size), np.float32)
 
-    def prepare(self) -> None:
-        """Nothing: there is no graph to compile."""
-
-    def rows(self, wanted: int, most: int) -> int:
-        """See Executor."""
-        return wanted
-
     def run(
         self,
         metadata: NDArray[np.int32],
@@ -106,31 +137,70 @@ class NativeModel:
         adapter_slots: NDArray[np.int32] | None,
         rows: int,
     ) -> NDArray[np.float32]:
-        """See Executor."""
+        """Logits [rows, vocab] of a step with `metadata` (see BatchMetadata), a rotary `table` and
+        the adapter slot per token [capacity], None without adapters. They may be overwritten by
+        the next step."""
         if rows > len(self._logits):
             self._logits = _zeros((rows, self._config.vocab_size), np.float32)
-        failed = library().lite_runner_step(
-            byref(self._model),
-            _pointer(metadata),
-            c_int64(len(metadata)),
-            c_int64(self._capacity),
-            _pointer(table),
-            None if adapter_slots is None else _pointer(adapter_slots),
-            _pointer(self._x),
-            _pointer(self._logits),
-        )
-        assert not failed, "a packed layer of unknown kind"
+        self._model.logit_rows = len(self._logits)
+        try:
+            failed = library().lite_runner_step(
+                byref(self._model),
+                _pointer(metadata),
+                len(metadata),
+                _pointer(table),
+                None if adapter_slots is None else _pointer(adapter_slots),
+                _pointer(self._x),
+                _pointer(self._logits),
+            )
+        except MemoryError as error:
+            if self._peers is None:
+                raise
+            # The other ranks are in the middle of this step, so that this one cannot go on either.
+            raise EnvironmentFault(f"out of memory: {error}", "fewer ranks on a machine") from error
+        if failed >= LOST:
+            assert self._peers is not None
+            raise self._peers.lost(failed - LOST)
+        if failed:
+            raise ValueError(_FAILURES[failed])
         return self._logits[:rows]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """See Executor."""
+        """Copy cache slot sources[i] to targets[i]; all are read before any is written."""
         for cache in self._caches:
             slots = cache.reshape(self._slots, -1)
             slots[list(targets)] = slots[list(sources)]
 
     def close(self) -> None:
-        """See Executor."""
+        """Release the memory."""
         self._blocks, self._caches = [], []
+        if self._peers is not None:
+            self._peers.close()
+
+
+def _cached_positions(length: int) -> int:
+    """Cache positions per slot for rows of at most `length` tokens."""
+    return -(-length // _CHUNK) * _CHUNK
+
+
+def _cache_shapes(
+    model: Decoder, slots: int, length: int, cache: CacheType
+) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+    """Shape and type of a layer's keys, values and their scales, by name; `length`: maximum tokens
+    per slot. The first axis is slot-major.
+
+    Keys: [slots * kv_heads, length / 32, head_dim, 32]; values: [slots * kv_heads, head_dim / 32,
+    length, 32]; their scales, with int8: [slots * kv_heads, length], else [1, 1].
+    """
+    rows, dim, dtype = slots * model.n_kv_heads, model.head_dim, _CACHE_TYPES[cache][1]
+    positions = _cached_positions(length)
+    scaled = (rows, positions) if cache == "int8" else (1, 1)
+    return {
+        "keys": ((rows, positions // PANEL, dim, PANEL), dtype),
+        "values": ((rows, -(-dim // PANEL), positions, PANEL), dtype),
+        "key_scales": (scaled, np.float32),
+        "value_scales": (scaled, np.float32),
+    }
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
@@ -139,6 +209,6 @@ def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
     return aligned(size)[:size].view(dtype).reshape(shape)
 
 
-def _pointer(array: NDArray[Any]) -> c_void_p:
+def _pointer(array: NDArray[Any]) -> int:
     assert array.flags.c_contiguous
-    return c_void_p(array.ctypes.data)
+    return array.ctypes.data

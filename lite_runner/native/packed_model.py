@@ -12,10 +12,18 @@ from lite_runner.architectures import by_expert, by_role, custom_network, limits
 from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.native import matrices, packing
-from lite_runner.native.layout import Block, Floats, Layout, Norm, Room, aligned
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
 from lite_runner.native.matrices import Weight
-from lite_runner.native.structs import MOST_HEAD_DIM, Activation
+from lite_runner.native.structs import (
+    MOST_HEAD_DIM,
+    Activation,
+    Block,
+    Floats,
+    Layout,
+    NormValues,
+    Room,
+    aligned,
+)
 from lite_runner.records import dataclass
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
@@ -23,7 +31,7 @@ _EXPERTS: tuple[Role, ...] = ("expert_gate", "expert_down", "expert_up")  # as t
 
 
 def unsupported(model: spec.Decoder) -> list[str]:
-    """Why the native kernels do not support a model; empty if they do."""
+    """Reasons why the native kernels do not support a model."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
     reasons = limits.unsupported(model)
@@ -34,59 +42,6 @@ def unsupported(model: spec.Decoder) -> list[str]:
     return reasons
 
 
-# The kernels know no embedding scale: hidden states are kept divided by it. Norms undo that, with
-# an epsilon that fits, and what is added to the hidden states is divided too.
-
-
-def norm_of_hidden(model: spec.Decoder, norm: spec.Norm | None) -> spec.Norm | None:
-    """The norm of hidden states as the kernels have them."""
-    return None if norm is None else replace(norm, eps=norm.eps / model.embedding_scale**2)
-
-
-def residual_scale(model: spec.Decoder, block: spec.Block) -> float:
-    """Scale of what a layer adds to hidden states as the kernels have them."""
-    return block.residual_scale / model.embedding_scale
-
-
-def normed_residual(model: spec.Decoder, block: spec.Block) -> float | None:
-    """Scale of the normed hidden states that a layer adds to, as the kernels have them."""
-    if block.normed_residual is None:
-        return None
-    return block.normed_residual / model.embedding_scale
-
-
-def is_general(model: spec.Decoder, block: spec.Block) -> bool:
-    """Whether a block's layers have norms or scales that plain ones have not."""
-    attention = block.attention
-    return (
-        block.norm is None
-        or block.post_norm is not None
-        or residual_scale(model, block) != 1
-        or attention.scale is not None
-        or attention.softcap is not None
-        or not attention.qk_norm_by_head
-        or block.feed_forward.activation is not None
-        or len(model.rotaries) > 1
-        or block.normed_residual is not None
-        or block.parallel
-        or model.prefix is not None
-    )
-
-
-def score_scale(attention: spec.Attention) -> float:
-    """Scale of attention scores."""
-    return attention.head_dim**-0.5 if attention.scale is None else attention.scale
-
-
-def rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, int]:
-    """Width of a row of the rotary table, and where a layer's cos and sin begin in it: the model's
-    different rotary positions lie side by side. (0, 0): the layer has none."""
-    if attention.rotary is None:
-        return 0, 0
-    index = model.rotaries.index(attention.rotary)
-    return len(model.rotaries) * model.head_dim, index * model.head_dim
-
-
 _ACTIVATIONS: dict[spec.Activation, Activation] = {
     "silu": Activation.SILU,
     "gelu": Activation.GELU,
@@ -94,9 +49,20 @@ _ACTIVATIONS: dict[spec.Activation, Activation] = {
 }
 
 
-def activation(feed_forward: spec.FeedForward) -> Activation:
-    """As the kernels have it."""
-    return _ACTIVATIONS[feed_forward.function]
+@dataclass(frozen=True)
+class Share:
+    """The part of each layer that one of `count` ranks has, which share the model."""
+
+    index: int = 0
+    count: int = 1
+    vocab_parallel: bool = True  # False: each has the whole embedding and head
+
+    def rows(self, model: spec.Decoder) -> int:
+        """Its tokens of the vocabulary, from `index` times as many on."""
+        return model.vocab_size // (self.count if self.vocab_parallel else 1)
+
+
+WHOLE = Share()
 
 
 class Weights(Protocol):
@@ -117,7 +83,6 @@ class Packed:
 
     block: Block
     adapters: PoolLayout | None
-    since: int = 1  # format version that introduced its matrices
 
 
 def pack(
@@ -127,14 +92,22 @@ def pack(
     *,
     rounded_input: bool = False,
     dequantize: bool = False,
+    share: Share = WHOLE,
 ) -> list[Packed]:
     """The layers of a model that is not `unsupported`, in the order of computation, taking its
-    weights layer by layer.
+    weights, or a rank's `share` of them, layer by layer.
 
     `rounded_input` and `dequantize`: see matrices.matrix.
     """
     return list(
-        packed_layers(model, weights, lora, rounded_input=rounded_input, dequantize=dequantize)
+        packed_layers(
+            model,
+            weights,
+            lora,
+            rounded_input=rounded_input,
+            dequantize=dequantize,
+            share=share,
+        )
     )
 
 
@@ -146,12 +119,14 @@ def packed_layers(
     rounded_input: bool = False,
     dequantize: bool = False,
     room: Room = aligned,
+    share: Share = WHOLE,
 ) -> Iterator[Packed]:
     """The same, one after the other: embedding, attention and feed-forward of each block, head.
     Each is packed in a `room` of its own."""
-    packer = _Packer(model, weights, PoolLayouts(model, lora), rounded_input, dequantize, room)
+    layouts, local = PoolLayouts(model, lora, share), model.shard(share.count)
+    packer = _Packer(local, weights, layouts, rounded_input, dequantize, room, share)
     yield packer.embedding()
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(local.blocks):
         yield packer.attention(layer, block)
         yield packer.feed_forward(layer, block)
     yield packer.head()
@@ -160,10 +135,10 @@ def packed_layers(
 class PoolLayouts:
     """Layouts of the adapter pools of a model's layers; None: not targeted."""
 
-    def __init__(self, model: spec.Decoder, lora: LoraSize | None) -> None:
+    def __init__(self, model: spec.Decoder, lora: LoraSize | None, share: Share = WHOLE) -> None:
         """`lora` None: no adapters."""
-        self._model, self._lora = model, lora
-        self._parameters = by_role(model)
+        self._model, self._lora = model.shard(share.count), lora
+        self._share, self._parameters = share, by_role(model)
 
     def every(self) -> list[PoolLayout | None]:
         """In the order of `packed_layers`."""
@@ -188,24 +163,31 @@ class PoolLayouts:
             ]
         )
 
-    def feed_forward(self, layer: int, block: spec.Block) -> PoolLayout | None:
+    def feed_forward(
+        self, layer: int, block: spec.Block, surplus: tuple[int, int] = (0, 0)
+    ) -> PoolLayout | None:
+        """`surplus`: what is wide beyond the model, before and behind it."""
         parts, hidden = block.feed_forward, self._model.hidden_size
         if parts.experts is not None:  # which adapters do not target
             return None
+        before, wide = surplus[0], parts.width + sum(surplus)
         return self._layout(
             [
-                self._target("gate", layer, hidden, parts.width) if parts.gated else None,
-                self._target("up", layer, hidden, parts.width),
-                self._target("down", layer, parts.width, hidden),
+                self._target("gate", layer, hidden, wide, (0, before)) if parts.gated else None,
+                self._target("up", layer, hidden, wide, (0, before)),
+                self._target("down", layer, wide, hidden, (before, 0)),
             ]
         )
 
     def head(self) -> PoolLayout | None:
         model = self._model  # adapters target a tied head by this name too
-        return self._layout([Target(f"{HEAD}.weight", model.hidden_size, model.vocab_size)])
+        return self._layout([Target(f"{HEAD}.weight", model.hidden_size, self._share.rows(model))])
 
-    def _target(self, role: Role, layer: int, inputs: int, outputs: int) -> Target:
-        return Target(self._parameters[role, layer, "weight"].name, inputs, outputs)
+    def _target(
+        self, role: Role, layer: int, inputs: int, outputs: int, before: tuple[int, int] = (0, 0)
+    ) -> Target:
+        name = self._parameters[role, layer, "weight"].name
+        return Target(name, inputs, outputs, before=before)
 
     def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
         if self._lora is None:
@@ -217,8 +199,39 @@ class PoolLayouts:
         return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
 
+def _is_general(model: spec.Decoder, block: spec.Block) -> bool:
+    """True if a block's layers have norms or scales that plain ones lack."""
+    attention = block.attention
+    return (
+        block.norm is None
+        or block.post_norm is not None
+        or block.residual_scale != model.embedding_scale
+        or attention.scale is not None
+        or attention.softcap is not None
+        or not attention.qk_norm_by_head
+        or block.feed_forward.activation is not None
+        or len(model.rotaries) > 1
+        or block.normed_residual is not None
+        or block.parallel
+        or model.prefix is not None
+    )
+
+
+def _rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, int]:
+    """Width of a row of the rotary table, and where a layer's cos and sin begin in it: the model's
+    different rotary positions lie side by side. (0, 0): the layer has none."""
+    if attention.rotary is None:
+        return 0, 0
+    index = model.rotaries.index(attention.rotary)
+    return len(model.rotaries) * model.head_dim, index * model.head_dim
+
+
 class _Packer:
-    """Takes a model's weights by role and packs them."""
+    """Takes a model's weights by role and packs them.
+
+    The kernels know no embedding scale: hidden states are kept divided by it. Norms undo that, with
+    an epsilon that fits, and what is added to the hidden states is divided too.
+    """
 
     def __init__(
         self,
@@ -228,8 +241,10 @@ class _Packer:
         rounded_input: bool,
         dequantize: bool,
         room: Room,
+        share: Share,
     ) -> None:
-        self._model, self._weights, self._layouts = model, weights, layouts
+        """`model`: of the share."""
+        self._model, self._weights, self._layouts, self._share = model, weights, layouts, share
         self._rounded_input, self._dequantize, self._room = rounded_input, dequantize, room
         self._parameters, self._experts = by_role(model), by_expert(model)
 
@@ -244,7 +259,7 @@ class _Packer:
         layout = self._layouts.embedding()
         table = self._packed(self._weights.matrix(name))
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
-        return Packed(block.block(self._room), layout, block.since)
+        return Packed(block.block(self._room), layout)
 
     def attention(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.attention, self._model.hidden_size
@@ -261,11 +276,11 @@ class _Packer:
         general = None
         if residual := self._residual("attention_post_norm", layer, block):
             general = packing.GeneralAttention(
-                score_scale(parts),
+                parts.head_dim**-0.5 if parts.scale is None else parts.scale,
                 residual,
                 joint_norm=not parts.qk_norm_by_head,
                 softcap=parts.softcap,
-                rope=rope_columns(self._model, parts),
+                rope=_rope_columns(self._model, parts),
                 prefix=self._model.prefix is not None,
             )
         packed = packing.attention(
@@ -279,42 +294,47 @@ class _Packer:
                 window=parts.window,
             ),
             self._packed(inward, bias),
-            self._packed(outward, self._bias("attention_out", layer) if parts.out_bias else None),
+            self._packed(outward, self._summed_bias("attention_out", layer, parts.out_bias)),
             self._norm_of_hidden(block.norm, "attention_norm", layer),
             layout,
-            slopes=alibi_slopes(parts.heads) if parts.alibi else None,
+            slopes=self._slopes(parts.heads) if parts.alibi else None,
             qk_norm=(query_norm, key_norm),
             general=general,
         )
-        return Packed(packed.block(self._room), layout, packed.since)
+        return Packed(packed.block(self._room), layout)
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
         parts, hidden = block.feed_forward, self._model.hidden_size
         if parts.experts is not None:
             return self._mixture(layer, block, parts.experts)
-        layout = self._layouts.feed_forward(layer, block)
-        up: Weight | matrices.Alternating
-        bias: Floats | tuple[Floats, Floats] | None
-        if parts.gated:
-            up = matrices.Alternating(self._matrix("gate", layer), self._matrix("up", layer))
-            bias = (self._bias("gate", layer), self._bias("up", layer)) if parts.bias else None
-        else:
-            up = self._matrix("up", layer)
-            bias = self._bias("up", layer) if parts.bias else None
-        upward = self._packed(up, bias)
         down = self._matrix("down", layer)
+        surplus = self._surplus(down, parts.width)
+        layout = self._layouts.feed_forward(layer, block, surplus)
+
+        def wide(role: Role) -> tuple[Weight, Floats | None]:
+            weight = matrices.with_zeros(self._matrix(role, layer), surplus)
+            return weight, np.pad(self._bias(role, layer), surplus) if parts.bias else None
+
+        up, bias = wide("up")
+        if parts.gated:
+            gate, of_gate = wide("gate")
+            both = None if of_gate is None or bias is None else (of_gate, bias)
+            upward = self._packed(matrices.Alternating(gate, up), both)
+        else:
+            upward = self._packed(up, bias)
         residual = self._residual("feed_forward_post_norm", layer, block)
         packed = packing.feed_forward(
             upward,
-            self._packed(down, self._bias("down", layer) if parts.bias else None),
+            self._packed(down, self._summed_bias("down", layer, parts.bias)),
             self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
             hidden=hidden,
-            wide=parts.width,
+            wide=parts.width + sum(surplus),
             gated=parts.gated,
-            residual=residual is None or packing.GeneralFeedForward(residual, activation(parts)),
+            residual=residual is None
+            or packing.GeneralFeedForward(residual, _ACTIVATIONS[parts.function]),
         )
-        return Packed(packed.block(self._room), layout, packed.since)
+        return Packed(packed.block(self._room), layout)
 
     def _mixture(self, layer: int, block: spec.Block, experts: spec.Experts) -> Packed:
         # The inputs of all experts are rounded alike.
@@ -323,7 +343,9 @@ class _Packer:
             [self._weights.matrix(one.name) for one in self._experts[role, layer]]
             for role in _EXPERTS
         )
-        inward, outward = matrices.alike([*gates, *ups]), matrices.alike(downs)
+        width, outward = block.feed_forward.width, matrices.alike(downs)
+        surplus = self._surplus(outward[0], width)
+        inward = matrices.alike([matrices.with_zeros(one, surplus) for one in (*gates, *ups)])
         pairs = map(matrices.Alternating, inward[: experts.count], inward[experts.count :])
         packed = packing.experts(
             packing.Routing(matrices.matrix(router), experts.chosen, experts.renormalized),
@@ -331,13 +353,13 @@ class _Packer:
             [self._packed(down) for down in outward],
             self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             hidden=self._model.hidden_size,
-            wide=block.feed_forward.width,
+            wide=width + sum(surplus),
             general=packing.GeneralFeedForward(
                 self._residual_of("feed_forward_post_norm", layer, block),
-                activation(block.feed_forward),
+                _ACTIVATIONS[block.feed_forward.function],
             ),
         )
-        return Packed(packed.block(self._room), None, packed.since)
+        return Packed(packed.block(self._room), None)
 
     def head(self) -> Packed:
         model = self._model
@@ -346,15 +368,14 @@ class _Packer:
             matrix = self._packed(self._weights.matrix(f"{HEAD}.weight"))
         layout = self._layouts.head()
         norm = self._norm_of_hidden(model.norm, "norm")
-        assert norm is not None
-        if model.logits_scaling != 1:
+        if norm is not None and model.logits_scaling != 1:
             scaling = np.float32(model.logits_scaling)
             beta = None if norm.beta is None else norm.beta / scaling
-            norm = Norm(norm.gamma / scaling, beta, norm.epsilon)
+            norm = NormValues(norm.gamma / scaling, beta, norm.epsilon)
         block = packing.head(
             matrix, norm, layout, hidden=model.hidden_size, softcap=model.logits_softcap
         )
-        return Packed(block.block(self._room), layout, block.since)
+        return Packed(block.block(self._room), layout)
 
     def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
         return self._parameters[role, layer, kind].name
@@ -365,27 +386,42 @@ class _Packer:
     def _bias(self, role: Role, layer: int) -> Floats:
         return self._weights.vector(self._name(role, layer, "bias"))
 
-    def _norm(self, norm: spec.Norm, role: Role, layer: int | None = None) -> Norm:
+    def _summed_bias(self, role: Role, layer: int, there: bool) -> Floats | None:
+        """The bias of a matrix whose outputs ranks sum: the first one adds it."""
+        bias = self._bias(role, layer) if there else None
+        return bias if self._share.index == 0 else None
+
+    def _slopes(self, heads: int) -> Floats:
+        first = self._share.index * heads
+        return alibi_slopes(self._share.count * heads)[first : first + heads]
+
+    def _surplus(self, down: Weight, width: int) -> tuple[int, int]:
+        return matrices.surplus(down, self._share.index * width, width)
+
+    def _norm(self, norm: spec.Norm, role: Role, layer: int | None = None) -> NormValues:
         gain = self._weights.vector(self._name(role, layer))
         shift = None
         if norm.kind == "layer":
             shift = self._weights.vector(self._name(role, layer, "bias"))
-        return Norm(gain, shift, norm.eps)
+        return NormValues(gain, shift, norm.eps)
 
     def _norm_of_hidden(
         self, norm: spec.Norm | None, role: Role, layer: int | None = None
-    ) -> Norm | None:
-        scaled = norm_of_hidden(self._model, norm)
-        return None if scaled is None else self._norm(scaled, role, layer)
+    ) -> NormValues | None:
+        if norm is None:
+            return None
+        scaled = replace(norm, eps=norm.eps / self._model.embedding_scale**2)
+        return self._norm(scaled, role, layer)
 
     def _residual(self, role: Role, layer: int, block: spec.Block) -> packing.Residual | None:
         """None: the layer is a plain one."""
-        return self._residual_of(role, layer, block) if is_general(self._model, block) else None
+        return self._residual_of(role, layer, block) if _is_general(self._model, block) else None
 
     def _residual_of(self, role: Role, layer: int, block: spec.Block) -> packing.Residual:
         norm = None if block.post_norm is None else self._norm(block.post_norm, role, layer)
-        normed = normed_residual(self._model, block)
-        return packing.Residual(residual_scale(self._model, block), norm, normed, block.parallel)
+        normed, scale = block.normed_residual, self._model.embedding_scale
+        normed = None if normed is None else normed / scale
+        return packing.Residual(block.residual_scale / scale, norm, normed, block.parallel)
 
     def _packed(
         self,

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from lite_runner.native import structs
-from lite_runner.native.layout import Copy, Floats, Layout, Norm
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.matrices import matrix
-from lite_runner.native.structs import Kind
+from lite_runner.native.structs import Copy, Floats, Kind, Layout, NormValues
 from lite_runner.records import dataclass
 
 
 def embedding(
     table: Layout,
     positions: Floats | None,
-    norm: Norm | None,
+    norm: NormValues | None,
     adapters: PoolLayout | None,
     *,
     hidden: int,
@@ -36,19 +35,19 @@ def embedding(
 
 @dataclass(frozen=True)
 class Residual:
-    """How a layer's output is added to its input: x + scale * norm(output); with `normed` to that
+    """The residual connection of a layer: x + scale * norm(output); with `normed` to that
     times the normed input. `parallel`: a feed-forward layer takes the input of the attention layer
     before it, but adds to that one's output."""
 
     scale: float
-    norm: Norm | None
+    norm: NormValues | None
     normed: float | None = None
     parallel: bool = False
 
 
 @dataclass(frozen=True)
 class GeneralAttention:
-    """What only a general attention layer has."""
+    """Fields of general attention layers alone."""
 
     scale: float  # of scores
     residual: Residual
@@ -60,7 +59,7 @@ class GeneralAttention:
 
 @dataclass(frozen=True)
 class GeneralFeedForward:
-    """What only a general feed-forward layer has."""
+    """Fields of general feed-forward layers alone."""
 
     residual: Residual
     activation: structs.Activation
@@ -83,11 +82,11 @@ def attention(
     shape: AttentionShape,
     inward: Layout,
     outward: Layout,
-    norm: Norm | None,
+    norm: NormValues | None,
     adapters: PoolLayout | None,
     *,
     slopes: Floats | None = None,
-    qk_norm: tuple[Norm | None, Norm | None] = (None, None),
+    qk_norm: tuple[NormValues | None, NormValues | None] = (None, None),
     general: GeneralAttention | None = None,
 ) -> Layout:
     """Pack an attention layer; `inward` is the fused qkv projection, `outward` the output one.
@@ -106,11 +105,10 @@ def attention(
     fields.kind = Kind.EXTENDED_ATTENTION if extended else Kind.ATTENTION
     if general is not None:
         fields.kind = Kind.GENERAL_ATTENTION
-        widest.scale, widest.residual_scale = general.scale, general.residual.scale
+        widest.scale = general.scale
         widest.joint_norm, widest.softcap = general.joint_norm, general.softcap or 0.0
         widest.rope_width, widest.rope_offset = general.rope
-        widest.normed_residual = general.residual.normed or 0.0
-        widest.prefix, widest.parallel = general.prefix, general.residual.parallel
+        widest.prefix = general.prefix
     fields.hidden = shape.hidden
     fields.heads, fields.kv_heads, fields.head_dim = shape.heads, shape.kv_heads, shape.head_dim
     fields.rotary, fields.residual = shape.rotary, shape.residual
@@ -127,15 +125,15 @@ def attention(
         whole.query_norm = layout.norm(query_norm)
     if key_norm is not None:
         whole.key_norm = layout.norm(key_norm)
-    if general is not None and general.residual.norm is not None:
-        widest.post_norm = layout.norm(general.residual.norm)
+    if general is not None:
+        _set_residual(layout, widest, general.residual)
     return layout
 
 
 def feed_forward(
     up: Layout,
     down: Layout,
-    norm: Norm | None,
+    norm: NormValues | None,
     adapters: PoolLayout | None,
     *,
     hidden: int,
@@ -158,17 +156,14 @@ def feed_forward(
     if norm is not None:
         fields.norm = layout.norm(norm)
     if general is not None:
-        whole.activation, whole.parallel = general.activation, general.residual.parallel
-        whole.residual_scale = general.residual.scale
-        whole.normed_residual = general.residual.normed or 0.0
-        if general.residual.norm is not None:
-            whole.post_norm = layout.norm(general.residual.norm)
+        whole.activation = general.activation
+        _set_residual(layout, whole, general.residual)
     return layout
 
 
 @dataclass(frozen=True)
 class Routing:
-    """How a layer's tokens go to its experts."""
+    """The router of a mixture of experts."""
 
     router: Layout  # matrix [experts, hidden]
     chosen: int  # experts of a token
@@ -179,7 +174,7 @@ def experts(
     routing: Routing,
     ups: Sequence[Layout],
     downs: Sequence[Layout],
-    norm: Norm | None,
+    norm: NormValues | None,
     *,
     hidden: int,
     wide: int,
@@ -200,16 +195,13 @@ def experts(
     if norm is not None:
         fields.norm = layout.norm(norm)
     whole.general.activation = general.activation
-    whole.general.residual_scale = general.residual.scale
-    whole.general.normed_residual = general.residual.normed or 0.0
-    if general.residual.norm is not None:
-        whole.general.post_norm = layout.norm(general.residual.norm)
+    _set_residual(layout, whole.general, general.residual)
     return layout
 
 
 def head(
     matrix_layout: Layout | None,
-    norm: Norm,
+    norm: NormValues | None,
     adapters: PoolLayout | None,
     *,
     hidden: int,
@@ -222,8 +214,20 @@ def head(
     layout = Layout(fields if softcap is None else whole)
     if matrix_layout is not None:
         fields.matrix_offset = layout.add(matrix_layout)
-    fields.norm = layout.norm(norm)
+    if norm is not None:
+        fields.norm = layout.norm(norm)
     return layout
+
+
+def _set_residual(
+    layout: Layout,
+    fields: structs.GeneralAttentionLayer | structs.GeneralFeedForwardLayer,
+    residual: Residual,
+) -> None:
+    fields.residual_scale, fields.parallel = residual.scale, residual.parallel
+    fields.normed_residual = residual.normed or 0.0
+    if residual.norm is not None:
+        fields.post_norm = layout.norm(residual.norm)
 
 
 def _parts_of(adapters: PoolLayout | None) -> structs.LoraPair:

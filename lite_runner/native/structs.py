@@ -1,12 +1,20 @@
-"""ctypes mirrors of the structs in src/layers.h that precede a packed layer's parts.
+"""Packed layers: ctypes mirrors of the structs in src/layers.h, and the parts behind them.
 
 Offsets are in bytes from the start of the struct; 0: the part is absent.
 """
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from ctypes import Structure, c_double, c_int64
 from enum import IntEnum
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.records import dataclass
 
 PANEL = 32  # adjacent outputs
 INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no groups
@@ -35,6 +43,8 @@ class Format(IntEnum):
     Q6_K = 13
     IQ4_NL = 14
     IQ4_XS = 15
+    Q2_K = 16
+    Q3_K = 17
 
 
 # Of GGUF's blocks: inputs of a unit, and its bytes for a panel: see BlockForm in src/layers.h.
@@ -49,10 +59,12 @@ UNITS = {
     Format.Q6_K: (256, 6720),
     Format.IQ4_NL: (32, 576),
     Format.IQ4_XS: (256, 4416),
+    Format.Q2_K: (256, 2688),
+    Format.Q3_K: (256, 3648),
 }
 
 
-# What multiplies these is rounded to 15 bits, not 16: their scales are of 8 bits.
+# The inputs of these are rounded to 15 bits, not 16: their scales are of 8 bits.
 FEWER_BITS = (Format.Q6_K, Format.IQ4_XS)
 
 
@@ -266,3 +278,90 @@ class CappedHeadLayer(Structure):
 
     __slots__ = ()
     _fields_ = [("plain", HeadLayer), ("softcap", c_double)]
+
+
+ALIGNMENT = 64  # bytes: a cache line
+
+Floats: TypeAlias = NDArray[np.float32]
+Block: TypeAlias = NDArray[np.uint8]
+Room: TypeAlias = Callable[[int], Block]  # gives that many bytes: zeros that start at a cache line
+
+
+def aligned(nbytes: int) -> Block:
+    """A new Room."""
+    whole = np.zeros(nbytes + ALIGNMENT, np.uint8)  # zeroed: padding may be written to a file
+    start = -whole.ctypes.data % ALIGNMENT
+    return whole[start : start + nbytes]
+
+
+class Part(Protocol):
+    """A piece of a block."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def write(self, target: Block) -> None:
+        """Fill `target` [nbytes]."""
+
+
+class Copy:
+    """An array [n], copied unchanged."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+        self.nbytes = array.nbytes
+
+    def write(self, target: Block) -> None:
+        target[:] = self._array.view(np.uint8)
+
+
+@dataclass(frozen=True)
+class NormValues:
+    """RMSNorm, or LayerNorm if beta is given."""
+
+    gamma: Floats
+    beta: Floats | None
+    epsilon: float
+
+
+class Layout:
+    """Layout of a block: a struct followed by its parts. Only the whole block is written, so no
+    part is copied twice."""
+
+    def __init__(self, fields: ctypes.Structure) -> None:
+        """`fields`: the struct; offsets may be set until the block is written."""
+        self._fields = fields
+        self._parts: list[tuple[int, Part]] = []
+        self._size = ctypes.sizeof(fields)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self._size // ALIGNMENT) * ALIGNMENT
+
+    def add(self, part: Part) -> int:
+        """Append a part; its offset."""
+        at = self.nbytes
+        self._parts.append((at, part))
+        self._size = at + part.nbytes
+        return at
+
+    def norm(self, norm: NormValues) -> Norm:
+        """The struct of a norm, whose values are appended as parts."""
+        fields = Norm(centred=norm.beta is not None, epsilon=norm.epsilon)
+        if norm.beta is not None:
+            fields.beta = self.add(Copy(norm.beta))
+        fields.gamma = self.add(Copy(norm.gamma))
+        return fields
+
+    def write(self, target: Block) -> None:
+        """Fill `target` [nbytes]."""
+        fields = bytes(self._fields)
+        target[: len(fields)] = np.frombuffer(fields, np.uint8)
+        for at, part in self._parts:
+            part.write(target[at : at + part.nbytes])
+
+    def block(self, room: Room = aligned) -> Block:
+        """The packed bytes, in a `room`."""
+        result = room(self.nbytes)
+        self.write(result)
+        return result

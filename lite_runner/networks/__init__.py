@@ -1,1 +1,1 @@
-"""MindSpore networks built from a model description, and the network of the native kernels."""
+"""MindSpore networks built from a model description."""

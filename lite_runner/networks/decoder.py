@@ -1,40 +1,71 @@
-"""The decoder network: MindSpore cells built from a model description."""
+"""The decoder network, built from a model description, and the step graphs compiled from it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
 from mindspore import Tensor, nn
 
-from lite_runner.architectures import by_expert, by_role
+from lite_runner.architectures import by_expert, by_role, custom_network
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes
 from lite_runner.architectures.spec import Decoder, FeedForward, Norm
-from lite_runner.networks.device_layers import (
-    Mixture,
-    attention_for,
-    inputs_for,
-    layers_for,
-    linear,
+from lite_runner.networks.ascend_layers import (
+    TYPES,
+    FusedAttention,
+    FusedRMSNorm,
+    GroupedMixture,
+    PagedInputs,
+    QuantizedLinear,
+    supports,
 )
 from lite_runner.networks.layers import (
     Array,
+    Attention,
     BuildOptions,
     Embedding,
     LastToken,
     LayerNorm,
     Linear,
+    Mixture,
+    RMSNorm,
+    StepInputs,
     Weights,
     activation_of,
     capped,
 )
 from lite_runner.networks.lora import Adapters, Lora, NoLora, Step, lora_of
-from lite_runner.networks.prefix import Prefixes, two_positions
-from lite_runner.networks.quantized_layers import QuantizedLinear
-from lite_runner.networks.rotary import Angles, Rotate
+from lite_runner.networks.positions import Angles, Prefixes, Rotate, two_positions
 from lite_runner.networks.tensor_parallel import Combine, shared_logits, summed
+from lite_runner.records import dataclass
 from lite_runner.weights.quantization.quantized import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Cell classes of a network."""
+
+    norm: Callable[[Array, float], nn.Cell]
+    inputs: Callable[[BuildOptions, int, int, Array | None, int | None], nn.Cell]
+    attention: Callable[[BuildOptions, int, int, int, float | None], nn.Cell]
+
+
+def _step_inputs(
+    options: BuildOptions, heads: int, kv_heads: int, slopes: Array | None, window: int | None
+) -> StepInputs:
+    return StepInputs(heads, kv_heads, options.cache, slopes, window)
+
+
+STOCK = Layers(RMSNorm, _step_inputs, Attention)
+FUSED = Layers(FusedRMSNorm, PagedInputs, FusedAttention)
+
+
+def layers_for(options: BuildOptions, config: Decoder) -> Layers:
+    """The fused layers if the device has them and they support this network."""
+    return FUSED if options.fused and supports(options.dtype, config) else STOCK
+
 
 Dense: TypeAlias = Linear | QuantizedLinear
 
@@ -67,7 +98,7 @@ class Parts:
         self.model, self.options = model, options
         self._weights = weights
         self._parameters, self._experts = by_role(model), by_expert(model)
-        self._norm = layers_for(options, model).norm
+        self.layers = layers_for(options, model)
 
     def name(self, role: Role, layer: int | None = None) -> str:
         """Canonical name of a weight."""
@@ -86,23 +117,27 @@ class Parts:
         gain = self.tensor(role, layer)
         if norm.kind == "layer":
             return LayerNorm(gain, self.tensor(role, layer, "bias"), norm.eps)
-        return self._norm(gain, norm.eps)
+        return self.layers.norm(gain, norm.eps)
 
     def dense(self, role: Role, layer: int, *, bias: bool, combine: Combine | None = None) -> Dense:
         weight: Array | QuantizedTensor = self.tensor(role, layer)
-        transposed = self._parameters[role, layer, "weight"].layout == "in_out"
+        transposed = self._parameters[role, layer, "weight"].transposed
         if transposed and not isinstance(weight, QuantizedTensor):  # quantized: always [out, in]
             weight = weight.T
         bias_of = self.tensor(role, layer, "bias") if bias else None
-        return linear(self.options, weight, bias_of, combine)
+        if isinstance(weight, QuantizedTensor):
+            return QuantizedLinear(self.options, weight, bias_of, combine)
+        return Linear(self.options, weight, bias_of, combine)
 
-    def mixture(self, given: FeedForward, layer: int, combine: Combine | None) -> Mixture:
+    def mixture(self, given: FeedForward, layer: int, combine: Combine | None) -> nn.Cell:
         def every(role: Role) -> list[Array]:
             return [self._weights(one.name) for one in self._experts[role, layer]]
 
         router, gates = self.tensor("router", layer), every("expert_gate")
         downs, ups = every("expert_down"), every("expert_up")
-        return Mixture(self.options, given, router, gates, ups, downs, combine)
+        fused = self.options.fused and self.options.dtype in TYPES
+        build = GroupedMixture if fused else Mixture
+        return build(self.options, given, router, gates, ups, downs, combine)
 
     def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora | NoLora:
         """The LoRA deltas of layers that share an input."""
@@ -150,12 +185,15 @@ class BlockCell(nn.Cell):
         rotaries = parts.model.rotaries
         self.rotary = -1 if attention.rotary is None else rotaries.index(attention.rotary)
         self.rotate = Rotate(self.query_width, attention.head_dim)
-        self.attention = attention_for(options, parts.model, attention.softcap)
+        heads = parts.model.num_heads, parts.model.n_kv_heads
+        self.attention = parts.layers.attention(
+            options, *heads, parts.model.head_dim, attention.softcap
+        )
         self.attention_out = parts.dense(
             "attention_out", layer, bias=attention.out_bias, combine=whole
         )
         self.feed_forward_norm = parts.optional_norm(block.norm, "feed_forward_norm", layer)
-        self.experts: Mixture | None = None
+        self.experts: nn.Cell | None = None
         qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
         self.qkv_lora = parts.lora(layer, qkv)
         self.out_lora = parts.lora(layer, {"attention_out": self.attention_out})
@@ -204,7 +242,7 @@ class BlockCell(nn.Cell):
         return self.added(x, h)
 
     def residual(self, x: Tensor, normed: Tensor) -> Tensor:
-        """What a layer's output is added to."""
+        """The residual that a layer's output is added to."""
         return x if self.normed_residual is None else normed * self.normed_residual
 
     def added(self, x: Tensor, h: Tensor) -> Tensor:
@@ -257,8 +295,9 @@ class DecoderCell(nn.Cell):
         self.prefix = None if model.prefix is None else Prefixes(model.prefix, cache)
         windows = list(dict.fromkeys(model.windows))
         slopes = _slopes(model, options) if model.attention.alibi else None
+        heads = model.num_heads, model.n_kv_heads
         self.inputs = nn.CellList(
-            [inputs_for(options, model, slopes, window) for window in windows]
+            [parts.layers.inputs(options, *heads, slopes, window) for window in windows]
         )
         self.last = LastToken()
         self.blocks = nn.CellList(
@@ -272,7 +311,7 @@ class DecoderCell(nn.Cell):
             for role, name in names.items():
                 if (cell := getattr(block, role, None)) is not None:
                     cell.update_parameters_name(f"blocks.{layer}.{name}.")
-        self.norm = parts.norm(model.norm, "norm")
+        self.norm = parts.optional_norm(model.norm, "norm")
         if not model.tie_word_embeddings:
             weight = parts.tensor("head")
             self.head = Linear(options, weight, combine=shared_logits(parallel, len(weight)))
@@ -319,7 +358,8 @@ class DecoderCell(nn.Cell):
             x = block(x, angles, rows, biases, slot, step)
         if slot is not None and not every:
             x = self.last(x, tokens, position, length)
-        x = self.norm(x)
+        if self.norm is not None:
+            x = self.norm(x)
         added = self.adapters.head(x, step)[0]
         logits = self.embedding.logits(x, added) if self.head is None else self.head(x, added)
         if self.logits_scaling != 1.0:
@@ -333,3 +373,74 @@ def _slopes(model: Decoder, options: BuildOptions) -> Array:
         return alibi_slopes(model.num_heads)
     heads = model.num_heads * options.parallel.ranks.tensor
     return alibi_slopes(heads)[options.parallel.heads(model.num_heads)]
+
+
+Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
+
+
+def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
+    """The network of a model: a DecoderCell or its custom network."""
+    own = custom_network(model)
+    build = DecoderCell if own is None else own.network
+    cell: nn.Cell = build(model, weights, options)
+    return cell
+
+
+class _Step(nn.Cell):
+    """A step graph; the network's parameters keep their names."""
+
+    def __init__(self, network: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+
+class Prefill(_Step):
+    """Rows of any number of tokens, each with its cache slot."""
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot)
+
+
+class Decode(_Step):
+    """One token for every slot.
+
+    MindSpore's PagedAttention reads the lengths on the host, from the graph input of exactly this
+    name; lengths computed inside the graph are not seen.
+    """
+
+    def construct(self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor) -> Tensor:
+        return self.network(tokens, position, batch_valid_length, None)
+
+
+class Score(_Step):
+    """Prefill of one row with logits after every token [T, vocab]."""
+
+    def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
+        return self.network(tokens, position, length, slot, None, True)
+
+
+class LoraScore(_Step):
+    """As Score, with the row's adapter slot [1], below 0 the base model."""
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, length, slot, adapter_slot, True)
+
+
+class LoraPrefill(_Step):
+    """Prefill of one row with its adapter slot [1], below 0 the base model."""
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, length, slot, adapter_slot)
+
+
+class LoraDecode(_Step):
+    """As Decode, with adapter slots [slots], below 0 the base model."""
+
+    def construct(
+        self, tokens: Tensor, position: Tensor, batch_valid_length: Tensor, adapter_slot: Tensor
+    ) -> Tensor:
+        return self.network(tokens, position, batch_valid_length, None, adapter_slot)

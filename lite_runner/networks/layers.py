@@ -1,4 +1,4 @@
-"""Shared layers: linear, norms, attention over a KV cache, and its inputs.
+"""Layers of stock operators: linear, norms, attention over a KV cache and its inputs, experts.
 
 Shapes: R rows (cache slots in this step), T new tokens per row, n = R * T, H heads, K key/value
 heads, G = H / K heads per group, D head_dim, S positions per slot.
@@ -14,7 +14,7 @@ broadcasts are either materialized once per step for all layers, or written as a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import mindspore as ms
@@ -23,7 +23,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import MASKED
-from lite_runner.architectures.spec import Activation
+from lite_runner.architectures.spec import Activation, FeedForward
 from lite_runner.native.lora_pool import LoraSize
 from lite_runner.networks.tensor_parallel import (
     Combine,
@@ -53,8 +53,9 @@ class BuildOptions:
     dtype: ms.Type  # of weights, cache and matrix products; the rest is float32
     parallel: TensorParallel | None = None  # None: no tensor parallelism
     lora: LoraSize | None = None  # None: no adapters
-    fused: bool = False  # use Ascend's fused operators: see device_layers
+    fused: bool = False  # use Ascend's fused operators: see decoder.layers_for
     integer_input: bool = False  # a8w8: the inputs of int8 weights are quantized too
+    stored: ms.Type | None = None  # of the matrices' Parameters, where it is not `dtype`
 
 
 @runtime_checkable
@@ -74,7 +75,7 @@ def resize(network: nn.Cell, cache: CacheSize) -> None:
 
 
 def weights_by_column(cache: CacheSize | None) -> bool:
-    """Whether weights are stored [in, out]: twice as fast for 4 to 32 rows, slower for one."""
+    """True if weights are stored [in, out]: twice as fast for 4 to 32 rows, slower for one."""
     return cache is not None and cache.slots > 1
 
 
@@ -111,7 +112,9 @@ class Linear(nn.Cell):
         super().__init__()
         self.by_column = weights_by_column(options.cache)
         self.widths = (weight.shape[1], weight.shape[0])  # [in, out]
-        self.weight = parameter(weight.T if self.by_column else weight, "weight", options.dtype)
+        stored = options.stored or options.dtype
+        self.weight = parameter(weight.T if self.by_column else weight, "weight", stored)
+        self.widens = stored != options.dtype
         self.bias = None if bias is None else parameter(bias, "bias")
         self.dtype = options.dtype
         self.matmul = ops.MatMul(transpose_b=not self.by_column)
@@ -122,12 +125,13 @@ class Linear(nn.Cell):
         if self.by_column != weights_by_column(cache):
             self.by_column = not self.by_column
             values = self.weight.astype(ms.float32).asnumpy().T
-            self.weight = parameter(values, self.weight.name, self.dtype)
+            self.weight = parameter(values, self.weight.name, self.weight.dtype)
             self.matmul = ops.MatMul(transpose_b=not self.by_column)
 
     def construct(self, x: Tensor, added: Tensor | None = None) -> Tensor:
         """`added` [n, out]: this rank's LoRA delta."""
-        y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        weight = self.weight.astype(self.dtype) if self.widens else self.weight
+        y = self.matmul(x.astype(self.dtype), weight).astype(ms.float32)
         if added is not None:
             y = y + added
         if self.combine is not None:
@@ -140,7 +144,9 @@ class Embedding(nn.Cell):
 
     def __init__(self, options: BuildOptions, table: Array) -> None:
         super().__init__()
-        self.weight = parameter(table, "weight", options.dtype)
+        stored = options.stored or options.dtype
+        self.weight = parameter(table, "weight", stored)
+        self.widens = stored != options.dtype
         self.dtype = options.dtype
         self.gather = ops.Gather()
         self.matmul = ops.MatMul(transpose_b=True)
@@ -153,7 +159,8 @@ class Embedding(nn.Cell):
         return self.gather(self.weight, indices.reshape(-1), 0).astype(ms.float32)
 
     def logits(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        y = self.matmul(x.astype(self.dtype), self.weight).astype(ms.float32)
+        weight = self.weight.astype(self.dtype) if self.widens else self.weight
+        y = self.matmul(x.astype(self.dtype), weight).astype(ms.float32)
         if added is not None:
             y = y + added
         return y if self.whole is None else self.whole(y)
@@ -252,14 +259,14 @@ class StepPositions(nn.Cell):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """tokens [R, T], position and length [R] -> position ids [R, T], the cache slot of each
         row [R] and the position ids of the keys [S]. In a prefill, padding gets the cache's scratch
-        position."""
+        position; without a cache all rows start at position 0."""
         positions, owner = position.reshape(-1, 1), self.slot_index
         if slot is not None:
             positions, owner = positions + indices(tokens.shape[1]), slot
             if self.cache is not None:
                 real = positions < length.reshape(-1, 1)
                 positions = ops.select(real, positions, self.cache.length - 1)
-        keys = positions.reshape(-1) if self.cache is None else self.key_index
+        keys = indices(tokens.shape[1]) if self.cache is None else self.key_index
         return positions, owner, keys
 
 
@@ -379,14 +386,14 @@ class Attention(nn.Cell):
         """q [n, H * D], k and v [n, K * D], the rest from StepInputs -> [n, H * D]."""
         kv, group, dim = self.kv_heads, self.group, self.head_dim
         q, k, v = (q * self.scale).astype(self.dtype), k.astype(self.dtype), v.astype(self.dtype)
-        count = bias.shape[0] // kv  # rows; 1 without a cache
+        count = bias.shape[0] // kv  # rows
         if self.cached:
             k = ops.depend(self.keys, self.update(self.keys, rows, k.reshape(-1, dim)))
             v = ops.depend(self.values, self.update(self.values, rows, v.reshape(-1, dim)))
             k, v = self.gather_slots(k, slot), self.gather_slots(v, slot)
         else:
-            k = k.reshape(-1, kv, dim).transpose(1, 0, 2)
-            v = v.reshape(-1, kv, dim).transpose(1, 0, 2)
+            k = k.reshape(count, -1, kv, dim).transpose(0, 2, 1, 3).reshape(count * kv, -1, dim)
+            v = v.reshape(count, -1, kv, dim).transpose(0, 2, 1, 3).reshape(count * kv, -1, dim)
         if slot is None:  # one token per row: the heads are in order already
             q = q.reshape(-1, group, dim)
         else:
@@ -404,3 +411,63 @@ class Attention(nn.Cell):
         if slot is not None:
             cache = self.gather(cache.reshape(self.slots, -1), slot, 0)
         return cache.reshape(-1, self.length, self.head_dim)
+
+
+class Router(nn.Cell):
+    """The experts of each token, of E."""
+
+    def __init__(self, options: BuildOptions, given: FeedForward, router: Array) -> None:
+        """`router` [E, hidden]."""
+        super().__init__()
+        experts = given.experts
+        assert experts is not None
+        self.activation = activation_of(given.function)
+        self.chosen, self.renormalized = experts.chosen, experts.renormalized
+        self.count = experts.count
+        self.router = Linear(options, router)
+        self.softmax, self.top = ops.Softmax(-1), ops.TopK(sorted=True)
+        self.sum = ops.ReduceSum(keep_dims=True)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [n, hidden] -> factors and indices of the chosen experts [n, chosen]."""
+        factors, chosen = self.top(self.softmax(self.router(x)), self.chosen)
+        if self.renormalized:
+            factors = factors / self.sum(factors, -1)
+        return factors, chosen
+
+
+class Mixture(Router):
+    """Router and experts of width W, of stock operators; a rank's shard has a part of each width.
+
+    Every expert computes every token, and what a token did not choose counts nothing: the layer is
+    one feed-forward network as wide as all experts together, with a mask. Graphs stay small and
+    their shapes fixed; the native operators read only the chosen experts.
+    """
+
+    def __init__(
+        self,
+        options: BuildOptions,
+        given: FeedForward,
+        router: Array,
+        gates: Sequence[Array],
+        ups: Sequence[Array],
+        downs: Sequence[Array],
+        combine: Combine | None,
+    ) -> None:
+        """`router` [E, hidden], `gates` and `ups` [W, hidden], `downs` [hidden, W]."""
+        super().__init__(options, given, router)
+        self.gate = Linear(options, np.concatenate(gates))
+        self.up = Linear(options, np.concatenate(ups))
+        self.down = Linear(options, np.concatenate(downs, axis=1), combine=combine)
+        self.one_hot, self.matmul = ops.OneHot(), ops.BatchMatMul()
+        self.one, self.zero = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """x [n, hidden] -> [n, hidden]."""
+        factors, chosen = self.route(x)
+        places = self.one_hot(chosen, self.count, self.one, self.zero)  # [n, chosen, E]
+        factors = self.matmul(factors.reshape(-1, 1, self.chosen), places)
+        inner = self.activation(self.gate(x)) * self.up(x)
+        inner = inner.reshape(-1, self.count, self.up.widths[1] // self.count)
+        inner = inner * factors.reshape(-1, self.count, 1)
+        return self.down(inner.reshape(-1, self.down.widths[0]))

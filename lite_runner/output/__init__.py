@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, results and printed text."""
+"""The run folder, results and printed text."""

@@ -16,18 +16,23 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, logprobs_of, prompt_logprobs_of
 from lite_runner.output.report import Result, RowResult, RunFolder
 from lite_runner.plan.job import Job
+from lite_runner.text.streaming import Transcript
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.text.transcript import Transcript
 
 SPEED_INTERVAL_S = 0.5
 WRITE_INTERVAL_S = 0.05  # a write of streamed text may cost as much as choosing a token
 TITLE_CHARS = 72  # of a prompt in a title line
 
-Format = Literal["text", "jsonl"]
+Format = Literal["text", "jsonl", "mindformers"]
 
 
 def show(row: RowResult, place: int, of_all: int, form: Format, returns: int = 1) -> None:
-    """Print the text at index `place` of `of_all` texts of a run, `returns` per prompt."""
+    """Print the text at index `place` of `of_all` texts of a run, `returns` per prompt.
+
+    MindFormers' format has all texts of a prompt in one, and is printed once a run is over.
+    """
+    if form == "mindformers":
+        return
     if form == "jsonl":
         line: dict[str, Any] = {
             "id": place // returns if row.id is None else row.id,
@@ -198,7 +203,9 @@ def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokeni
         which = "the text was" if len(rows) == 1 else f"{len(cut)} of {len(rows)} texts were"
         limits = ", ".join(dict.fromkeys(cut))
         lines.append(f"{which} cut at {limits}: a larger max_new_tokens= goes on")
-    at_once = any(row.finish_reason == "stop" and not row.text.strip() for row in rows)
+    at_once = any(
+        row.finish_reason == "stop" and not row.text.strip() and not row.messages for row in rows
+    )
     if at_once and tokenizer.has_chat_template and not chat:
         lines.append(
             "the model ended a text at once, and has a chat template: chat=true asks it as a user"

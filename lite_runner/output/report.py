@@ -21,9 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from lite_runner.config.generation import FinishReason
+from lite_runner.config.yaml_file import dump_yaml
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.system import memory
@@ -32,12 +31,12 @@ from lite_runner.system.versions import versions
 
 if TYPE_CHECKING:
     from lite_runner.config.schema import RunConfig
-    from lite_runner.output.comparison import Comparison
-    from lite_runner.output.score_comparison import ScoreComparison
+    from lite_runner.output.comparison import Comparison, ScoreComparison
 
 logger = logging.getLogger("lite_runner")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+ANSWERS = "text_generation_result.txt"  # MindFormers' name of it
 PROBE_BYTES = 1 << 20  # more than a run writes, but for artifacts and logs of long runs
 
 
@@ -63,7 +62,7 @@ class RowResult:
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """What a run did with one adapter, or with the base model alone."""
+    """Use of one adapter, or of the base model alone."""
 
     modules: int  # target modules
     prompts: int = 0
@@ -161,6 +160,22 @@ class Result:
             timing=Timing(load_s=time.perf_counter() - began),
         )
 
+    def answers(
+        self, texts_per_prompt: int = 1, *, chat: bool = False
+    ) -> list[dict[str, list[str]]]:
+        """The texts in MindFormers' form: a dict per prompt, whose texts begin with the prompt; the
+        answers of a `chat` stand alone.
+
+        `texts_per_prompt` consecutive rows belong to one prompt.
+        """
+        texts = [
+            row.text if chat or row.messages else row.prompt + row.text for row in self.results
+        ]
+        return [
+            {"text_generation_text": texts[start : start + texts_per_prompt]}
+            for start in range(0, len(texts), texts_per_prompt)
+        ]
+
     def to_json(self) -> str:
         """Indented JSON, text not escaped. Raises ValueError for NaN and infinity."""
         plain = asdict(self)
@@ -216,10 +231,13 @@ class RunFolder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._log is not None and isinstance(error, RunnerError):
-            logger.error("%s", error)
-        elif self._log is not None and error is not None:
-            logger.error("ended by %s", type(error).__name__, exc_info=error)
+        if self._log is not None and error is not None:
+            # In the file alone: on standard error it is the last line of the process.
+            text, trace = str(error), None
+            if not isinstance(error, RunnerError):
+                text, trace = f"ended by {type(error).__name__}", (type(error), error, traceback)
+            made = logger.makeRecord(logger.name, logging.ERROR, __file__, 0, text, (), trace)
+            self._log.handle(made)
         self.close()
 
     def open_log(self, name: str = "run.log") -> None:
@@ -243,21 +261,10 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any]) -> Path:
         """Write the resolved config, plain containers and scalars, as config.yaml."""
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        return self.write_text("config.yaml", text)
+        return self.write_text("config.yaml", dump_yaml(config))
 
-    def write_result(self, result: Result, texts_per_prompt: int = 1) -> Path:
-        """Write result.json and text_generation_result.txt; returns the path of the former.
-
-        The text file has MindFormers' format: a list with a dict per prompt, whose texts begin with
-        the prompt. `texts_per_prompt` consecutive rows belong to one prompt.
-        """
-        texts = [row.prompt + row.text for row in result.results]
-        answers = [
-            {"text_generation_text": texts[start : start + texts_per_prompt]}
-            for start in range(0, len(texts), texts_per_prompt)
-        ]
-        self.write_text("text_generation_result.txt", str(answers))
+    def write_result(self, result: Result) -> Path:
+        """Write result.json; returns its path."""
         return self.write_text("result.json", result.to_json())
 
     def write_text(self, name: str, text: str) -> Path:
@@ -301,7 +308,7 @@ def _make_new(parent: Path, name: str) -> Path:
     path, number = parent / name, 1
     while True:
         try:
-            path.mkdir()
+            path.mkdir(mode=0o700)  # prompts and answers are the user's
             return path
         except FileExistsError:
             number += 1

@@ -1,75 +1,139 @@
-"""Choosing the backend of a run, and growing a loaded one for a larger job."""
+"""The backend of a run: choosing it, and growing a loaded one for a larger job."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from lite_runner import progress
 from lite_runner.architectures import custom_network
+from lite_runner.backends.adapter_slots import adapter_slots
 from lite_runner.backends.base import Backend, Growing
-from lite_runner.config.options import Exported, GenerateOptions
-from lite_runner.config.ranks import Ranks
-from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.plan.capacity import adapter_slots_for
+from lite_runner.backends.seat import RunOptions, seat
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.schema import CompareOptions, ComputeOptions, ExportedOptions, asked_by_auto
+from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import job_memory
-from lite_runner.plan.operators import uses_native_operators
-from lite_runner.sizing.need import Memory, check_memory
+from lite_runner.records import dataclass
+from lite_runner.sizing.memory import Memory, check_memory
+from lite_runner.text.tokenizer import Tokenizer
+
+Computing = TypeVar("Computing", bound=ComputeOptions)
 
 
-def resolve_backend(
-    config: Exported,
-    files: ModelFiles,
+def run_options(
+    config: ComputeOptions,
     job: Job,
     device: str,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
-) -> Exported:
-    """The config with backend=auto resolved."""
-    if config.backend != "auto":
-        return config
-    if _takes_packed(config, files, device, ranks):
-        progress.note("backend=auto: mslite, in engine=native")
-        return replace(config, backend="mslite", engine="native")
-    quantized = files.quantization.rounds and files.exported is None
-    needs_prompt_logits = job.needs_prompt_logits and files.exported is None
-    if job.adapters is not None or quantized or needs_prompt_logits:
-        return replace(config, backend="ms")
-    from lite_runner.export.cache import chosen_backend
-
-    backend = chosen_backend(config, files, job.generation, slots=job.slots, length=job.length)
-    return replace(config, backend=backend)
-
-
-def runs_packed(config: Exported, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether the native kernels compute the run from packed layers, without MindSpore."""
-    if config.backend == "auto" and files.exported is None:
-        return _takes_packed(config, files, device, ranks)
-    if files.exported is not None:
-        return files.exported.manifest.layout == "packed"
-    return config.backend == "mslite" and config.takes_packed
-
-
-def _takes_packed(config: Exported, files: ModelFiles, device: str, ranks: Ranks) -> bool:
-    """Whether backend=auto means packed layers in the cache."""
-    infer = config.infer
-    graph = (
-        infer.model_dir or infer.prefill_model_path or infer.infer_seq_length or infer.model_type
-    )
-    return (
-        config.engine in ("auto", "native")
-        and config.export.layout in ("auto", "packed")
-        and not (graph or infer.enc_key or config.model.model_config.is_sample_acceleration)
-        and files.held is None
-        and files.source != RANDOM  # noise needs no place on a disk
-        and ranks.size == 1
-        and config.compute_dtype(device) == "float32"
-        and uses_native_operators(config, files, device, ranks)
+    tokenizer: Tokenizer | None = None,
+) -> RunOptions:
+    """The options of a backend for a job."""
+    shared = job.generation
+    return RunOptions(
+        config=config,
+        device=device,
+        slots=job.slots,
+        length=job.length,
+        ranks=ranks,
+        width=max(shared.num_beams, shared.num_return_sequences),
+        generation=job.options,
+        prompts=job.tokens,
+        prompt_logits=job.needs_prompt_logits,
+        adapters=job.adapters,
+        tokenizer=tokenizer,
     )
 
 
-def grow_backend(
-    backend: Backend, config: GenerateOptions, files: ModelFiles, device: str, job: Job
-) -> bool:
+@dataclass(frozen=True)
+class Choice:
+    """The backend that computes a run."""
+
+    name: str  # never "auto"
+    why: str  # what computes, and what the backends before it object to
+
+    @property
+    def note(self) -> str:
+        return f"backend={self.name}: {self.why}"
+
+
+def choose(files: ModelFiles, options: RunOptions) -> Choice:
+    """The backend that the config names; of auto the first without an objection.
+
+    Raises ConfigError with what they object to where none can compute the run.
+    """
+    asked, device = options.config.backend, options.device
+    names = asked_by_auto(device) if asked == "auto" else [asked]
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if not (reasons := seat(name).unsupported(files, options)):
+            what = seat(name).describe(files, options)
+            since = "; ".join(f"{one}: {', '.join(why)}" for one, why in found.items())
+            return Choice(name, f"{what}{since and f' ({since})'}")
+        found[name] = reasons
+    if asked != "auto":
+        raise ConfigError(
+            f"backend={asked} cannot compute this run: {'; '.join(found[asked])}",
+            _another(files, options, asked),
+        )
+    every = "; ".join(f"backend={name}: {', '.join(reasons)}" for name, reasons in found.items())
+    raise ConfigError(f"no backend can compute this run: {every}")
+
+
+def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
+    """The first other backend that can compute the run, as a remedy; empty: there is none."""
+    for other in asked_by_auto(options.device):
+        if other != name and not seat(other).unsupported(files, options):
+            return f"backend={other} can"
+    return ""
+
+
+def others(files: ModelFiles, options: RunOptions) -> str:
+    """The backends that the config does not name, each with what it objects to."""
+    said = []
+    for name in asked_by_auto(options.device):
+        if name != options.config.backend:
+            try:
+                reasons = seat(name).unsupported(files, options)
+            except RunnerError as error:
+                reasons = [error.message]
+            said.append(f"{name}: {', '.join(reasons) or 'could too'}")
+    return "; ".join(said)
+
+
+def resolve_backend(
+    config: Computing, files: ModelFiles, options: RunOptions, *, tell: bool = True
+) -> Computing:
+    """The config with backend=auto resolved; unless with dry_run=true it is said what computes.
+
+    Raises ConfigError as `choose`, and where the run is to be compared with the same backend.
+    """
+    choice = choose(files, options)
+    if isinstance(config, CompareOptions) and config.compare_backend == choice.name:
+        raise ConfigError(
+            f"compare_backend={choice.name}: backend={config.backend} is {choice.name} here",
+            _another(files, options, choice.name),
+        )
+    config = replace(config, backend=choice.name)
+    if tell and not config.dry_run:
+        progress.note(choice.note)
+        if config.verbosity > 1:
+            progress.detail(f"other backends: {others(files, replace(options, config=config))}")
+    return config
+
+
+def other_config(config: CompareOptions) -> CompareOptions:
+    """The config of compare_backend='s run: of what an exported model was made from, where one is
+    named."""
+    compared = config.compared
+    assert compared is not None
+    if isinstance(compared, ExportedOptions) and not compared.in_lite:
+        compared = compared.without_given_model()
+    return replace(compared, compare_backend=None)
+
+
+def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bool:
     """Enlarge the KV cache of a backend for a job, without reloading weights; False where it cannot
     grow: exported graphs, registered networks, and more adapters than it has slots for.
 
@@ -77,12 +141,13 @@ def grow_backend(
     """
     if not isinstance(backend, Growing) or custom_network(files.model):
         return False
-    if backend.adapters is not None and backend.adapters.slots < adapter_slots_for(config, job):
+    if backend.adapters is not None and backend.adapters.slots < adapter_slots(options):
         return False
-    if device == "CPU":
-        info = backend.info
-        held = replace(job, slots=info.slots, length=info.max_length)
-        now, then = (job_memory(config, files, one, device, Ranks()).cache for one in (held, job))
+    if options.device == "CPU":
+        info, alone = backend.info, replace(options, ranks=Ranks())
+        held = replace(alone, slots=info.slots, length=info.max_length)
+        chosen = seat(options.config.backend)
+        now, then = (chosen.memory(files, one).cache for one in (held, alone))
         check_memory(Memory(0, max(0, then - now)))
-    backend.grow(job.slots, job.length)
+    backend.grow(options.slots, options.length)
     return True

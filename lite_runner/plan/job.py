@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lite_runner import progress
 from lite_runner.config.checks import check_fits
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.options import BatchOptions, GenerateOptions
-from lite_runner.config.prefixes import check_prefixes, with_ending
-from lite_runner.config.prompt import Request
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.generation import GenerationConfig, asked_of
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.prompt import Request, check_prefixes, with_ending
+from lite_runner.config.schema import BatchOptions, GenerateOptions
+from lite_runner.errors import ConfigError
+from lite_runner.generation import Adjustments, Guide, check_lengths, max_sequence_of, truncate_left
 from lite_runner.generation import Request as GenerationRequest
-from lite_runner.generation import check_lengths, max_sequence_of, truncate_left
 from lite_runner.model.adapters import AdapterJob, check_adapter_job, open_adapter_job
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.tokenizer import end_tokens
 from lite_runner.records import dataclass
+from lite_runner.system import environment
 from lite_runner.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lite_runner.structured.grammars import Grammar
 
 DEFAULT_BATCH_SIZE = 32  # with predict_batch_size=null
 
@@ -37,6 +42,9 @@ class Job:
     first_index: int = 0  # index of the first prompt, of a replica's share
     adapters: AdapterJob | None = None  # None: the base model alone
     all_logits: bool = False  # logits of every prompt token are needed, not only of the last
+    # Of each prompt what restricts it to a grammar, None for nothing; empty: no prompt has any.
+    # It stays in this process.
+    guides: Sequence[Callable[[], Guide] | None] = field(default=(), compare=False)
 
     @classmethod
     def without_prompts(cls, slots: int, length: int) -> Job:
@@ -50,12 +58,12 @@ class Job:
 
     @property
     def texts(self) -> int:
-        """How many completions the prompts get."""
+        """Number of completions of all prompts."""
         return len(self.tokens) * self.generation.num_return_sequences
 
     @property
     def needs_prompt_logits(self) -> bool:
-        """Whether logits of all prompt tokens are needed, not only of the last."""
+        """True if logits of all prompt tokens are needed, not only of the last."""
         return self.all_logits or any(one.prompt_logprobs is not None for one in self.options)
 
     def scheduler_requests(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
@@ -70,6 +78,7 @@ class Job:
                 priority=(self.requests[place].priority or 0) if self.requests else 0,
                 keep_logits=keep_logits,
                 name=f"prompt {self.first_index + place}",
+                adjustments=Adjustments(guide=self.guides[place]) if self.guides else None,
             )
             for place, (tokens, options) in enumerate(zip(self.tokens, self.options, strict=True))
         ]
@@ -86,16 +95,22 @@ def prepare(
     files: ModelFiles,
     tokenizer: Tokenizer,
     requests: Sequence[Request],
+    tokens: Sequence[list[int]] | None = None,
 ) -> Job:
-    """Tokenize the prompts and validate lengths and adapters.
+    """Tokenize the prompts and validate lengths and adapters; `tokens`: another rank has done so.
 
     Raises ConfigError, and ArtifactError for an adapter.
     """
     adapters = open_adapter_job(config, files.model, [request.adapter for request in requests])
-    if config.chat:
-        tokens = [tokenizer.encode_chat(request.chat(config.system)) for request in requests]
-    else:
-        tokens = [tokenizer.encode(request.text) for request in requests]
+    if tokens is not None:
+        job = fit(config, files, tokenizer, tokens, requests)
+        return replace(job, adapters=adapters)
+    tokens = [
+        tokenizer.encode_chat(request.chat(config.system))
+        if config.chat or request.messages
+        else tokenizer.encode(request.text)
+        for request in requests
+    ]
     tokens = [with_ending(files.model.prefix, ids) for ids in tokens]
     job = fit(config, files, tokenizer, tokens, requests)
     if adapters is not None:
@@ -132,7 +147,8 @@ def fit(
     check_lengths([len(ids) for ids in tokens], each, context)
     check_prefixes(files.model.prefix, tokens, each)
     length = max_sequence_of([len(ids) for ids in tokens], each, context)
-    return Job(requests, tokens, generation, slots_for(config, generation, len(tokens)), length)
+    slots = slots_for(config, generation, len(tokens))
+    return with_guides(config, Job(requests, tokens, generation, slots, length), files, tokenizer)
 
 
 def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
@@ -147,9 +163,57 @@ def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Requ
     return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
 
 
-def with_run_seed(job: Job, config: GenerateOptions) -> Job:
-    """The job with the run's seed, which rank 0 may have drawn."""
-    return replace(job, generation=replace(job.generation, seed=config.seed or 0))
+def grammars_of(
+    config: GenerateOptions, requests: Sequence[Request], prompts: int
+) -> list[Grammar | None]:
+    """The grammar of each prompt, checked as far as it shows without a vocabulary; empty where
+    there is none. Raises ConfigError, and EnvironmentFault without the package of grammars."""
+    shared = asked_of(vars(config))
+    asked = [request.structured or shared for request in requests] or [shared] * prompts
+    if not any(asked):
+        return []
+    environment.check_packages("serve")
+    from lite_runner.structured.grammars import check, grammar_of
+
+    found: list[Grammar | None] = []
+    checked: set[str] = set()
+    for place, one in enumerate(asked):
+        try:
+            found.append(grammar := grammar_of(one))
+            if grammar is not None and grammar.lark not in checked:
+                check(grammar)
+                checked.add(grammar.lark)
+        except ConfigError as error:
+            where = "" if one is shared else f"prompt {place}: "
+            raise ConfigError(f"{where}{error.message}", error.hint) from None
+    return found if any(found) else []
+
+
+def with_guides(
+    config: GenerateOptions, job: Job, files: ModelFiles, tokenizer: Tokenizer | None
+) -> Job:
+    """The job with the grammars of its prompts compiled for the vocabulary. Raises ConfigError as
+    `grammars_of`, and where the model cannot follow one."""
+    grammars = grammars_of(config, job.requests, len(job.tokens))
+    first = next((grammar for grammar in grammars if grammar is not None), None)
+    if first is None:
+        return job
+    if tokenizer is None:
+        raise ConfigError(f"{first.field} needs a tokenizer, and the checkpoint has none")
+    if files.exported is not None and files.exported.manifest.sampled:
+        raise ConfigError(
+            f"{first.field}: the exported model chooses the likeliest token itself"
+            " (is_sample_acceleration)",
+            "export it without model.model_config.is_sample_acceleration",
+        )
+    from lite_runner.structured.grammars import compiler_for
+
+    ends, made = job.generation.eos_token_id, dict[str, Callable[[], Guide]]()
+    compiler = compiler_for(tokenizer, files.model.vocab_size, ends)
+    for grammar in grammars:
+        if grammar is not None and grammar.lark not in made:
+            made[grammar.lark] = compiler.compile(grammar)
+    return replace(job, guides=[None if one is None else made[one.lark] for one in grammars])
 
 
 def options_of(
@@ -180,4 +244,5 @@ def share(config: GenerateOptions, job: Job, ranks: Ranks) -> Job:
         slots=slots_for(config, job.generation, end - first, ranks.data),
         first_index=first,
         adapters=job.adapters and job.adapters.share(first, end),
+        guides=job.guides[first:end],
     )

@@ -1,24 +1,28 @@
 """The plan of a run: everything that is resolved before weights are read.
 
-A run mode makes and validates it; dry_run=true prints it, ranks receive it as JSON.
+A run mode makes and validates it; dry_run=true prints it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.options import ExportedOptions
-from lite_runner.config.ranks import Ranks
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
-from lite_runner.plan.plain import files_from_plain, files_to_plain, job_from_plain, job_to_plain
 from lite_runner.records import dataclass
-from lite_runner.sizing.need import Memory, align
+from lite_runner.sizing.memory import (
+    Memory,
+    MemoryHint,
+    align,
+    memory_lines,
+    model_lines,
+    ranks_plan,
+    readable,
+)
 from lite_runner.text.tokenizer import Tokenizer
 
 
@@ -37,7 +41,7 @@ class Plan:
     memory: Memory | None = None  # of one rank
     lines: Mapping[str, str] = field(default_factory=dict)  # of dry_run, by label
     table: tuple[str, ...] = ()  # printed after them
-    # Of this process alone: the opened tokenizer, and how long planning took.
+    # The opened tokenizer, and how long planning took.
     tokenizer: Tokenizer | None = field(default=None, compare=False, repr=False)
     seconds: float = field(default=0.0, compare=False)
 
@@ -60,48 +64,12 @@ class Plan:
 
     @property
     def writes_graphs(self) -> bool:
-        """Whether it writes an exported model."""
+        """True for a run that writes an exported model."""
         return isinstance(self.config, ExportedOptions) and self.config.writes_graphs
 
     def text(self) -> str:
-        """What dry_run=true prints."""
+        """The text of dry_run=true."""
         return "\n".join([*align(self.lines), *self.table]) + "\n"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, which `from_dict` reads."""
-        return {
-            "config": self.config.to_dict(),
-            "device": self.device,
-            "backend": self.backend,
-            "why": self.why,
-            "dtype": self.dtype,
-            "ranks": asdict(self.ranks),
-            "files": self.files and files_to_plain(self.files),
-            "job": self.job and job_to_plain(self.job),
-            "memory": self.memory and asdict(self.memory),
-            "lines": dict(self.lines),
-            "table": list(self.table),
-        }
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], config: RunConfig) -> Plan:
-        """The plan of `to_dict`, given its config; prompts are not tokenized again. Raises
-        ArtifactError where a file is missing."""
-        files = raw["files"] and files_from_plain(raw["files"], config)
-        memory = raw["memory"]
-        return cls(
-            config=config,
-            device=raw["device"],
-            backend=raw["backend"],
-            why=raw["why"],
-            dtype=raw["dtype"],
-            ranks=Ranks(**raw["ranks"]),
-            files=files,
-            job=job_from_plain(raw["job"], config, files) if raw["job"] and files else None,
-            memory=memory and Memory(**memory),
-            lines=raw["lines"],
-            table=tuple(raw["table"]),
-        )
 
     def verified(self, ranks: Iterable[int]) -> Plan:
         """The plan for ranks that need not verify the shards which they read: that is done here,
@@ -115,3 +83,33 @@ class Plan:
     def of_rank(self, rank: int) -> Plan:
         """The plan as one of its ranks runs it."""
         return replace(self, ranks=replace(ranks_of(self.config), rank=rank))
+
+
+def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> Plan:
+    """The plan with the lines of dry_run=true; `hints` is called where memory does not suffice."""
+    config, model, job, need = plan.config, plan.model.model, plan.work, plan.memory
+    assert need is not None
+    each = " in each rank" if config.use_parallel else ""
+    lines = model_lines(config, model, plan.model.location()) | {
+        "weights": f"{readable(need.weights)} as {plan.dtype}{each}",
+        "cache": f"{readable(need.cache)} for {job.slots} x {job.length} tokens{each}"
+        if config.use_past
+        else "none (use_past=false)",
+    }
+    if need.adapters:
+        lines["adapters"] = f"{readable(need.adapters)} for those loaded at a time"
+    if not need.process:
+        lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
+    elif not config.use_parallel:
+        lines |= memory_lines(need, hints)
+    lines["backend"] = f"{plan.backend}: {plan.why}" if plan.why else plan.backend
+    lines |= {
+        "device": plan.device,
+        "ranks": str(plan.ranks.size),
+        "output": config.output_dir,
+    }
+    table: tuple[str, ...] = ()
+    if config.use_parallel and config.on_ranks and not plan.writes_graphs:
+        sizes = {"slots": job.slots, "length": job.length}
+        table = tuple(ranks_plan(config, model, need, device=plan.device, **sizes))
+    return replace(plan, lines={**lines, **plan.lines}, table=table)

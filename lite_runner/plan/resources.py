@@ -1,50 +1,128 @@
-"""The resources of a plan: operators, dtype of the weights, memory."""
+"""The resources of a plan: what computes, dtype of the weights, memory; and opening it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from lite_runner.config.options import CompareOptions, ComputeOptions
-from lite_runner.plan.describe import described
-from lite_runner.plan.footprint import planned_dtype
+from lite_runner import progress
+from lite_runner.backends.base import Backend
+from lite_runner.backends.mindspore.device import choose_ascend_settings
+from lite_runner.backends.seat import RunOptions, seat
+from lite_runner.config.schema import CompareOptions, ComputeOptions, MindFormersOptions
+from lite_runner.config.sections import AscendSettings
+from lite_runner.errors import ConfigError
+from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.plan.backend import other_config, others, run_options
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import job_memory, memory_hints
-from lite_runner.plan.operators import operators_line
-from lite_runner.plan.plan import Plan
-from lite_runner.plan.preflight import check_machine
+from lite_runner.plan.memory import memory_hints
+from lite_runner.plan.plan import Plan, described
+from lite_runner.sizing.memory import Memory, MemoryHint, check_memory
 
 
 def with_resources(plan: Plan, share: Job) -> Plan:
-    """The plan with operators, dtype and memory; with dry_run=true also the lines to print.
+    """The plan with what computes, dtype and memory; with dry_run=true also the lines to print.
 
-    `share` is the largest job of a replica. Raises EnvironmentFault where this machine cannot hold
-    its ranks, and as `plan_mindformers` where the run is to be compared with MindFormers.
+    `share` is the largest job of a replica. Raises ConfigError where compare_backend= cannot
+    compute the run, and as `plan_mindformers` where it is to be compared with MindFormers.
     """
-    if plan.backend == "mindformers":
-        from lite_runner.plan.mindformers import plan_mindformers
-
-        return plan_mindformers(plan, share)
-    if isinstance(plan.config, CompareOptions) and plan.config.compare_backend == "mindformers":
-        from lite_runner.plan.mindformers import check_comparison
-
-        check_comparison(plan, share)
     config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
     assert isinstance(config, ComputeOptions)
-    online = files.exported is None and config.backend == "ms"
-    hints = partial(memory_hints, config, files, share, device, ranks)
+    options = options_of(plan, share)
+    if config.dry_run:
+        plan = replace(plan, lines={**plan.lines, "others": others(files, options)})
+    if config.in_mindformers:
+        return plan_mindformers(plan, share)
+    if isinstance(config, CompareOptions):
+        _check_comparison(plan, config, share)
+    chosen = seat(plan.backend)
     # An exported model is opened without it, and counting takes reading the checkpoint's header.
-    asked = online or config.dry_run or ranks.size > 1
-    need = job_memory(config, files, share, device, ranks) if asked else None
+    asked = files.exported is None or config.dry_run or ranks.size > 1
     plan = replace(
         plan,
-        why=operators_line(config, files, device, ranks) if online else "",
-        dtype=planned_dtype(config, files, device, ranks),
-        memory=need,
+        why=chosen.describe(files, options),
+        dtype=chosen.dtype(files, options) if config.dry_run else "",
+        memory=chosen.memory(files, options) if asked else None,
     )
     if config.dry_run:
+        hints = partial(memory_hints, config, files, share, device, ranks)
         return described(replace(plan, job=share), hints)
-    if ranks.size > 1:
-        assert need is not None
-        check_machine(config, need, hints)
     return plan
+
+
+def _check_comparison(plan: Plan, config: CompareOptions, share: Job) -> None:
+    """Check that the backend of compare_backend= can compute the run. Raises ConfigError."""
+    if (name := config.compare_backend) is None:
+        return
+    plan = replace(plan, config=other_config(config))
+    if config.names_mindformers:
+        plan_mindformers(plan, share)
+        return
+    options = options_of(plan, share)
+    # What an exported model was made from is not located yet.
+    if plan.model.exported is None and (why := seat(name).unsupported(plan.model, options)):
+        raise ConfigError(f"compare_backend={name}: {'; '.join(why)}")
+
+
+def plan_mindformers(plan: Plan, share: Job) -> Plan:
+    """The plan with memory and dtype; with dry_run=true also the lines to print, and the yaml.
+
+    `share`: the prompts. Raises ConfigError for what MindFormers cannot do, and EnvironmentFault
+    where there is no MindFormers.
+    """
+    from lite_runner.backends.mindformers.releases import python_for
+    from lite_runner.backends.mindformers.run import FILE_NAME, memory_of, planned_run
+
+    config = plan.config
+    assert isinstance(config, ComputeOptions) and isinstance(config, MindFormersOptions)
+    run = planned_run(plan.model, options_of(plan, share))
+    plan = replace(
+        plan,
+        why=f"MindFormers {run.release.name}'s, on mindspore {run.release.mindspore}",
+        dtype=run.sizes.dtype,
+        memory=memory_of(run, plan.ranks.tensor),
+    )
+    if config.dry_run:
+        plan = described(replace(plan, job=share))
+        text = run.yaml(config.checkpoint_source)
+        return replace(plan, table=(*plan.table, f"{FILE_NAME}:", text.rstrip()))
+    python_for(run.release, plan.device)
+    run.note_hidden(share.tokens)
+    return plan
+
+
+def options_of(plan: Plan, job: Job | None = None) -> RunOptions:
+    """What the plan's job, or a replica's share of it, asks of a backend."""
+    config = plan.config
+    assert isinstance(config, ComputeOptions)
+    return run_options(config, job or plan.work, plan.device, plan.ranks, plan.tokenizer)
+
+
+def open_planned(plan: Plan, job: Job | None = None) -> Backend:
+    """The backend with its weights, for the plan's job or a replica's share of it. Raises
+    RunnerError."""
+    files, options = plan.model, options_of(plan, job)
+    hints = partial(memory_hints, options.config, files, job or plan.work, plan.device, plan.ranks)
+    return open_backend(files, options, plan.memory, hints)
+
+
+def open_backend(
+    files: ModelFiles,
+    options: RunOptions,
+    need: Memory | None = None,
+    hints: Callable[[], Sequence[MemoryHint]] = list,
+) -> Backend:
+    """The backend of a config that names one, with its weights.
+
+    `need`: the memory of the run, if known; `hints` is called where it does not suffice. Several
+    ranks must have joined; the launcher has checked that they fit together. Raises RunnerError.
+    """
+    config, first = options.config, options.ranks.rank == 0
+    choose_ascend_settings(AscendSettings.of(config.context), options.device, tell=first)
+    if files.source == RANDOM and files.exported is None and files.held is None:
+        progress.note("load_checkpoint=random: the weights are noise, and so is the text")
+    chosen = seat(config.backend)
+    if chosen.elastic and options.device == "CPU" and options.ranks.size == 1:
+        check_memory(need or chosen.memory(files, options), hints)
+    return chosen.open(files, options)

@@ -1,37 +1,320 @@
-"""Completing the prompts of a plan, with one backend or with two to compare."""
+"""Completions of a plan's prompts: each replica's share, the merged results, the files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, field
+from pathlib import Path
 
-from lite_runner.config.predict_options import ComparedOptions
-from lite_runner.output.merge import gather
-from lite_runner.output.report import RunFolder
+from lite_runner import progress
+from lite_runner.backends.base import AdapterSlots
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.prompt import BASE
+from lite_runner.config.schema import GenerateOptions
+from lite_runner.errors import EnvironmentFault
+from lite_runner.generation import (
+    Engine,
+    Generation,
+    GenerationTiming,
+    Generator,
+    OnLogits,
+)
+from lite_runner.model.files import explained_nonfinite
+from lite_runner.output.comparison import Comparison
+from lite_runner.output.printer import Printer, advice, show, summary
+from lite_runner.output.report import (
+    ANSWERS,
+    AdapterReport,
+    AdapterUse,
+    Result,
+    RowResult,
+    RunFolder,
+    Timing,
+    peak_rss_mib,
+)
+from lite_runner.plan.job import Job, share
 from lite_runner.plan.plan import Plan
-from lite_runner.prediction.finish import write_results
-from lite_runner.prediction.replica import complete_share
-from lite_runner.system.signals import CutShort
+from lite_runner.plan.resources import open_planned, options_of
+from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import Tokenizer
 
 
-def complete(
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """The results of one replica. Seconds of the steps exclude compiling."""
+
+    rows: Sequence[RowResult] = ()  # in the order of the prompts
+    engine: str = ""
+    generation: GenerationTiming = field(default_factory=GenerationTiming)
+    load_s: float = 0.0
+    compile_s: float = 0.0
+    prepare_s: float = 0.0  # the part of compile_s before the first token
+    adapters: AdapterReport | None = None
+    peak_rss_mib: float = field(default_factory=peak_rss_mib)  # of all ranks of the replica
+    interrupted: bool = False  # by Ctrl-C
+
+    def timing(self) -> Timing:
+        """Times and rates of these rows."""
+        measured, first = self.generation, self.generation.time_to_first_token_s
+        return Timing(
+            load_s=self.load_s,
+            compile_s=self.compile_s,
+            prefill_s=measured.prefill_s,
+            decode_s=measured.decode_s,
+            prefill_tok_s=measured.prefill_tok_s,
+            decode_tok_s=measured.decode_tok_s,
+            time_to_first_token_s=None if first is None else self.load_s + self.prepare_s + first,
+        )
+
+    def to_bytes(self) -> bytes:
+        """ASCII JSON, which carries any text."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RankResult:
+        raw = json.loads(data)
+        rows = [RowResult(**row) for row in raw.pop("rows")]
+        generation = GenerationTiming(**raw.pop("generation"))
+        adapters = raw.pop("adapters")
+        if adapters is not None:
+            used = {name: AdapterUse(**use) for name, use in adapters.pop("used").items()}
+            adapters = AdapterReport(used=used, **adapters)
+        return cls(rows=rows, generation=generation, adapters=adapters, **raw)
+
+
+def wait_for_all(ranks: Ranks) -> None:
+    """A barrier, so that waiting for other ranks is not measured as work."""
+    if ranks.size > 1:
+        from lite_runner.backends import collectives
+
+        collectives.gather(b"")
+
+
+def gather(mine: RankResult, ranks: Ranks) -> RankResult:
+    """All-gather the results and merge them, on every rank."""
+    if ranks.size == 1:
+        return mine
+    from lite_runner.backends import collectives
+
+    every = [RankResult.from_bytes(data) for data in collectives.gather(mine.to_bytes())]
+    return merge(every, ranks.tensor)
+
+
+def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
+    """The results of all ranks as one. The ranks of a replica have the same rows; replicas run
+    concurrently. The time to the first token is the first replica's."""
+    replicas = results[::ranks_per_replica]
+    first = replicas[0]
+    return RankResult(
+        rows=[row for one in replicas for row in one.rows],
+        engine=first.engine,
+        generation=GenerationTiming(
+            prefill_s=max(one.generation.prefill_s for one in replicas),
+            decode_s=max(one.generation.decode_s for one in replicas),
+            time_to_first_token_s=first.generation.time_to_first_token_s,
+            prefill_tokens=sum(one.generation.prefill_tokens for one in replicas),
+            decode_tokens=sum(one.generation.decode_tokens for one in replicas),
+        ),
+        load_s=max(one.load_s for one in replicas),
+        compile_s=max(one.compile_s for one in replicas),
+        prepare_s=max(one.prepare_s for one in replicas),
+        adapters=_adapters([one.adapters for one in replicas], ranks_per_replica),
+        peak_rss_mib=round(sum(one.peak_rss_mib for one in results), 1),
+        interrupted=any(one.interrupted for one in replicas),
+    )
+
+
+def _adapters(
+    reports: Sequence[AdapterReport | None], ranks_per_replica: int
+) -> AdapterReport | None:
+    """The merged adapter report; a replica without prompts has none."""
+    present = [report for report in reports if report is not None]
+    if not present:
+        return None
+    used: dict[str, AdapterUse] = {}
+    for report in present:
+        for name, use in report.used.items():
+            before = used.get(name, AdapterUse(use.modules))
+            used[name] = AdapterUse(
+                use.modules,
+                before.prompts + use.prompts,
+                before.prompt_tokens + use.prompt_tokens,
+                before.generated_tokens + use.generated_tokens,
+                before.seconds + use.seconds,
+            )
+    return AdapterReport(
+        places=max(report.places for report in present),
+        pool_bytes=sum(report.pool_bytes for report in present) * ranks_per_replica,
+        loads=sum(report.loads for report in present),
+        used=used,
+    )
+
+
+def complete_share(
     plan: Plan,
     tokenizer: Tokenizer,
     folder: RunFolder,
     began: float,
-    interrupted: Callable[[], bool] | None,
-) -> None:
-    """Generate, print and write the results: see run_modes/predict.py. `began`: the time
-    (time.perf_counter()) from which loading counts. Raises RunnerError, and CutShort."""
-    config = plan.config
-    if isinstance(config, ComparedOptions) and config.compare_backend is not None:
-        from lite_runner.prediction.compare_run import run_and_compare
+    interrupted: Callable[[], bool] | None = None,
+    on_logits: OnLogits | None = None,
+) -> RankResult:
+    """The completions of this replica's share of the prompts, shown as they come.
 
-        run_and_compare(plan, tokenizer, folder, began)
-        return
-    mine = complete_share(plan, tokenizer, folder, began, interrupted)
-    whole = gather(mine, plan.ranks)
-    if plan.ranks.rank == 0:
-        write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))
-    if whole.interrupted:
-        raise CutShort
+    `began`: the time (time.perf_counter()) from which loading counts. `interrupted` is called
+    before each step. Raises RunnerError.
+    """
+    config, ranks = plan.config, plan.ranks
+    assert isinstance(config, GenerateOptions)
+    job = share(config, plan.work, ranks)
+    if not job.tokens:  # there are fewer prompts than replicas
+        wait_for_all(ranks)
+        return RankResult()
+    generator = _open_generator(plan, job, folder)
+    with closing(generator):
+        load_s = plan.seconds + time.perf_counter() - began
+        generator.prepare()
+        wait_for_all(ranks)
+        with explained_nonfinite(plan.model, ranks):
+            texts = plan.work.texts
+            return _complete(
+                config, generator, tokenizer, job, load_s, texts, interrupted, on_logits
+            )
+
+
+def _complete(
+    config: GenerateOptions,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    job: Job,
+    load_s: float,
+    of_all: int,
+    interrupted: Callable[[], bool] | None,
+    on_logits: OnLogits | None,
+) -> RankResult:
+    """The completions of a job by a prepared generator; `of_all`: texts of the whole run."""
+    prepare_s = generator.compile_s
+    total = job.texts
+    counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
+    with counted as step:
+        printer = Printer(
+            tokenizer,
+            job,
+            of_all=of_all,
+            stream=config.stream,
+            form=config.output_format,
+            step=step,
+        )
+        try:
+            outcome = generator.generate(
+                job.scheduler_requests(keep_logits=on_logits is not None),
+                first_index=job.first_index,
+                on_token=printer.on_token,
+                on_finish=printer.on_finish,
+                on_logits=on_logits,
+                interrupted=interrupted,
+            )
+        finally:
+            printer.flush()
+    rows = printer.rows(outcome.completions)
+    return RankResult(
+        rows=rows,
+        engine=generator.engine,
+        generation=outcome.timing,
+        load_s=load_s,
+        compile_s=generator.compile_s,
+        prepare_s=prepare_s,
+        adapters=adapter_report(job, rows, outcome, generator.adapters),
+        interrupted=outcome.interrupted,
+    )
+
+
+def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
+    """The generator of a plan with its weights, for this replica's `job`. Raises RunnerError."""
+    config = plan.config
+    assert isinstance(config, GenerateOptions)
+    if plan.config.in_mindformers:
+        from lite_runner.backends.mindformers.start import open_mindformers
+        from lite_runner.prediction.mindformers import MindFormersGenerator
+
+        opened = open_mindformers(plan.model, options_of(plan, job), folder.path)
+        return MindFormersGenerator(opened)
+    backend = open_planned(plan, job)
+    return Engine(backend, prefix_cache=config.prefix_cache == "auto")
+
+
+def adapter_report(
+    job: Job, rows: Sequence[RowResult], outcome: Generation, slots: AdapterSlots | None
+) -> AdapterReport | None:
+    """Prompts, tokens and seconds of each adapter; None for a run without adapters."""
+    if job.adapters is None:
+        return None
+    used = {}
+    wanted = [job.adapters.name(place) for place in range(len(job.tokens))]
+    for adapter in (None, *job.adapters.adapters):
+        name = None if adapter is None else adapter.name
+        mine = [row for row in rows if row.adapter == name]
+        used[name or BASE] = AdapterUse(
+            modules=0 if adapter is None else len(adapter.pairs),
+            prompts=wanted.count(name),
+            prompt_tokens=sum(row.prompt_tokens for row in mine),
+            generated_tokens=sum(row.generated_tokens for row in mine),
+            seconds=outcome.adapter_s.get(name, 0.0),
+        )
+    if slots is None:
+        return AdapterReport(0, 0, 0, used)
+    return AdapterReport(slots.slots, slots.nbytes, slots.loads, used)
+
+
+def write_results(
+    plan: Plan,
+    whole: RankResult,
+    tokenizer: Tokenizer,
+    folder: RunFolder,
+    shown: int,
+    comparison: Comparison | None = None,
+) -> None:
+    """Print the rows after the first `shown`, and write the results of all replicas."""
+    config, job = plan.config, plan.work
+    assert isinstance(config, GenerateOptions)
+    returns = job.generation.num_return_sequences
+    for place, row in enumerate(whole.rows[shown:], shown):
+        show(row, place, job.texts, config.output_format, returns)
+    sampled = any(one.do_sample for one in job.options)
+    result = Result(
+        run_mode=config.run_mode,
+        model=config.model_name,
+        backend=config.backend,
+        engine=whole.engine,
+        world_size=plan.ranks.size,
+        load_checkpoint=plan.model.source,
+        seed=job.generation.seed if sampled else None,
+        results=whole.rows,
+        adapters=whole.adapters,
+        comparison=comparison,
+        timing=whole.timing(),
+        peak_rss_mib=whole.peak_rss_mib,
+    )
+    answers = result.answers(returns, chat=config.chat)
+    folder.write_text(ANSWERS, str(answers))
+    folder.write_result(result)
+    if config.output_format == "mindformers":
+        _show_as_mindformers(answers, folder)
+    for line in advice(whole.rows, job, chat=config.chat, tokenizer=tokenizer):
+        progress.note(line)
+    progress.note(summary(result, folder))
+
+
+def _show_as_mindformers(answers: Sequence[Mapping[str, Sequence[str]]], folder: RunFolder) -> None:
+    """Print a line per prompt, and write the texts to the current folder, over those of an earlier
+    run."""
+    for answer in answers:
+        progress.text(f"{answer}\n")
+    try:
+        RunFolder(Path()).write_text(ANSWERS, str(answers))
+    except EnvironmentFault as error:
+        progress.note(f"{error.message}; the texts are in {folder.path / ANSWERS}")
+    else:
+        progress.note(f"wrote ./{ANSWERS}")

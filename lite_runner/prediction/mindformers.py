@@ -14,11 +14,18 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
 from lite_runner.backends.mindformers.process import Batch
+from lite_runner.backends.mindformers.run import MindFormersRun
+from lite_runner.backends.mindformers.start import OpenMindFormers
 from lite_runner.config.generation import FinishReason, GenerationConfig
-from lite_runner.generation import Completion, Generation, GenerationTiming, Request
-from lite_runner.generation.generate import OnFinish, OnLogits, OnToken
-from lite_runner.plan.mindformers_run import MindFormersRun
-from lite_runner.plan.open_mindformers import OpenMindFormers
+from lite_runner.generation import (
+    Completion,
+    Generation,
+    GenerationTiming,
+    OnFinish,
+    OnLogits,
+    OnToken,
+    Request,
+)
 from lite_runner.records import dataclass
 
 WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it

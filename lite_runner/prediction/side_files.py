@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.ge import FILE_NAME, ge_config, render
-from lite_runner.config.options import GenerateOptions
+from lite_runner.config.parallel import ranks_of
+from lite_runner.config.schema import GenerateOptions, RunConfig, StrategyOptions
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.system.files import make_folder
+
+if TYPE_CHECKING:
+    from lite_runner.weights.sharding.strategy import Strategy
+
+_NAME = "ckpt_strategy.ckpt"  # of MindFormers
 
 
 def save_strategy(plan: Plan, folder: RunFolder, began: float) -> None:
     """only_save_strategy=true: the strategy files alone. Raises ConfigError where other files are
     in the way."""
-    from lite_runner.model.strategy_files import write_strategy_files
-
     written = write_strategy_files(plan.config, plan.decoder)
     source, size = plan.config.checkpoint_source, len(written)
     folder.write_result(Result.of_files(plan.config, source, began, world_size=size))
@@ -28,8 +38,6 @@ def write_side_files(plan: Plan, folder: RunFolder) -> Plan:
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
-        from lite_runner.model.strategy_files import write_strategy_files
-
         write_strategy_files(config, plan.decoder)
     ge = ge_config(config)
     if ge is None or not ge.sections or config.infer.ge_preset is not None:
@@ -37,3 +45,67 @@ def write_side_files(plan: Plan, folder: RunFolder) -> Plan:
     path = folder.write_text(FILE_NAME, render(ge.sections))
     infer = replace(config.infer, ge_config_path=str(path), ge_options=None)
     return replace(plan, config=replace(config, infer=infer))
+
+
+def write_strategy_files(config: RunConfig, model: Decoder) -> list[Path]:
+    """Write the layout of the tensors on each rank, for tools that reshard checkpoints, to
+    `<output_dir>/strategy/ckpt_strategy_rank_N.ckpt` or strategy_ckpt_save_file; their paths.
+
+    As in MindFormers, strategies that another run left by these names are replaced, those of more
+    ranks removed. Raises ConfigError for any other file, and for the strategies of the checkpoint
+    that this run reads.
+    """
+    from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
+
+    ranks = ranks_of(config)
+    strategy = strategy_of(model, ranks, vocab_parallel=config.vocab_parallel)
+    files = [_file(config, rank) for rank in range(ranks.size)]
+    earlier = [file for file in _written(config) if _is_earlier(file, strategy, config)]
+    make_folder(files[0].parent)
+    for file in earlier:
+        file.unlink()
+    for file in files:
+        if not file.exists():
+            write_strategy(file, strategy)
+    if earlier:
+        progress.note(f"{files[0].parent}: replaced the strategies of an earlier run")
+    return files
+
+
+def _file(config: RunConfig, rank: int) -> Path:
+    asked = Path(config.parallel.strategy_ckpt_save_file or _NAME).expanduser()
+    stem = re.sub(r"(_rank_\d+)?(\.ckpt)?$", "", asked.name)
+    folder = asked.parent
+    if folder == Path():
+        folder = Path(config.output_dir).expanduser() / "strategy"
+    return folder / f"{stem}_rank_{rank}.ckpt"
+
+
+def _written(config: RunConfig) -> list[Path]:
+    """The files that there are by the name of this run's, of any rank."""
+    first = _file(config, 0)
+    name = re.compile(re.escape(first.name).replace("_rank_0", r"_rank_\d+"))
+    found = first.parent.iterdir() if first.parent.is_dir() else ()
+    return sorted(file for file in found if name.fullmatch(file.name))
+
+
+def _is_earlier(file: Path, strategy: Strategy, config: RunConfig) -> bool:
+    """True for a file with another strategy, to be replaced. Raises ConfigError where it may not
+    be."""
+    from lite_runner.weights.sharding.strategy import read_strategy
+
+    try:
+        if read_strategy(file) == strategy:
+            return False
+    except ArtifactError:
+        what = "no strategy file"
+    else:
+        source = config.src_strategy_path_or_dir if isinstance(config, StrategyOptions) else ""
+        read = [Path(one).expanduser().resolve() for one in (source, config.load_checkpoint) if one]
+        if not any(file.resolve().is_relative_to(path) for path in read):
+            return True
+        what = "a strategy of the checkpoint that is read"
+    raise ConfigError(
+        f"{file}: exists, and is {what}",
+        "move it away, or name another: parallel.strategy_ckpt_save_file=FOLDER/NAME.ckpt",
+    )

@@ -10,20 +10,20 @@ its defaults. To add one, add both: no list names them. The order of a run is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lite_runner.config import compose, composed, sweep
+from lite_runner.config import compose, composed
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_faults
 from lite_runner.config.composed import Schemas
 from lite_runner.config.fields import Fault, Note, show
+from lite_runner.config.generate_checks import mindformers_available_faults
 from lite_runner.config.groups import options_of
-from lite_runner.config.mindformers_run_checks import mindformers_available_faults
 from lite_runner.config.schema import RunConfig
-from lite_runner.distributed.rank_table_checks import rank_table_faults
+from lite_runner.distributed.ascend_ranks import rank_table_faults
 from lite_runner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class RunMode(Protocol):
-    """What a module of this folder defines."""
+    """The protocol of the modules of this folder."""
 
     Config: type[RunConfig]  # groups of keys (config/options.py) as bases, and its own keys
 
@@ -41,9 +41,10 @@ class RunMode(Protocol):
         """Validation errors of combinations of keys; nothing is loaded."""
 
     @staticmethod
-    def plan(config: Any) -> Plan:
+    def plan(config: Any, *tokens: Sequence[list[int]]) -> Plan:
         """Resolve a config: all that is decided before weights are read. With dry_run=true nothing
-        is fetched. Raises RunnerError."""
+        is fetched. A rank passes the token ids of all prompts, if there are any, as the first rank
+        of its machine has planned them. Raises RunnerError."""
 
     @staticmethod
     def run(plan: Plan, folder: RunFolder | None, *interrupted: Callable[[], bool]) -> None:
@@ -97,4 +98,4 @@ def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:
 def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[Note]]]:
     """(what distinguishes it, config, notes) of each job of a sweep. Raises ConfigError with the
     validation errors of every job."""
-    return sweep.jobs_of(line, schemas())
+    return compose.jobs_of(line, schemas())

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from contextlib import closing
 
-from lite_runner.chat.conversation import Conversation
+from lite_runner.chat.conversation import ChatModel, Conversation
 from lite_runner.chat.local import LocalModel
-from lite_runner.chat.model import ChatModel
+from lite_runner.chat.local import plan_chat as plan
 from lite_runner.chat.options import ChatOptions
 from lite_runner.chat.options import chat_faults as faults
-from lite_runner.chat.planning import plan_chat as plan
 from lite_runner.chat.remote import RemoteModel
-from lite_runner.chat.terminal import converse
-from lite_runner.config.api_key import read_key
+from lite_runner.chat.terminal import SETTABLE, converse
+from lite_runner.config.secret import read_key
+from lite_runner.model.adapters import only_adapter
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
@@ -33,8 +33,13 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     with closing(_model(plan, config)) as model:
         conversation = Conversation(model, config.system)
+        if config.server:  # its defaults are not the run's
+            given = {name: getattr(config, name) for name in SETTABLE}
+            conversation.options = {n: value for n, value in given.items() if value is not None}
         if isinstance(config.adapter_id, str):
             conversation.choose(config.adapter_id)
+        elif not config.server and (only := only_adapter(config)) is not None:
+            conversation.choose(only)
         try:
             converse(conversation)
         finally:

@@ -10,17 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.convert_checks import ConvertOptions
-from lite_runner.config.convert_checks import convert_faults as faults
-from lite_runner.conversion.adapters import convert_adapters
-from lite_runner.conversion.checkpoint import check_has_weights, convert_checkpoint
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.artifact_checks import ConvertOptions
+from lite_runner.config.artifact_checks import convert_faults as faults
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model.adapters import adapters_of, with_adapter
+from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.merged_adapter import adapters_of, with_adapter
+from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing.need import float32_bytes, model_lines, readable
-from lite_runner.weights.write import check_folder, check_target
+from lite_runner.sizing.memory import float32_bytes, model_lines, readable
+from lite_runner.weights.lora.adapter_reader import is_listing
+from lite_runner.weights.lora.adapter_writer import write_adapters
+from lite_runner.weights.write import check_folder, check_target, config_file, convert, files_folder
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -31,7 +36,7 @@ class Config(ConvertOptions):
 
 
 def plan(config: Config) -> Plan:
-    """What is read and written. With dry_run=true nothing is fetched. Raises RunnerError."""
+    """The source and the target. With dry_run=true nothing is fetched. Raises RunnerError."""
     target, form = Path(config.convert_output).expanduser(), config.convert_format
     if form == "peft" or form == "mindformers":
         check_folder(target, config.overwrite)
@@ -46,7 +51,7 @@ def plan(config: Config) -> Plan:
         return replace(plan, lines=lines)
     check_target(target, form, config.overwrite)
     files = locate_for_plan(config)
-    check_has_weights(files)
+    _check_has_weights(files)
     whole = with_adapter(files, config)
     size = float32_bytes(whole.model)
     lines = model_lines(config, whole.model, whole.location())
@@ -63,8 +68,82 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
     target = Path(config.convert_output).expanduser()
     if config.convert_format == "peft" or config.convert_format == "mindformers":
-        source = convert_adapters(config, plan.decoder, target, config.convert_format)
+        source = _convert_adapters(config, plan.decoder, target, config.convert_format)
     else:
-        source = convert_checkpoint(config, plan.model, target, config.convert_format)
+        source = _convert_checkpoint(config, plan.model, target, config.convert_format)
     folder.write_result(Result.of_files(config, source, began))
     progress.note(f"wrote {target}")
+
+
+def _convert_checkpoint(
+    config: ConvertOptions, files: ModelFiles, target: Path, form: CheckpointFormat
+) -> str:
+    """Write the checkpoint; returns its source. Raises RunnerError."""
+    assert files.path is not None
+    whole = with_adapter(files, config)
+    beside = _side_files(config, whole, form)
+    convert(
+        files.path,
+        files.model,
+        target,
+        form,
+        overwrite=config.overwrite,
+        beside=beside,
+        adapter=whole.adapter,
+        release=config.release,
+        report=progress.note,
+    )
+    if form != "huggingface":
+        progress.note(f"wrote {files_folder(target)}: {', '.join(beside)}")
+    return files.source
+
+
+def _check_has_weights(files: ModelFiles) -> None:
+    """Raises ConfigError for random weights."""
+    if files.source == RANDOM:
+        raise ConfigError(
+            "run_mode=convert reads a checkpoint, and load_checkpoint=random is none",
+            "load_checkpoint=DIR",
+        )
+
+
+def _side_files(
+    config: ConvertOptions, files: ModelFiles, form: CheckpointFormat
+) -> dict[str, bytes]:
+    """Config and tokenizer files to write with the weights.
+
+    Raises ArtifactError for an unreadable tokenizer that was named, or that a folder in Hugging
+    Face's format needs; other formats are written without one.
+    """
+    try:
+        return side_files(config, files)
+    except ArtifactError as error:
+        if form == "huggingface" or config.tokenizer_source:
+            raise
+        progress.note(f"no tokenizer is written: {error.message}")
+        return config_file(files.model)
+
+
+def _convert_adapters(
+    config: ConvertOptions, model: Decoder, target: Path, form: AdapterFormat
+) -> str:
+    """Write the adapters, given the model's sizes; returns their source. Raises RunnerError."""
+    adapters = adapters_of(config, model)
+    for adapter in adapters.values():
+        adapter.check_effective()
+        if adapter.copies:
+            names = ", ".join(adapter.copies)
+            progress.note(f"adapter {adapter.name}: its copy of the base's {names} is left out")
+    # A listing stays one, unless adapter_id chooses from it.
+    listed = config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
+    release = config.release
+    write_adapters(
+        adapters, model, target, form, overwrite=config.overwrite, listed=listed, release=release
+    )
+    if form == "mindformers":
+        names = " and ".join(f"{name}a" for name in release.adapter_names)
+        progress.note(
+            f"the adapters' parameters are called {names}: lora_a is for SLoRA, from MindFormers "
+            "1.3 on, mindpet_delta_lora_a for its LoRA (mindformers.release= chooses)"
+        )
+    return config.adapter_path

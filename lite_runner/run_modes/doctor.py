@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from lite_runner.config.fields import Fault
-from lite_runner.doctor import checkup, mindformers, model_checks
+from lite_runner.doctor import machine, model
 from lite_runner.doctor.check import Check
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
@@ -16,7 +15,7 @@ from lite_runner.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(model_checks.ModelOptions):
+class Config(model.ModelOptions):
     """run_mode=doctor"""
 
     leaves_folder: ClassVar[bool] = False
@@ -30,7 +29,7 @@ class Config(model_checks.ModelOptions):
 
     @property
     def names_model(self) -> bool:
-        """Whether a model is named, typed or in a file."""
+        """True if a model is named, typed or in a file."""
         named = self.checkpoint_source or self.model_config() or self.runs_given_model
         return bool(named)
 
@@ -43,13 +42,10 @@ def faults(config: Config) -> Iterator[Fault]:
 def checks(config: Config) -> Iterator[Check]:
     """Of the machine, and of the model where one is named."""
     output_dir = Path(config.output_dir).expanduser()
-    theirs = config.backend == "mindformers"
     limit = config.context.cache_limit
-    yield from checkup.machine_checks(output_dir, limit, needs_mindformers=theirs)
+    yield from machine.machine_checks(output_dir, limit, needs_mindformers=config.in_mindformers)
     if config.names_model:
-        yield from model_checks.checks(config)
-    if config.names_model and theirs:
-        yield Check("model in mindformers", partial(mindformers.model, config))
+        yield from model.checks(config)
 
 
 def plan(config: Config) -> Plan:
@@ -62,5 +58,5 @@ def run(plan: Plan, folder: None) -> None:
     """Tell what every check finds. Raises EnvironmentFault where one fails."""
     config = plan.config
     assert isinstance(config, Config)
-    if not checkup.run(checks(config), config.output_format):
+    if not machine.run(checks(config), config.output_format):
         raise EnvironmentFault("not everything works here", "the lines behind -> say what mends it")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from lite_runner import progress
-from lite_runner.evaluation.checks import eval_faults as faults
-from lite_runner.evaluation.compare_run import compare_with_other, report
+from lite_runner.evaluation.comparison import compare_with_other
 from lite_runner.evaluation.options import EvalOptions
-from lite_runner.evaluation.planning import plan_evaluation as plan
-from lite_runner.evaluation.scored import Scored, score
+from lite_runner.evaluation.options import eval_faults as faults
+from lite_runner.evaluation.options import plan_evaluation as plan
+from lite_runner.evaluation.scoring import Scored, score
+from lite_runner.output.comparison import ScoreComparison, report
 from lite_runner.output.report import Result, RunFolder, Timing
-from lite_runner.output.score_comparison import ScoreComparison
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
 
@@ -39,7 +39,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if scored.evaluation.interrupted:
         raise KeyboardInterrupt
     if comparison is not None:
-        report(config, comparison, folder)
+        report(comparison, config, folder.path)
 
 
 def _write(

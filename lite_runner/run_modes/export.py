@@ -7,21 +7,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lite_runner import progress
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.export_checks import ExportOptions
-from lite_runner.config.export_checks import export_faults as faults
-from lite_runner.config.parallel import check_divides
-from lite_runner.export.names import output_paths
+from lite_runner.backends.lite.engine_options import engine_for
+from lite_runner.backends.lite.export.job import ExportJob, default_length, job_of_export
+from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
+from lite_runner.backends.lite.export.writer import export_artifact
+from lite_runner.backends.mindformers.export import export_with_mindformers, spec_for_mindformers
+from lite_runner.config.artifact_checks import ExportOptions
+from lite_runner.config.artifact_checks import export_faults as faults
+from lite_runner.config.parallel import Ranks, check_divides, ranks_of
+from lite_runner.model.adapters import with_adapter
+from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.describe import described
-from lite_runner.plan.exporting import export_job, write_export
 from lite_runner.plan.job import Job
-from lite_runner.plan.mindformers import plan_mindformers
-from lite_runner.plan.plan import Plan
+from lite_runner.plan.memory import files_to_fetch
+from lite_runner.plan.plan import Plan, described
+from lite_runner.plan.resources import plan_mindformers
 from lite_runner.records import dataclass
+from lite_runner.sizing.memory import check_memory
+from lite_runner.text.tokenizer import Tokenizer
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -35,15 +40,16 @@ def plan(config: Config) -> Plan:
     """Files, what is exported and where, and the memory it takes. With dry_run=true nothing is
     fetched. Raises RunnerError."""
     began = time.perf_counter()
+    ranks = ranks_of(config)
+    if (planned_files := files_to_fetch(config)) is not None:
+        export, paths = _job_and_paths(config, with_adapter(planned_files, config), ranks)
+        check_memory(export.memory)
     files = with_adapter(locate_for_plan(config), config)
     check_divides(config, files.model)
-    ranks = ranks_of(config)
     if ranks.size > 1 and not config.dry_run:
         replace(files, auto_trans=True).check_layout(ranks, vocab_parallel=config.vocab_parallel)
-    export = export_job(config, files, ranks, slots=config.predict_batch_size or 1)
+    export, paths = _job_and_paths(config, files, ranks)
     spec, engine = export.spec, export.engine
-    paths = output_paths(export, config.export_output, overwrite=config.overwrite)
-    paths.check()
     writes = f"{paths.folder}: {spec.layout}, {spec.model_type}, verified in {engine.name}"
     planned = Plan(
         config=config,
@@ -56,11 +62,38 @@ def plan(config: Config) -> Plan:
         memory=export.memory,
         lines={"writes": writes},
     )
-    if config.backend == "mindformers":
+    if config.in_mindformers:
         planned = plan_mindformers(planned, planned.work)
     elif config.dry_run:
         return described(planned)
     return replace(planned, seconds=time.perf_counter() - began)
+
+
+def _job_and_paths(
+    config: Config, files: ModelFiles, ranks: Ranks
+) -> tuple[ExportJob, OutputPaths]:
+    """Raises ConfigError where something stands at the paths."""
+    export = _export_job(config, files, ranks, slots=config.predict_batch_size or 1)
+    paths = output_paths(export, config.export_output, overwrite=config.overwrite)
+    paths.check()
+    return export, paths
+
+
+def _export_job(
+    config: ExportOptions,
+    files: ModelFiles,
+    ranks: Ranks,
+    tokenizer: Tokenizer | None = None,
+    *,
+    slots: int,
+) -> ExportJob:
+    """The job by the backend of the config, MindFormers or this project's own."""
+    if not config.in_mindformers:
+        return job_of_export(config, files, ranks, tokenizer, slots=slots)
+    length = config.infer.infer_seq_length or default_length(files.model)
+    spec = spec_for_mindformers(slots, length)
+    engine = engine_for(config, spec.layout, ranks=ranks)
+    return ExportJob(config, files, tokenizer, spec, engine, ranks)
 
 
 def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
@@ -74,21 +107,27 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     assert isinstance(config, Config)
     files = with_adapter(plan.model, config)
     tokenizer = tokenizer_of(config, files)
-    job = export_job(config, files, ranks, tokenizer, slots=plan.work.slots)
+    job = _export_job(config, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(
             f"for {spec.target}, which is not here: the graphs are verified in {engine.name} on "
             f"{engine.device}"
         )
+    if spec.layout == "full" and config.use_past:
+        progress.note(
+            "a full graph alone, without a cache: infer.increment_model_path= writes a pair"
+        )
     paths = output_paths(job, config.export_output, overwrite=config.overwrite)
-    manifest = write_export(job, paths)
+    write = export_with_mindformers if config.in_mindformers else export_artifact
+    manifest = write(job, paths)
     if ranks.rank > 0:
         return
     folder.write_result(
         Result.of_files(config, files.source, began, engine=engine.name, world_size=ranks.size)
     )
-    size = sum((paths.folder / name).stat().st_size for name in manifest.files)
+    written = [(paths.folder / name).stat() for name in manifest.files]
+    size = sum({(one.st_dev, one.st_ino): one.st_size for one in written}.values())
     if paths.stems is not None or ranks.size > 1:
         names = [file for graph in manifest.graphs.values() for file in graph.files]
         progress.note(f"graphs: {', '.join(str(paths.folder / name) for name in names)}")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-from lite_runner.config.compare_checks import predict_faults as faults
-from lite_runner.config.options import GenerateOptions
-from lite_runner.config.predict_options import PredictOptions
-from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.output.merge import seed_of_all
+from lite_runner.config.generate_checks import ComparedOptions, PredictOptions
+from lite_runner.config.generate_checks import predict_faults as faults
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.generating import plan_generation as plan
-from lite_runner.plan.job import with_run_seed
 from lite_runner.plan.plan import Plan
-from lite_runner.prediction.complete import complete
+from lite_runner.prediction.complete import complete_share, gather, write_results
 from lite_runner.prediction.side_files import save_strategy, write_side_files
 from lite_runner.records import dataclass
+from lite_runner.system.signals import CutShort
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -40,8 +37,17 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     if config.only_save_strategy:
         save_strategy(plan, folder, began)
         return
-    config = seed_of_all(config, plan.ranks)
-    plan = replace(plan, config=config, job=with_run_seed(plan.work, config))
+    tokenizer = plan.tokenizer
+    assert tokenizer is not None, "missing in a dry run alone"
     plan = write_side_files(plan, folder)
-    tokenizer = plan.tokenizer or tokenizer_of(config, plan.model)
-    complete(plan, tokenizer, folder, began, interrupted)
+    if isinstance(config, ComparedOptions) and config.compare_backend is not None:
+        from lite_runner.prediction.comparison import run_and_compare
+
+        run_and_compare(plan, tokenizer, folder, began)
+        return
+    mine = complete_share(plan, tokenizer, folder, began, interrupted)
+    whole = gather(mine, plan.ranks)
+    if plan.ranks.rank == 0:
+        write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))
+    if whole.interrupted:
+        raise CutShort

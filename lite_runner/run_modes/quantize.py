@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.options import OverwriteOptions
-from lite_runner.conversion.quantize import quantize
+from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ConfigError
+from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing.need import float32_bytes, model_lines, readable, weight_bytes
-from lite_runner.weights.quantization.quantized_checkpoint import MANIFEST
-from lite_runner.weights.write import check_folder
+from lite_runner.sizing.memory import float32_bytes, model_lines, readable, weight_bytes
+from lite_runner.system.files import new_folder, require_space
+from lite_runner.weights.quantization.quantize import describe
+from lite_runner.weights.quantization.quantized_checkpoint import (
+    MANIFEST,
+    QuantizationManifest,
+    weights_bytes,
+    write_quantized,
+)
+from lite_runner.weights.write import check_folder, write_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
-    size = quantize(files, side_files(config, files), target)
+    size = _write(files, side_files(config, files), target)
     folder.write_result(Result.of_files(config, files.source, began))
     floats = float32_bytes(files.model)
     progress.note(
@@ -65,6 +72,26 @@ def run(plan: Plan, folder: RunFolder) -> None:
         f"{floats / size:.2f} times smaller"
         + (f"; the source has {readable(files.stored_bytes())}" if files.path else "")
     )
+
+
+def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
+    """Write the weights as files.quantization has them, and other files `beside` them; returns the
+    bytes of the weights. Raises RunnerError; `target` is written atomically."""
+    tensors = files.whole()
+    schemes = {
+        name: tensor.integers.scheme
+        for name, tensor in tensors.items()
+        if tensor.integers is not None
+    }
+    manifest = QuantizationManifest(files.quantization, files.source, schemes)
+    size = weights_bytes(files.model, manifest)
+    progress.note(describe(tensors, files.quantization))
+    with new_folder(target) as fresh:
+        require_space(fresh, size)
+        write_files(fresh, beside)
+        with progress.step("quantize", total=len(tensors), unit="tensors") as step:
+            write_quantized(fresh, tensors, files.model, manifest, step.advance)
+    return size
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

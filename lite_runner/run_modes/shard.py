@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lite_runner import progress
+from lite_runner.config.artifact_checks import ShardOptions
+from lite_runner.config.artifact_checks import shard_faults as faults
 from lite_runner.config.checks import check_fits
-from lite_runner.config.cluster import ranks_of
-from lite_runner.config.shard_checks import ShardOptions
-from lite_runner.config.shard_checks import shard_faults as faults
+from lite_runner.config.parallel import ranks_of
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.side_files import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing.need import float32_bytes, model_lines, readable
+from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
@@ -88,7 +88,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 
 def _target(config: Config) -> Path:
-    """What to write: a folder, or the file of a merged checkpoint."""
+    """The path to write: a folder, or the file of a merged checkpoint."""
     if config.shard_output:
         return Path(config.shard_output).expanduser()
     ranks = ranks_of(config)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lite_runner.config.compare_checks import completion_faults
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.predict_options import SloraOptions
+from lite_runner.config.generate_checks import SloraOptions, completion_faults
 from lite_runner.plan.generating import plan_generation as plan
 from lite_runner.records import dataclass
 from lite_runner.run_modes.predict import run

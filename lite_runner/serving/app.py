@@ -6,23 +6,29 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from lite_runner import __version__
-from lite_runner.errors import RunnerError
-from lite_runner.serving import adapters, static
+from lite_runner.backends.base import AdapterSlots
+from lite_runner.errors import ArtifactError, ConfigError, RunnerError
+from lite_runner.model.adapters import open_later
+from lite_runner.plan.plan import Plan
+from lite_runner.serving import static
 from lite_runner.serving.chat import ChatCompletion
 from lite_runner.serving.completions import Completions
 from lite_runner.serving.engine import Busy, Stopped
-from lite_runner.serving.errors import ApiError, of_exception, of_validation
-from lite_runner.serving.guard import Guard
+from lite_runner.serving.errors import ApiError, of_exception, shortened, told
+from lite_runner.serving.middleware import Body, Guard, parse_body, read_body
+from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -31,16 +37,14 @@ from lite_runner.serving.schemas import (
     TokenizeRequest,
     UnloadAdapter,
 )
-from lite_runner.serving.state import Gone, Server, or_gone
-from lite_runner.serving.tools import plain_messages
+from lite_runner.serving.state import Gone, OpenAdapter, Server, or_gone
 
 logger = logging.getLogger(__name__)
-MAX_BODY = 8 << 20  # bytes
-Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(server: Server) -> Guard:
+def application(server: Server) -> ASGIApp:
     """The ASGI application of a server."""
     app = Starlette(
         routes=[
@@ -60,59 +64,74 @@ def application(server: Server) -> Guard:
         ],
         exception_handlers={
             Gone: left,
+            ClientDisconnect: left,  # before the end of its body
             ApiError: refused,
             Busy: refused,
             Stopped: refused,
             TimeoutError: refused,
+            MemoryError: refused,
             RunnerError: refused,
             HTTPException: refused,
             Exception: refused,
         },
     )
     app.state.server = server
-    return Guard(app, server)
+    guarded = Guard(app, server)
+    if not server.settings.cors_origins:
+        return guarded
+    # Outside: a browser asks without a key first, and reads refusals, too.
+    return CORSMiddleware(
+        guarded,
+        allow_origins=server.settings.cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("X-Request-Id", "Retry-After"),
+    )
 
 
 async def completions(request: Request) -> Response:
-    body = await body_of(request, CompletionRequest)
-    return await answered(request, Completions(server_of(request), body), stream=bool(body.stream))
+    make = partial(Completions, server_of(request))
+    return await answered(request, await made(request, CompletionRequest, make))
 
 
 async def chat_completions(request: Request) -> Response:
-    body = await body_of(request, ChatRequest)
-    call = ChatCompletion(server_of(request), body)
-    return await answered(request, call, stream=bool(body.stream))
+    make = partial(ChatCompletion, server_of(request))
+    return await answered(request, await made(request, ChatRequest, make))
 
 
-async def answered(
-    request: Request, call: Completions | ChatCompletion, *, stream: bool
-) -> Response:
+async def answered(request: Request, call: Completions | ChatCompletion) -> Response:
     """The answer of a call, whole or in server-sent events. A client that leaves ends it."""
     await call.prepare()
-    request.state.progress = call.progress
-    if not stream:
-        return JSONResponse(await or_gone(call.whole(), disconnected(request)))
+    request.state.stats = call.stats
+    if not call.streams:
+        whole = await or_gone(call.whole(), disconnected(request))
+        return await server_of(request).aside_if(call.is_large, lambda: JSONResponse(whole))
     chunks = call.chunks()
     # Before the status is sent: what cannot be done shows with the first output.
-    first = await or_gone(anext(chunks), disconnected(request))
+    chunk = await or_gone(anext(chunks), disconnected(request))
+    first = await server_of(request).aside_if(call.is_large, lambda: event(chunk))
     return StreamingResponse(
-        events(first, chunks),
+        events(request, first, chunks),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 
 
 async def events(
-    first: Any, chunks: AsyncGenerator[dict[str, Any], None]
+    request: Request, first: str, chunks: AsyncGenerator[dict[str, Any], None]
 ) -> AsyncGenerator[str, None]:
-    """Chunks as server-sent events; an error on the way is the last one."""
+    """`first` and the chunks behind it as server-sent events; an error on the way is the last."""
+    request.state.cut = "disconnected"  # unless it goes on
     try:
-        yield event(first)
+        yield first
         async for chunk in chunks:
             yield event(chunk)
         yield "data: [DONE]\n\n"
+        request.state.cut = None
     except Exception as error:
-        yield event(api_error(error).body())
+        found = api_error(error)
+        request.state.cut = found.code or found.kind
+        yield event(found.body())
     finally:
         await chunks.aclose()
 
@@ -123,7 +142,7 @@ def event(content: Any) -> str:
 
 async def models(request: Request) -> Response:
     server = server_of(request)
-    listed = [card(server, name) for name in (server.name, *server.adapters)]
+    listed = [card(server, name) for name in (*server.names, *server.adapters)]
     return JSONResponse({"object": "list", "data": listed})
 
 
@@ -141,42 +160,44 @@ def card(server: Server, name: str) -> dict[str, Any]:
         "created": server.created,
         "owned_by": "lite-runner",
         "root": name,
-        "parent": None if name == server.name else server.name,
+        "parent": None if name in server.names else server.name,
         "max_model_len": server.engine.info.max_length,
     }
 
 
 async def load_adapter(request: Request) -> Response:
     body = await body_of(request, LoadAdapter)
-    return PlainTextResponse(await adapters.load(server_of(request), body))
+    return PlainTextResponse(await load_lora(server_of(request), body))
 
 
 async def unload_adapter(request: Request) -> Response:
     body = await body_of(request, UnloadAdapter)
-    return PlainTextResponse(await adapters.unload(server_of(request), body))
+    return PlainTextResponse(await unload_lora(server_of(request), body))
 
 
 async def tokenize(request: Request) -> Response:
     body, server = await body_of(request, TokenizeRequest), server_of(request)
     server.adapter_of(body.model)
-    tokenizer = server.tokenizer
     if body.messages is not None:
-        messages = plain_messages(body.messages, tokenizer)
         generates = body.add_generation_prompt is not False
-        ids = await server.encode_chat(messages, generates, None)
+        ids = await server.encode_chat(body.messages, generates, None)
     else:
-        text, special = body.prompt or "", body.add_special_tokens is not False
-        ids = await server.encode(lambda: tokenizer.encode(text, special))
-    return JSONResponse(
-        {"count": len(ids), "max_model_len": server.engine.info.max_length, "tokens": ids}
-    )
+        ids = await server.encode(body.prompt or "", body.add_special_tokens is not False)
+    found = {"count": len(ids), "max_model_len": server.engine.info.max_length, "tokens": ids}
+    return await server.aside(lambda: JSONResponse(found))
 
 
 async def detokenize(request: Request) -> Response:
     body, server = await body_of(request, DetokenizeRequest), server_of(request)
     server.adapter_of(body.model)
-    text = server.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": text})
+    if len(body.tokens) > (most := server.engine.info.max_length):
+        raise ApiError(400, f"tokens: {len(body.tokens)}, at most {most} at a time", "tokens")
+
+    def answer() -> Response:
+        text = server.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})
+
+    return await server.aside(answer)
 
 
 async def health(request: Request) -> Response:
@@ -217,7 +238,7 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, HTTPException):  # no such path, or method
         return ApiError(error.status_code, error.detail)
-    if not isinstance(error, (Busy, Stopped, TimeoutError, RunnerError)):
+    if not isinstance(error, (Busy, Stopped, TimeoutError, MemoryError, RunnerError)):
         logger.error("a request failed", exc_info=error)
     return of_exception(error)
 
@@ -228,21 +249,86 @@ def server_of(request: Request) -> Server:
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
-    """The body of a request, within MAX_BODY bytes. Raises ApiError."""
+    """The body of a request. Raises ApiError."""
+    return await made(request, kind, lambda body: body)
+
+
+async def made(request: Request, kind: type[Body], make: Callable[[Body], T]) -> T:
+    """What `make` makes of the body of a request. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Content-Type: expected application/json")
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > MAX_BODY:
-            raise ApiError(413, f"the body has more than {MAX_BODY} bytes")
-    try:
-        return kind.model_validate_json(bytes(parts))
-    except ValidationError as error:
-        raise of_validation(error) from None
+    data = await read_body(request.stream())
+    return await server_of(request).read(data, lambda: make(parse_body(data, kind)))
 
 
 async def disconnected(request: Request) -> None:
     """Return once the client has left. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         await asyncio.sleep(0)
+
+
+_LOOK_S = 0.02  # how often an adapter that is to go is looked at
+
+
+def opener(plan: Plan, slots: AdapterSlots | None) -> OpenAdapter | None:
+    """Opens the adapters that clients load; None where they may not."""
+    config = plan.config
+    assert isinstance(config, ServeOptions)
+    if slots is None or not config.serve.load_adapters:
+        return None
+
+    def open_adapter(name: str, folder: str) -> Callable[[], None]:
+        adapter = open_later(config, plan.model, name, folder)
+        return lambda: slots.add(adapter)
+
+    return open_adapter
+
+
+async def load_lora(server: Server, body: LoadAdapter) -> str:
+    """Raises ApiError for an adapter outside adapter_root, one that is broken or does not fit."""
+    name, open_adapter = body.lora_name, _allowed(server)
+    if name in (*server.names, *server.adapters, *server.changing_adapters):
+        raise ApiError(400, f"lora_name: there is a model {name} already", "lora_name")
+    server.changing_adapters.add(name)
+    try:
+        register = await server.aside(lambda: open_adapter(name, body.lora_path))
+        await asyncio.wrap_future(server.engine.between_steps(register))
+        server.adapters = (*server.adapters, name)
+    except (ArtifactError, ConfigError) as error:
+        raise ApiError(400, f"lora_path: {told(error)}", "lora_path") from None
+    finally:
+        server.changing_adapters.discard(name)
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+async def unload_lora(server: Server, body: UnloadAdapter) -> str:
+    """No new request gets the adapter from now on; it goes once those that have it are over.
+    Raises ApiError for an unknown one."""
+    _allowed(server)
+    name, slots = body.lora_name, server.engine.adapters
+    assert slots is not None
+    if name not in server.adapters:
+        raise ApiError(
+            404, f"lora_name: no adapter {shortened(name, 100)!r}", "lora_name", "model_not_found"
+        )
+    server.adapters = tuple(one for one in server.adapters if one != name)
+    server.changing_adapters.add(name)
+    try:
+        while True:
+            while server.adapter_uses[name]:
+                await asyncio.sleep(_LOOK_S)
+            try:
+                removed = server.engine.between_steps(lambda: slots.remove(name))
+                await asyncio.wrap_future(removed)
+                break
+            except ConfigError:  # one that was cancelled holds it until the next step
+                await asyncio.sleep(_LOOK_S)
+    finally:
+        server.changing_adapters.discard(name)
+    return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+def _allowed(server: Server) -> OpenAdapter:
+    if server.open_adapter is None:
+        raise ApiError(403, "adapters stay as they are: see serve.load_adapters")
+    return server.open_adapter

@@ -8,16 +8,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from lite_runner.serving.collect import Progress
-from lite_runner.serving.completions import of_prompt, prompt_logprobs, usage_of
+from lite_runner.serving.completions import chat_entry, of_prompt, prompt_logprobs, usage_of
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
-from lite_runner.serving.sampling import adjustments, generation_options
+from lite_runner.serving.metrics import RequestStats
+from lite_runner.serving.sampling import adjustments, generation_options, grammar_for
 from lite_runner.serving.schemas import ChatRequest
 from lite_runner.serving.state import Server
-from lite_runner.serving.structured import grammar_of
-from lite_runner.serving.text_logprobs import chat_entry
-from lite_runner.serving.tools import CallReader, ToolUse, plain_messages
+from lite_runner.serving.tools import CallReader, ToolUse
 
 
 class ChatCompletion:
@@ -27,6 +25,7 @@ class ChatCompletion:
         """Raises ApiError for what cannot be done."""
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
+        self._priority = server.priority_of(body.priority)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -38,11 +37,13 @@ class ChatCompletion:
             raise ApiError(
                 400, f"model: {server.name} has no chat template; use /v1/completions", "model"
             )
-        self._grammar = grammar_of(body)
+        self._grammar = grammar_for(body)
         self._tools: ToolUse | None = None
         if body.tools and body.tool_choice != "none":
             self._tools = ToolUse(body, server.tokenizer, self._grammar)
             self._grammar = self._tools.grammar
+        self.streams = bool(body.stream)
+        self.is_large = body.prompt_logprobs is not None  # see Completions
         self._readers: list[CallReader] = []  # of each answer, where there are tools
         if self._tools is not None:
             self._readers = [self._tools.reader() for _ in range(body.n or 1)]
@@ -50,14 +51,13 @@ class ChatCompletion:
     async def prepare(self) -> None:
         """Render and tokenize the messages. Raises ApiError where they do not fit."""
         body, server = self._body, self._server
-        messages = plain_messages(body.messages, server.tokenizer)
         generates = body.add_generation_prompt is not False
         tools = self._tools.definitions if self._tools is not None else None
-        self._prompt = await server.encode_chat(messages, generates, tools)
+        self._prompt = await server.encode_chat(body.messages, generates, tools)
         info = server.engine.info
         self._options = generation_options(body, server.defaults, self._prompt, info)
         self._adjustments = await server.restricted(self._adjustments, self._grammar)
-        self.progress = Progress(server, [len(self._prompt)], body.n or 1)
+        self.stats = RequestStats(server.metrics, [len(self._prompt)], body.n or 1)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
@@ -84,11 +84,9 @@ class ChatCompletion:
             }
             for index in sorted(ended)
         ]
-        answer = self._head | {"choices": choices, "usage": usage_of(self.progress.usage)}
+        answer = self._head | {"choices": choices, "usage": usage_of(self.stats.usage)}
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = prompt_logprobs(
-                self._server, self._prompt, ended[0].completion.prompt_logprobs
-            )
+            answer["prompt_logprobs"] = await self._prompt_logprobs(ended[0])
         return answer
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -101,9 +99,7 @@ class ChatCompletion:
                     for index in range(body.n or 1):
                         head = self._chunk(index, {"role": "assistant", "content": ""})
                         if body.prompt_logprobs is not None and index == 0:
-                            head["prompt_logprobs"] = prompt_logprobs(
-                                self._server, self._prompt, of_prompt(output)
-                            )
+                            head["prompt_logprobs"] = await self._prompt_logprobs(output)
                         yield head
                 text, calls = self._read(output)
                 delta: dict[str, Any] = {"content": text}
@@ -120,16 +116,20 @@ class ChatCompletion:
                     yield self._chunk(output.index, delta)
                 yield self._chunk(output.index, {}, reason=self._reason(output))
         if body.stream_options is not None and body.stream_options.include_usage:
-            yield self._head | {"choices": [], "usage": usage_of(self.progress.usage)}
+            yield self._head | {"choices": [], "usage": usage_of(self.stats.usage)}
+
+    async def _prompt_logprobs(self, output: Piece | Ended) -> list[dict[str, Any] | None]:
+        """Made in another thread: there may be thousands."""
+        tokenizer, found = self._server.tokenizer, of_prompt(output)
+        return await self._server.aside(lambda: prompt_logprobs(tokenizer, self._prompt, found))
 
     async def _outputs(self) -> AsyncGenerator[Piece | Ended, None]:
         work = [(self._prompt, self._options)]
-        priority = self._body.priority or 0
         special = self._tools is not None and self._tools.keeps_special
         answer = self._server.answer(
-            work, self._adapter, self._adjustments, priority, special_tokens=special
+            work, self._adapter, self._adjustments, self._priority, special_tokens=special
         )
-        async with answer as outputs, aclosing(self.progress.follow(outputs)) as followed:
+        async with answer as outputs, aclosing(self.stats.follow(outputs)) as followed:
             async for _, output in followed:
                 yield output
 

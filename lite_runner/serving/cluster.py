@@ -1,30 +1,56 @@
-"""serve.engine=ray: the server as a deployment of Ray Serve, which starts replicas, routes to them
-and replaces those that die."""
+"""serve.engine=ray: a deployment of Ray Serve, which starts, routes to and replaces replicas.
+
+A replica is the whole ASGI application over a model of its own. The ingress reads which adapter a
+request names, which Ray Serve needs to prefer a replica that has it loaded (model multiplexing),
+and passes the messages of ASGI on; everything else, such as keys and limits, is the application's.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve as ray_serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.responses import JSONResponse
 
 from lite_runner import progress
-from lite_runner.config.api_key import read_key
+from lite_runner.config.secret import read_key
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
-from lite_runner.plugins import registered
+from lite_runner.plan.resources import open_planned
+from lite_runner.plugins import register_plugins, registered
+from lite_runner.serving.app import application, event
+from lite_runner.serving.errors import ApiError
+from lite_runner.serving.middleware import check_values, read_body
 from lite_runner.serving.options import ServeOptions
-from lite_runner.serving.replica import Ingress, Replica
-from lite_runner.serving.server import listen
+from lite_runner.serving.planning import listen, plan_serving
+from lite_runner.serving.server import open_server
+from lite_runner.system.json_file import parse_json
 from lite_runner.system.signals import offered
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 APP = "lite-runner"
 _RETRIES = 2  # of a replica that cannot be started
 _ONGOING = 10_000  # requests of a replica: its engine refuses what is too much, with 429
+# What the application reads of a request; the rest of Ray's scope cannot be sent.
+_SCOPE = (
+    *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
+    *("root_path", "headers", "client", "server"),
+)
 
 
 def serve_on_ray(plan: Plan) -> None:
@@ -49,7 +75,7 @@ def serve_on_ray(plan: Plan) -> None:
             _deploy(config, plan, key, logs)
             shown = f"[{host}]" if ":" in host else host
             progress.note(
-                f"serving {config.model_name} on http://{shown}:{port} with"
+                f"serving {config.served_names[0]} on http://{shown}:{port} with"
                 f" {config.serve.replicas} replicas on Ray (Ctrl-C ends it)"
             )
             stopping.wait()
@@ -122,3 +148,122 @@ def _stopping() -> Iterator[threading.Event]:
             yield stopping
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class Replica:
+    """A server of one model."""
+
+    def __init__(
+        self, raw: Mapping[str, Any], plugins: Sequence[str], folder: str, key: bytes | None
+    ) -> None:
+        """`raw`: a config as plain data; `folder`: where relative paths begin. Raises RunnerError,
+        which Ray reports."""
+        os.chdir(folder)
+        register_plugins(plugins)
+        config = ServeOptions.from_dict(raw)
+        progress.configure(config.verbosity, config.log_format)
+        plan = plan_serving(config)
+        backend = open_planned(plan)
+        backend.prepare()
+        self._server = open_server(plan, backend, key)
+        self._server.engine.start()
+        self._app = application(self._server)
+        slots = 1 if backend.adapters is None else backend.adapters.slots
+        # Ray routes by the names that went through this; the scheduler loads adapters itself.
+        self._hold = ray_serve.multiplexed(max_num_models_per_replica=slots)(_name)
+
+    async def check_health(self) -> None:
+        """Raises where the engine has failed: Ray replaces this replica then."""
+        if self._server.engine.failure is not None:
+            raise RuntimeError("the engine has failed")
+
+    async def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
+        """The messages that the application sends for a request."""
+        if (adapter := ray_serve.get_multiplexed_model_id()) in self._server.adapters:
+            await self._hold(adapter)
+        asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+
+        async def receive() -> Message:
+            if asked:
+                return asked.pop()
+            await asyncio.Event().wait()  # the client leaves by cancelling this call
+            raise AssertionError
+
+        task = asyncio.ensure_future(self._app(scope, receive, sent.put))
+        task.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            while (message := await sent.get()) is not None:
+                yield message
+            await task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def _name(name: str) -> str:
+    return name
+
+
+class Ingress:
+    """The door: one for all replicas."""
+
+    def __init__(self, replicas: DeploymentHandle, adapters: Sequence[str]) -> None:
+        self._replicas, self._adapters = replicas, adapters
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        async def forward(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await self._forward(scope, receive, send)
+            else:
+                await Starlette()(scope, receive, send)
+
+        return forward
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = bytes(await read_body(_parts(receive)))
+            await asyncio.to_thread(check_values, body)
+        except ApiError as refusal:
+            await JSONResponse(refusal.body(), refusal.status)(scope, receive, send)
+            return
+        named = self._named(body)
+        handle = self._replicas.options(stream=True, multiplexed_model_id=named)
+        messages = handle.answer.remote({name: scope.get(name) for name in _SCOPE}, body)
+        streams: bool | None = None  # None: nothing has been sent
+        try:
+            async for message in messages:
+                if message["type"] == "http.response.start":
+                    headers = MutableHeaders(scope=message)
+                    # /health has none.
+                    streams = headers.get("Content-Type", "").startswith("text/event-stream")
+                    del headers["X-Request-Id"]  # Ray's proxy adds it
+                await send(message)
+        except (RayError, RayServeException) as failure:
+            progress.note(f"a replica has failed: {type(failure).__name__}")
+            error = ApiError(503, "the replica of this request has failed", code="unavailable")
+            if streams is None:
+                answer = JSONResponse(error.body(), 503, headers=error.headers)
+                await answer(scope, receive, send)
+                return
+            last = event(error.body()).encode() if streams else b""
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            messages.cancel()  # of effect where the client has left
+
+    def _named(self, body: bytes) -> str:
+        """The adapter that a request names; "": none, or none that is known."""
+        try:
+            named: Any = parse_json(body)["model"]
+        except (ValueError, TypeError, KeyError):
+            return ""  # the application says what is wrong with it
+        return named if named in self._adapters else ""
+
+
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+    """The parts of a request's body."""
+    more = True
+    while more:
+        message = await receive()
+        yield message.get("body", b"")
+        more = message.get("more_body", False)

@@ -1,4 +1,4 @@
-"""/v1/completions"""
+"""/v1/completions, and usage and log-probabilities in the forms of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Logprobs
-from lite_runner.serving.collect import Progress
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
-from lite_runner.serving.sampling import adjustments, generation_options
+from lite_runner.serving.metrics import RequestStats, Usage
+from lite_runner.serving.sampling import adjustments, generation_options, grammar_for
 from lite_runner.serving.schemas import CompletionRequest
-from lite_runner.serving.state import Server, Usage
-from lite_runner.serving.structured import grammar_of
-from lite_runner.serving.text_logprobs import CompletionLogprobs
+from lite_runner.serving.state import Server
+from lite_runner.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
+_LOWEST = -9999.0  # in place of minus infinity, which is not JSON
 
 
 class Completions:
@@ -30,14 +30,16 @@ class Completions:
         """Raises ApiError for what cannot be done."""
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
+        self._priority = server.priority_of(body.priority)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
-        self._grammar = grammar_of(body)
+        self._grammar = grammar_for(body)
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": body.model or server.name,
         }
+        self.streams = bool(body.stream)
 
     async def prepare(self) -> None:
         """Tokenize the prompts. Raises ApiError for one that does not fit."""
@@ -48,9 +50,12 @@ class Completions:
             for ids in self._prompts
         ]
         self._adjustments = await server.restricted(self._adjustments, self._grammar)
-        self.progress = Progress(server, [len(ids) for ids in self._prompts], body.n or 1)
+        self.stats = RequestStats(server.metrics, [len(ids) for ids in self._prompts], body.n or 1)
         # What stands before the first new token, where it is asked for.
-        self._echoes = [server.tokenizer.decode(ids) if body.echo else "" for ids in self._prompts]
+        self._echoes = [""] * len(self._prompts)
+        if body.echo:
+            decode = server.tokenizer.decode
+            self._echoes = await server.aside(lambda: [decode(ids) for ids in self._prompts])
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
@@ -62,8 +67,12 @@ class Completions:
                 texts[choice] = texts.get(choice, "") + output.text
                 if isinstance(output, Ended):
                     ended[choice] = output
-        choices = [self._whole_choice(index, texts[index], ended[index]) for index in sorted(ended)]
-        return self._head | {"choices": choices, "usage": usage_of(self.progress.usage)}
+
+        def made() -> list[dict[str, Any]]:
+            return [self._whole_choice(at, texts[at], ended[at]) for at in sorted(ended)]
+
+        choices = await self._server.aside_if(self.is_large, made)
+        return self._head | {"choices": choices, "usage": usage_of(self.stats.usage)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as it comes: a chunk for each token."""
@@ -77,16 +86,17 @@ class Completions:
                 if first:
                     echoed.add(choice)
                     text = self._echoes[place] + text
-                found = self._next_logprobs(logprobs, place, output, first=first)
+                make = partial(self._next_logprobs, logprobs, place, output, first=first)
+                found = await server.aside_if(first and self.is_large, make)
                 reason = output.finish_reason if isinstance(output, Ended) else None
                 made = {"index": choice, "text": text, "logprobs": found, "finish_reason": reason}
                 if first and body.prompt_logprobs is not None:
-                    made["prompt_logprobs"] = prompt_logprobs(
-                        server, self._prompts[place], of_prompt(output)
-                    )
+                    prompt, of_it = self._prompts[place], of_prompt(output)
+                    tell = partial(prompt_logprobs, server.tokenizer, prompt, of_it)
+                    made["prompt_logprobs"] = await server.aside(tell)
                 yield self._head | {"choices": [made]}
         if body.stream_options is not None and body.stream_options.include_usage:
-            yield self._head | {"choices": [], "usage": usage_of(self.progress.usage)}
+            yield self._head | {"choices": [], "usage": usage_of(self.stats.usage)}
 
     def _next_logprobs(
         self,
@@ -115,12 +125,18 @@ class Completions:
         for at, token in enumerate(self._prompts[place]):
             made.add(token, found if at else None, at - 1)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the answer has as many log-probabilities as the prompts have tokens, which would
+        hold up the event loop."""
+        body = self._body
+        return body.prompt_logprobs is not None or bool(body.echo and body.logprobs is not None)
+
     async def _outputs(self) -> AsyncGenerator[tuple[int, Piece | Ended], None]:
         work: list[tuple[Sequence[int], GenerationConfig]]
         work = list(zip(self._prompts, self._options, strict=True))
-        priority = self._body.priority or 0
-        answer = self._server.answer(work, self._adapter, self._adjustments, priority)
-        async with answer as outputs, aclosing(self.progress.follow(outputs)) as followed:
+        answer = self._server.answer(work, self._adapter, self._adjustments, self._priority)
+        async with answer as outputs, aclosing(self.stats.follow(outputs)) as followed:
             async for one in followed:
                 yield one
 
@@ -129,7 +145,7 @@ class Completions:
 
     async def _tokens(self) -> list[list[int]]:
         """Token ids of each prompt."""
-        given, tokenizer = self._body.prompt, self._server.tokenizer
+        given = self._body.prompt
         special = self._body.add_special_tokens is not False
         prompts: list[Any] = [given] if isinstance(given, str) else list(given)
         if isinstance(prompts[0], int):
@@ -142,7 +158,7 @@ class Completions:
         found = []
         for one in prompts:
             if isinstance(one, str):
-                ids = await self._server.encode(partial(tokenizer.encode, one, special))
+                ids = await self._server.encode(one, special)
             else:
                 ids = list(one)
             if not ids:
@@ -164,7 +180,7 @@ class Completions:
         }
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(
-                self._server, self._prompts[place], of_prompt(ended)
+                self._server.tokenizer, self._prompts[place], of_prompt(ended)
             )
         return choice
 
@@ -195,7 +211,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def prompt_logprobs(
-    server: Server, prompt: Sequence[int], found: Logprobs | None
+    tokenizer: Tokenizer, prompt: Sequence[int], found: Logprobs | None
 ) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: of each prompt token and the likeliest ones there, by token id;
     None for the first, which nothing predicts."""
@@ -209,9 +225,71 @@ def prompt_logprobs(
             {
                 str(id): {
                     "logprob": value,
-                    "decoded_token": server.tokenizer.decode([id], skip_special_tokens=False),
+                    "decoded_token": token_text(tokenizer, id),
                 }
                 for id, value in values.items()
             }
         )
     return rows
+
+
+class CompletionLogprobs:
+    """choices[].logprobs of a completion."""
+
+    def __init__(self, tokenizer: Tokenizer, offset: int = 0) -> None:
+        """`offset`: characters of the text before the first token."""
+        self._tokenizer, self._offset = tokenizer, offset
+        self.plain: dict[str, list[Any]] = {
+            "text_offset": [],
+            "token_logprobs": [],
+            "tokens": [],
+            "top_logprobs": [],
+        }
+
+    @property
+    def offset(self) -> int:
+        """Characters up to here."""
+        return self._offset
+
+    def add(self, token: int, found: Logprobs | None, row: int = 0) -> None:
+        """A token, and `row` of `found`; None: nothing predicts it."""
+        text = token_text(self._tokenizer, token)
+        self.plain["text_offset"].append(self._offset)
+        self.plain["tokens"].append(text)
+        self._offset += len(text)
+        if found is None:
+            self.plain["token_logprobs"].append(None)
+            self.plain["top_logprobs"].append(None)
+            return
+        self.plain["token_logprobs"].append(max(float(found.chosen[row]), _LOWEST))
+        pairs = zip(found.top_ids[row].tolist(), found.top[row].tolist(), strict=True)
+        best: dict[str, float] = {}
+        for id, value in pairs:  # two tokens may read the same
+            best.setdefault(token_text(self._tokenizer, id), max(value, _LOWEST))
+        self.plain["top_logprobs"].append(best)
+
+
+def chat_entry(tokenizer: Tokenizer, token: int, found: Logprobs) -> dict[str, Any]:
+    """One element of choices[].logprobs.content: `found` is of this token alone."""
+
+    def entry(id: int, value: float) -> dict[str, Any]:
+        return {
+            "token": token_text(tokenizer, id),
+            "logprob": max(float(value), _LOWEST),
+            "bytes": token_bytes(tokenizer, id),
+        }
+
+    pairs = zip(found.top_ids[0].tolist(), found.top[0].tolist(), strict=True)
+    return entry(token, found.chosen[0]) | {"top_logprobs": [entry(*pair) for pair in pairs]}
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """A token alone as text; bytes that are no whole character are U+FFFD."""
+    return tokenizer.decode([token], skip_special_tokens=False)
+
+
+def token_bytes(tokenizer: Tokenizer, token: int) -> list[int]:
+    """The bytes of a token alone."""
+    if tokenizer.spelling is not None:
+        return list(tokenizer.token_bytes(token, skip_special_tokens=False))
+    return list(token_text(tokenizer, token).encode())

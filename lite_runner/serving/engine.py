@@ -1,4 +1,4 @@
-"""The scheduler in a thread of its own: requests in, pieces of text out.
+"""An engine in a thread of its own: requests in, pieces of text out.
 
 Other threads submit and cancel requests at any time; the thread takes them between two steps, so
 that a request that leaves frees its cache slots within a step. What a step gave is handed over in
@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import FinishReason
-from lite_runner.errors import RunnerError
-from lite_runner.generation import Completion, Finished, Logprobs, Request, Scheduler, Token
+from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.generation import Completion, Engine, Finished, Logprobs, Request, Token
+from lite_runner.text.streaming import Transcript
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.text.transcript import Transcript
 
 logger = logging.getLogger(__name__)
+STEP_S = 0.1  # of a step to aim at: a long prompt must not hold up the streams of others
 
 
 class Busy(Exception):
@@ -90,7 +91,7 @@ class Load:
     adapters: tuple[set[str], set[str]]  # of running sequences, and of waiting ones
 
 
-class Engine:
+class EngineThread:
     """Runs requests until it is closed. Its methods may be called from any thread."""
 
     def __init__(
@@ -107,7 +108,7 @@ class Engine:
         they belong. Raises ConfigError for a budget that does not fit the backend."""
         self.info, self.adapters = backend.info, backend.adapters
         self._tokenizer, self._post = tokenizer, post
-        self._scheduler = Scheduler(backend, token_budget, prefix_cache=prefix_cache)
+        self._engine = Engine(backend, token_budget, prefix_cache=prefix_cache, step_s=STEP_S)
         self._most = backend.info.slots + max_queue
         self._changed = threading.Condition()
         # Guarded by _changed:
@@ -201,12 +202,12 @@ class Engine:
     def _wait(self) -> bool:
         """Wait for work; False: to be closed."""
         with self._changed:
-            while not (self._closing or self._inbox or self._calls or not self._scheduler.idle):
+            while not (self._closing or self._inbox or self._calls or not self._engine.idle):
                 self._changed.wait()
             return not self._closing
 
     def _take(self) -> None:
-        """Hand submitted and cancelled requests to the scheduler."""
+        """Hand submitted and cancelled requests to the engine."""
         with self._changed:
             taken, calls = list(self._inbox), list(self._calls)
             self._inbox.clear()
@@ -223,7 +224,7 @@ class Engine:
                 self._forget(handle)
                 continue
             try:
-                handle.id = self._scheduler.add(handle.request)
+                handle.id = self._engine.add(handle.request)
             except RunnerError as error:
                 self._fail(handle, error)
                 continue
@@ -231,7 +232,15 @@ class Engine:
             self._outputs.append((handle.put, Accepted()))
 
     def _step(self) -> None:
-        events = deque(self._scheduler.step())
+        try:
+            events = deque(self._engine.step())
+        except MemoryError:
+            # What runs now is more than there is memory for. The engine would repeat the step.
+            logger.exception("out of memory: what runs is ended")
+            error = EnvironmentFault("out of memory", "fewer or shorter requests at a time")
+            for running in list(self._handles.values()):
+                self._fail(running, error)
+            return
         while events:
             event = events.popleft()
             handle = self._handles.get(event.id)
@@ -250,7 +259,7 @@ class Engine:
         self._outputs.append((handle.put, piece))
         if not transcript.stopped:
             return ()
-        return self._scheduler.finish(event.id, "stop", event.index)
+        return self._engine.finish(event.id, "stop", event.index)
 
     def _finished(self, handle: Handle, event: Finished) -> None:
         if event.error is not None:
@@ -270,7 +279,7 @@ class Engine:
 
     def _forget(self, handle: Handle) -> None:
         if handle.id is not None and self._handles.get(handle.id) is handle:
-            self._scheduler.finish(handle.id)
+            self._engine.finish(handle.id)
         self._close_sequences(handle, handle.open)
 
     def _close_sequences(self, handle: Handle, count: int) -> None:
@@ -281,7 +290,7 @@ class Engine:
             self._sequences -= count
 
     def _flush(self) -> None:
-        scheduler, info = self._scheduler, self.info
+        scheduler, info = self._engine.scheduler, self.info
         usage = scheduler.cached_tokens / (info.slots * info.max_length)
         self._running = scheduler.running, usage, scheduler.adapters
         outputs, self._outputs = self._outputs, []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import ValidationError
 
-from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.serving.engine import Busy, Stopped
 from lite_runner.serving.schemas import FieldFault
+from lite_runner.structured.grammars import GrammarError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -16,6 +18,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
@@ -23,6 +26,11 @@ _TYPES = {
     504: "timeout_error",
 }
 RETRY_AFTER_S = 1
+MAX_MESSAGE = 1000  # characters; what a client sent may be as long as a body
+MAX_PARAM = 200
+# The folders of an absolute path.
+_FOLDERS = re.compile(r"""(?<![^\s'"(=:,])/(?:[^/\n:'"]+/)+""")
+_MOST_FAULTS = 100  # of a body; each takes some 10 us to tell
 
 
 class ApiError(Exception):
@@ -38,28 +46,37 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         if self.status == 401:
             return {"WWW-Authenticate": "Bearer"}
+        if self.status == 408:
+            return {"Connection": "close"}
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+
+    @property
+    def kind(self) -> str:
+        return _TYPES.get(self.status, "server_error")
 
     def body(self) -> dict[str, Any]:
         """The JSON of the answer."""
-        kind = _TYPES.get(self.status, "server_error")
         return {
             "error": {
-                "message": self.message,
-                "type": kind,
-                "param": self.param,
+                "message": shortened(self.message, MAX_MESSAGE),
+                "type": self.kind,
+                "param": self.param and shortened(self.param, MAX_PARAM),
                 "code": self.code,
             }
         }
 
 
-class GrammarError(ConfigError):
-    """An answer cannot go on: its grammar takes too much, or leaves no token."""
+def shortened(text: str, most: int) -> str:
+    """`text` without its middle, where it has more characters than `most`."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end]} ... {text[-end:]}"
 
-    def __init__(self, field: str, message: str) -> None:
-        """`field`: of the request that has the grammar."""
-        super().__init__(f"{field}: {message}")
-        self.field = field
+
+def told(error: RunnerError) -> str:
+    """Its message for clients, whom this machine's folders do not concern."""
+    return _FOLDERS.sub("", error.message)
 
 
 def of_exception(error: Exception) -> ApiError:
@@ -70,19 +87,25 @@ def of_exception(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="unavailable")
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than serve.request_timeout", code="timeout")
+    if isinstance(error, MemoryError):
+        return ApiError(503, "out of memory", code="unavailable")
     if isinstance(error, GrammarError):
-        return ApiError(400, error.message, error.field, "invalid_value")
+        return ApiError(400, error.message, error.field, "invalid_value")  # of its own text
     if isinstance(error, ConfigError):
-        return ApiError(400, error.message)
+        return ApiError(400, told(error))
+    if isinstance(error, EnvironmentFault):
+        return ApiError(503, told(error), code="unavailable")
     if isinstance(error, RunnerError):
-        return ApiError(500, error.message)
+        return ApiError(500, told(error))
     return ApiError(500, "internal error; the server's log has it")
 
 
 def of_validation(error: ValidationError) -> ApiError:
     """The first fault of a request's body; where a field may be of several types, that of the type
     which fits it furthest."""
-    faults = error.errors(include_url=False)
+    if (count := error.error_count()) > _MOST_FAULTS:
+        return ApiError(400, f"the body has {count} faults", code="invalid_value")
+    faults = error.errors(include_url=False, include_input=False)
     field = faults[0]["loc"][:1]
     found = max((one for one in faults if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in found["loc"] if not _is_type(part)]
@@ -93,6 +116,8 @@ def of_validation(error: ValidationError) -> ApiError:
     place = ".".join(parts) or None
     if kind == "extra_forbidden":
         return ApiError(400, f"{place}: not supported", place, "unsupported_parameter")
+    if kind == "unsupported":
+        return ApiError(400, f"{place}: {message}", place, "unsupported_parameter")
     if kind == "missing":
         return ApiError(400, f"{place}: missing", place, "missing_required_parameter")
     if kind == "json_invalid":

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 
-from lite_runner.serving.engine import Load
+from lite_runner import __version__
+from lite_runner.records import dataclass
+from lite_runner.serving.engine import Accepted, Ended, Failed, Load, Output, Piece
+from lite_runner.serving.errors import of_exception
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.075, 0.15, 0.3, 0.5, 1, 2.5)
@@ -16,8 +28,14 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.075, 0.15, 0.3, 0.5, 1, 2.
 class Metrics:
     """The metrics of one model."""
 
-    def __init__(self, model: str, load: Callable[[], Load], adapter_slots: int = 0) -> None:
-        """`adapter_slots`: adapters that can be loaded at a time."""
+    def __init__(
+        self,
+        model: str,
+        load: Callable[[], Load],
+        adapter_slots: int = 0,
+        build: Mapping[str, str] | None = None,
+    ) -> None:
+        """`adapter_slots`: adapters that can be loaded at a time; `build`: what computes."""
         self.registry = CollectorRegistry()
         names, registry = ("model_name",), self.registry
 
@@ -63,11 +81,15 @@ class Metrics:
             labelnames=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
             registry=self.registry,
         )
+        ProcessCollector(registry=self.registry)  # process_*: memory, CPU, files, start
+        info = Info("lite_runner:build", "The program that serves.", registry=self.registry)
+        info.info({"version": __version__, "python": platform.python_version(), **(build or {})})
         self._model, self._load, self._slots = model, load, adapter_slots
 
-    def finished(self, reason: str) -> None:
-        """A sequence has ended."""
-        self._finished.labels(self._model, reason).inc()
+    def finished(self, reason: str, count: int) -> None:
+        """So many sequences have ended, or were cut."""
+        if count:
+            self._finished.labels(self._model, reason).inc(count)
 
     def refused(self, status: int) -> None:
         """An answer with an error."""
@@ -79,3 +101,73 @@ class Metrics:
         running, waiting = (",".join(sorted(names)) for names in self._load().adapters)
         self._adapters.labels(str(self._slots), waiting, running).set(time.time())
         return generate_latest(self.registry)
+
+
+@dataclass
+class Usage:
+    """Tokens of one call."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class RequestStats:
+    """Usage and times of one call, told to the metrics."""
+
+    def __init__(self, metrics: Metrics, prompts: list[int], returns: int) -> None:
+        """`prompts`: tokens of each; `returns`: sequences of each."""
+        self.usage = Usage(prompt=sum(prompts))
+        self.open = len(prompts) * returns  # sequences that are not over
+        self._metrics, self._began = metrics, time.perf_counter()
+        self._last: dict[tuple[int, int], float] = {}  # time of the newest token
+
+    async def follow(
+        self, outputs: AsyncIterator[tuple[int, Output]]
+    ) -> AsyncGenerator[tuple[int, Piece | Ended], None]:
+        """The pieces and ends of all sequences. Raises ApiError where one fails."""
+        metrics, cut = self._metrics, "abort"  # as vLLM calls it, where the client leaves
+        metrics.prompt_tokens.inc(self.usage.prompt)
+        metrics.prefix_queries.inc(self.usage.prompt)
+        try:
+            async for place, output in outputs:
+                if isinstance(output, Failed):
+                    raise of_exception(output.error)
+                if isinstance(output, Accepted):
+                    continue
+                if isinstance(output, Piece):
+                    self._count(place, output)
+                else:
+                    self._finish(output)
+                yield place, output
+                if not self.open:
+                    break
+        except Exception as error:
+            cut = "timeout" if isinstance(error, TimeoutError) else "error"
+            raise
+        finally:
+            metrics.finished(cut, self.open)
+        metrics.whole.observe(time.perf_counter() - self._began)
+
+    def _count(self, place: int, piece: Piece) -> None:
+        metrics, now = self._metrics, time.perf_counter()
+        self.usage.completion += 1
+        metrics.generation_tokens.inc()
+        before = self._last.get((place, piece.index))
+        if before is not None:
+            metrics.between_tokens.observe(now - before)
+        elif not self._last:
+            metrics.first_token.observe(now - self._began)
+        self._last[place, piece.index] = now
+
+    def _finish(self, ended: Ended) -> None:
+        self.open -= 1
+        self._metrics.finished(ended.finish_reason, 1)
+        completion = ended.completion
+        if completion.end_token is not None:
+            self.usage.completion += 1
+            self._metrics.generation_tokens.inc()
+        if ended.index == 0:  # the prompt is computed once for all of its sequences
+            self.usage.cached += completion.cached_tokens
+            self._metrics.queue.observe(completion.waited_s)
+            self._metrics.prefix_hits.inc(completion.cached_tokens)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from lite_runner.config.fields import Fault, Range, fault, show
-from lite_runner.config.options import SessionOptions
-from lite_runner.config.ranges import Count, Index, Positive
-from lite_runner.config.session_checks import session_faults
-from lite_runner.records import dataclass
+from lite_runner.config.fields import Fault, fault, show
+from lite_runner.config.generate_checks import session_faults
+from lite_runner.config.schema import SessionOptions
+from lite_runner.records import Count, Index, NotNegative, Positive, Range, dataclass
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
+_HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\]")
 # Each request says these itself.
 _OF_REQUESTS = {
     "num_beams": "n samples are drawn; there is no beam search",
@@ -33,13 +35,20 @@ class Serve:
     host: str
     port: Annotated[int, Range(0, 65535)]  # 0: a free one
     api_key: str  # env:NAME or a file; "": none
-    max_running: Count  # sequences that are computed together: cache slots
+    model_name: str | tuple[str, ...] | None  # names of the model, the first is told; null: its own
+    allowed_hosts: tuple[str, ...]  # of Host; (): those of this machine, or any where it is public
+    cors_origins: tuple[str, ...]  # pages whose scripts may ask
+    # Sequences that are computed together: cache slots; auto: as many as fit, up to 8
+    max_running: Count | Literal["auto"]
     max_queue: Index  # sequences that wait; more are refused
-    max_length: Count | None  # tokens of a prompt and its completion; null: the model's context
+    # Tokens of a prompt and its completion; null: the model's context, auto: as much of it as fits
+    max_length: Count | Literal["auto"] | None
+    priority: bool  # requests may ask to be taken earlier than others
     token_budget: Count | None  # of a step; null: the backend's preference
     load_adapters: bool  # clients may load and unload adapters below adapter_root
     request_timeout: Positive  # seconds
-    drain_timeout: Positive  # seconds for running requests after SIGTERM
+    drain_delay: NotNegative  # seconds after SIGTERM in which requests are still taken
+    drain_timeout: Positive  # seconds for running requests after that
     log_format: Literal["text", "json"]
 
     @property
@@ -50,13 +59,31 @@ class Serve:
         except ValueError:
             return self.host != "localhost"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names for the model; (): its own."""
+        given = self.model_name
+        return (given,) if isinstance(given, str) else given or ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(SessionOptions):
     """A server of one model and its adapters; sampling keys are the defaults of requests."""
 
+    batch_key: ClassVar[str] = "serve.max_running"
+    length_key: ClassVar[str] = "serve.max_length"
+
     prefix_cache: Literal["auto", "none"]
     serve: Serve
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names that requests may give for the base model; answers give the first."""
+        return self.serve.names or (self.model_name,)
+
+    @property
+    def log_format(self) -> Literal["text", "json"]:
+        return self.serve.log_format
 
 
 def serve_faults(config: ServeOptions) -> Iterator[Fault]:
@@ -76,6 +103,12 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
             "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
             " would load an adapter",
         )
+    if config.serve.engine == "ray" and config.serve.drain_delay:
+        yield fault(
+            "serve.drain_delay",
+            "serve.drain_delay needs serve.engine=local: replicas on a Ray cluster do not wait",
+        )
+    yield from _name_faults(config.serve)
     if config.serve.is_public and not config.serve.api_key:
         yield fault(
             ("serve.host", "serve.api_key"),
@@ -90,3 +123,27 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
                 f"serve.load_adapters=true needs {key}=, {why} for those that clients load",
             )
     yield from session_faults(config)
+
+
+def _name_faults(serve: Serve) -> Iterator[Fault]:
+    """Of names that would never match."""
+    for origin in serve.cors_origins:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+            yield fault(
+                "serve.cors_origins",
+                f"serve.cors_origins: got {show(origin)}, expected SCHEME://HOST[:PORT] without a"
+                " path, such as http://localhost:3000, or '*'",
+            )
+    for host in serve.allowed_hosts:
+        if host != "*" and not _HOST.fullmatch(host):
+            yield fault(
+                "serve.allowed_hosts",
+                f"serve.allowed_hosts: got {show(host)}, expected a name without a port, such as"
+                " llm.example.com or '*.example.com', or '*'",
+            )
+    names = serve.names
+    for name in names:
+        if not name or names.count(name) > 1:
+            yield fault("serve.model_name", f"serve.model_name: {show(name)} is empty or twice")
+    if serve.model_name == ():
+        yield fault("serve.model_name", "serve.model_name: no name; null is the model's own")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 
+from lite_runner.config.generation import sampled
+from lite_runner.config.secret import read_key
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.plan.generating import plan_session
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.session import plan_session
 from lite_runner.serving.options import ServeOptions
 from lite_runner.system import environment
+
+MOST_RUNNING = 8  # sequences, with serve.max_running=auto
+_BACKLOG = 128  # connections that the kernel holds
 
 
 def plan_serving(config: ServeOptions) -> Plan:
@@ -15,13 +22,40 @@ def plan_serving(config: ServeOptions) -> Plan:
     environment.check_packages("serve")
     if config.serve.engine == "ray":
         environment.check_packages("ray")
+    running, length = config.serve.max_running, config.serve.max_length
+    read_key("serve.api_key", config.serve.api_key)
+    if not config.dry_run:
+        listen(config.serve.host, config.serve.port).close()  # told before anything is fetched
     plan = plan_session(
         config,
-        slots=config.serve.max_running,
-        length=config.serve.max_length,
-        key="serve.max_length",
-        all_logits=not config.runs_given_model or config.takes_packed,
+        slots=range(1, MOST_RUNNING + 1) if running == "auto" else [running],
+        length=length,
+        least=2,  # one long request holds up nobody
+        all_logits=not config.in_lite,
     )
-    # OpenAI's default, whatever the model's; a request with temperature 0 is greedy.
-    defaults = replace(plan.work.generation, do_sample=config.do_sample is not False)
+    adapters = plan.work.adapters.adapters if plan.work.adapters else ()
+    for adapter in adapters:
+        if adapter.name in config.served_names:
+            raise ConfigError(
+                f"adapter {adapter.name} has the name of the model: requests could not mean it",
+                f"serve.model_name=NAME gives the model another one than {adapter.name}",
+            )
+    # OpenAI's default, whatever the model's.
+    defaults = replace(plan.work.generation, do_sample=sampled(vars(config)) is not False)
     return replace(plan, job=replace(plan.work, generation=defaults))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound and listens. Raises EnvironmentFault."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"serve.host={host}, serve.port={port}: {error.strerror or error}",
+            "serve.port=0 takes a free one",
+        ) from error
+    return bound

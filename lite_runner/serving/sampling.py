@@ -1,4 +1,4 @@
-"""The generation options of a request."""
+"""The generation options of a request, and its grammar."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from lite_runner.backends.base import BackendInfo
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import STRUCTURED_KEYS, GenerationConfig, decided
 from lite_runner.generation import Adjustments
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.schemas import ChatRequest, CompletionRequest, Sampling
+from lite_runner.structured.grammars import Grammar, grammar_of
 
 USUAL_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it
 
@@ -43,24 +44,24 @@ def generation_options(
     if limit is None:
         usual = defaults.max_new_tokens or (room if isinstance(body, ChatRequest) else USUAL_TOKENS)
         limit = min(usual, room)
-    temperature = defaults.temperature if body.temperature is None else body.temperature
-    sampled = defaults.do_sample if body.temperature is None else temperature > 0
-    n = body.n or 1
+    given, n = decided(_given(body)), body.n or 1
+    samples = given.pop("do_sample", defaults.do_sample)
+    temperature = given.pop("temperature", defaults.temperature)
     options = replace(
         defaults,
         max_new_tokens=limit,
         max_length=None,
-        do_sample=sampled,
-        temperature=temperature if sampled else 1.0,
+        do_sample=samples,
+        temperature=temperature if samples else 1.0,
         num_return_sequences=n,
         seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
         stop=body.stops or defaults.stop,
         logprobs=_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body),
         eos_token_id=_ends(body, defaults),
-        **_given(body),
+        **given,
     )
-    if n > 1 and not sampled:
+    if n > 1 and not samples:
         raise ApiError(400, f"n={n}: greedy answers are all the same; temperature above 0", "n")
     if min(n, info.slots) > 1 and not info.can_copy:
         raise ApiError(400, f"n={n}: {info.engine} gives one answer at a time", "n")
@@ -101,6 +102,22 @@ def adjustments(body: Sampling, vocab: int) -> Adjustments | None:
     return None if made == Adjustments() else made
 
 
+def grammar_for(body: Sampling) -> Grammar | None:
+    """What the answer is restricted to; None: nothing. Raises GrammarError for two grammars, and
+    ApiError for one with another field that contradicts it."""
+    found = grammar_of(body.model_dump(include=set(STRUCTURED_KEYS), by_alias=True))
+    if found is not None:
+        check_free_end(body, found.field)
+    return found
+
+
+def check_free_end(body: Sampling, field: str) -> None:
+    """A grammar says where an answer ends. Raises ApiError for fields that say so, too."""
+    for name, value in (("ignore_eos", body.ignore_eos), ("min_tokens", body.min_tokens)):
+        if value:
+            raise ApiError(400, f"{name}: not with {field}", name)
+
+
 def _limit(body: Sampling) -> int | None:
     """New tokens that are asked for."""
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
@@ -111,6 +128,7 @@ def _limit(body: Sampling) -> int | None:
 def _given(body: Sampling) -> dict[str, Any]:
     """Options that have the server's default where the request has none."""
     given: dict[str, Any] = {
+        "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": None if body.top_k is None else max(0, body.top_k),
         "min_p": body.min_p,

@@ -1,23 +1,37 @@
 """The bodies of requests: OpenAI's fields, and vLLM's additions.
 
 What a field asks for is done, or refused by its name; there is no field that is silently ignored.
-A value that asks for nothing (null, false, 1) is taken for fields that are not supported. The
-fields below `_Described` describe the caller, not the answer.
+Fields that are not supported take the values that ask for nothing: null, and what `only` lists. The
+fields of `_Described` describe the caller, not the answer.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from lite_runner.records import MAX_PENALTY, MIN_PENALTY
 
 MAX_RETURNS = 128
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_TOOLS = 128
+_ID_DIGITS = 10
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1000  # of a message
+MAX_IDS = 1024  # of tokens that end an answer, or whose scores are changed
+_MAX_KEYS = 100  # of an object whose keys are known
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+# The first fault of a list is the one that is told.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+ListsOfIds = Annotated[list[TokenIds], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 Count = Annotated[int, Field(ge=1)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -29,8 +43,31 @@ class FieldFault(ValueError):
         self.field, self.message = field, message
 
 
+def only(*values: Any) -> AfterValidator:
+    """Of a field that is not supported: it has one of the values that change nothing."""
+
+    def check(value: Any) -> Any:
+        for one in values:
+            if value == one and isinstance(value, bool) is isinstance(one, bool):
+                return value
+        listed = " or ".join(json.dumps(one) for one in (*values, None))
+        raise PydanticCustomError("unsupported", f"not supported; expected {listed}")
+
+    return AfterValidator(check)
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, given: Any) -> Any:
+        """A null asks for nothing, whatever the field."""
+        if not isinstance(given, dict):
+            return given
+        if len(given) > _MAX_KEYS:
+            raise PydanticCustomError("too_long", f"an object of {len(given)} keys")
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class _Described(_Body):
@@ -46,8 +83,8 @@ class _Described(_Body):
 
 class StreamOptions(_Body):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
+    continuous_usage_stats: Annotated[Any, only(False)] = None
 
 
 class JsonSchema(_Body):
@@ -69,7 +106,7 @@ class ResponseFormat(_Body):
 
 
 Schema = dict[str, Any] | str  # or its JSON
-Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
 
 
 class StructuredOutputs(_Body):
@@ -79,6 +116,9 @@ class StructuredOutputs(_Body):
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None
+    disable_fallback: bool | None = None  # there is one engine of grammars
+    disable_any_whitespace: Annotated[Any, only(False)] = None
+    disable_additional_properties: Annotated[Any, only(False)] = None
 
 
 class Sampling(_Described):
@@ -92,13 +132,13 @@ class Sampling(_Described):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0, -1: off
     min_p: Share | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_PENALTY, le=MAX_PENALTY)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_IDS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -110,10 +150,21 @@ class Sampling(_Described):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs | None = None
-    # Not supported but for the values that change nothing.
-    use_beam_search: Literal[False] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    # Not supported.
+    best_of: Annotated[Any, only(1)] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    length_penalty: Annotated[Any, only(1)] = None
+    include_stop_str_in_output: Annotated[Any, only(False)] = None
+    skip_special_tokens: Annotated[Any, only(True)] = None
+    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+    bad_words: Annotated[Any, only([])] = None
+    logits_processors: Annotated[Any, only([])] = None
+    return_tokens_as_token_ids: Annotated[Any, only(False)] = None
+    return_token_ids: Annotated[Any, only(False)] = None
+    guided_decoding_backend: Annotated[Any, only("auto")] = None
+    vllm_xargs: Annotated[Any, only({})] = None
+    store: Annotated[Any, only(False)] = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -124,11 +175,12 @@ class Sampling(_Described):
     def _check(self) -> Sampling:
         if "" in self.stops:
             raise FieldFault("stop", "an empty string would end every completion at once")
-        if self.stream_options is not None and not self.stream:
+        options = self.stream_options
+        if options is not None and options.include_usage and not self.stream:
             raise FieldFault("stream_options", "only with stream=true")
         for key in self.logit_bias or ():
-            if not (key.isascii() and key.isdigit()):
-                raise FieldFault("logit_bias", f"got {key!r}, expected a token id")
+            if not (key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS):
+                raise FieldFault("logit_bias", f"got {key[:40]!r}, expected a token id")
         return self
 
 
@@ -136,12 +188,11 @@ class CompletionRequest(Sampling):
     """/v1/completions"""
 
     # A text, several, the token ids of one, or of several.
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: str | TokenIds | Texts | ListsOfIds
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
+    suffix: Annotated[Any, only("")] = None
 
     @model_validator(mode="after")
     def _check_prompts(self) -> CompletionRequest:
@@ -153,6 +204,9 @@ class CompletionRequest(Sampling):
 class ContentPart(_Body):
     type: Literal["text"]
     text: str
+
+
+Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class FunctionCall(_Body):
@@ -168,14 +222,11 @@ class ToolCall(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Parts | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
     annotations: list[Any] | None = None  # of an earlier answer
-    audio: None = None
-    function_call: None = None
 
     @property
     def text(self) -> str:
@@ -183,6 +234,9 @@ class Message(_Body):
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class Function(_Body):
@@ -209,20 +263,31 @@ class NamedTool(_Body):
 class ChatRequest(Sampling):
     """/v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
-    modalities: list[Literal["text"]] | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # null: auto
     parallel_tool_calls: bool | None = None
-    verbosity: Literal["medium"] | None = None
+    # Not supported.
+    functions: Annotated[Any, only([])] = None  # of OpenAI before tools
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    reasoning_effort: Annotated[Any, only("medium")] = None
+    include_reasoning: Annotated[Any, only(True)] = None
+    echo: Annotated[Any, only(False)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    add_special_tokens: Annotated[Any, only(False)] = None  # the template has them
+    documents: Annotated[Any, only([])] = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise FieldFault("top_logprobs", "only with logprobs=true")
         return self
 
@@ -232,7 +297,7 @@ class ChatRequest(Sampling):
         for name in names:
             if names.count(name) > 1:
                 raise FieldFault("tools", f"two tools have the name {name}")
-        if self.tool_choice not in (None, "none") and not names:
+        if self.tool_choice not in (None, "none", "auto") and not names:
             raise FieldFault("tool_choice", "only with tools")
         if isinstance(self.tool_choice, NamedTool):
             chosen = self.tool_choice.function.name
@@ -241,12 +306,18 @@ class ChatRequest(Sampling):
         return self
 
 
+def _one_line(name: str) -> str:
+    if not name.isprintable():
+        raise PydanticCustomError("unprintable", "has characters that cannot be shown")
+    return name
+
+
 class LoadAdapter(_Body):
     """/v1/load_lora_adapter"""
 
-    lora_name: Annotated[str, Field(min_length=1)]
+    lora_name: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_one_line)]
     lora_path: Annotated[str, Field(min_length=1)]  # a folder, relative to adapter_root
-    load_inplace: Literal[False] | None = None
+    load_inplace: Annotated[Any, only(False)] = None
 
 
 class UnloadAdapter(_Body):
@@ -261,9 +332,13 @@ class TokenizeRequest(_Described):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    return_token_strs: Annotated[Any, only(False)] = None
+    continue_final_message: Annotated[Any, only(False)] = None
+    tools: Annotated[Any, only([])] = None
+    chat_template_kwargs: Annotated[Any, only({})] = None
 
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
@@ -276,4 +351,4 @@ class DetokenizeRequest(_Described):
     """/detokenize"""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
 
 from lite_runner import progress
-from lite_runner.config.api_key import read_key
-from lite_runner.errors import EnvironmentFault
-from lite_runner.plan.loading import load
+from lite_runner.config.secret import take_key
 from lite_runner.plan.plan import Plan
-from lite_runner.serving.adapters import opener
-from lite_runner.serving.app import application
-from lite_runner.serving.engine import Engine, Output, Put
+from lite_runner.plan.resources import open_planned
+from lite_runner.serving.app import application, opener
+from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.metrics import Metrics
+from lite_runner.serving.middleware import Connection
 from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.planning import listen
 from lite_runner.serving.state import Server
 from lite_runner.system.signals import offered
 
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
 # Of an idle connection. Clients drop theirs after 5 s (httpx, openai) to 15 s (aiohttp): were it no
 # longer, a request could meet a connection that is just being closed.
 KEEP_ALIVE_S = 75
-_BACKLOG = 128  # connections that the kernel holds
+_LAST_S = 2  # for the last events of streams that are cut, where a client does not read
 
 
 def serve(plan: Plan) -> None:
     """Load the model and serve until SIGTERM or Ctrl-C. Raises RunnerError."""
     config = plan.config
     assert isinstance(config, ServeOptions)
-    key = read_key("serve.api_key", config.serve.api_key)
+    key = take_key("serve.api_key", config.serve.api_key)
     # Before the weights are read: the port may be taken.
     with closing(listen(config.serve.host, config.serve.port)) as bound:
-        backend = load(config, plan.model, plan.device, plan.work, plan.tokenizer, need=plan.memory)
+        backend = open_planned(plan)
         with closing(backend):
             backend.prepare()
             asyncio.run(_serve(plan, backend, bound, key))
@@ -59,7 +60,7 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
     def post(outputs: Sequence[tuple[Put, Output]]) -> None:
         loop.call_soon_threadsafe(spread, outputs)
 
-    engine = Engine(
+    engine = EngineThread(
         backend,
         plan.tokenizer,
         token_budget=config.serve.token_budget,
@@ -71,36 +72,48 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
     return Server(
         engine,
         plan.tokenizer,
-        config.model_name,
+        config.served_names,
         tuple(one.name for one in adapters.adapters) if adapters else (),
         plan.work.generation,
         config.serve,
         key,
-        Metrics(config.model_name, lambda: engine.load, slots.slots if slots else 0),
+        Metrics(
+            config.served_names[0],
+            lambda: engine.load,
+            slots.slots if slots else 0,
+            build={"backend": config.backend, "engine": backend.info.engine},
+        ),
         open_adapter=opener(plan, slots),
     )
 
 
 async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes | None) -> None:
     server = open_server(plan, backend, key)
-    engine, settings = server.engine, server.settings
+    engine = server.engine
     http = _Http(
         uvicorn.Config(
             application(server),
             log_config=None,
             access_log=False,
             server_header=False,
+            http=Connection,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(settings.drain_timeout)),
         )
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
     engine.start()
+    # Looking for garbage among what is loaded would hold up all requests, now and then.
+    gc.collect()
+    gc.freeze()
     try:
-        with _stopping(http, server, asyncio.get_running_loop()):
+        with _Ending(http, server).on_signals():
             host, port = bound.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            progress.note(f"serving {server.name} on http://{shown}:{port} (Ctrl-C ends it)")
+            info = backend.info
+            progress.note(
+                f"serving {server.name} on http://{shown}:{port} ({info.slots} sequences of"
+                f" {info.max_length} tokens at a time; Ctrl-C ends it)"
+            )
             await http.serve([bound])
     finally:
         await asyncio.to_thread(engine.close)
@@ -113,44 +126,60 @@ class _Http(uvicorn.Server):
         yield
 
 
-@contextmanager
-def _stopping(
-    http: uvicorn.Server, server: Server, loop: asyncio.AbstractEventLoop
-) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the server once running requests are done; a second one at once."""
+class _Ending:
+    """The end of a server, in stages: a delay in which requests are still taken but /ready is 503,
+    for a load balancer to notice; the time that running requests have; and what is left is cut,
+    with an error. SIGTERM begins with the first, Ctrl-C with the second; another signal goes on to
+    the next."""
 
-    def stop() -> None:
-        if server.draining:
-            http.force_exit = True
-            return
-        server.draining = http.should_exit = True
+    def __init__(self, http: uvicorn.Server, server: Server) -> None:
+        self._http, self._server, self._loop = http, server, asyncio.get_running_loop()
+        self._signal = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Within, SIGTERM and Ctrl-C are this object's."""
+
+        def take() -> bool:
+            self._loop.call_soon_threadsafe(self._go_on, 0)
+            return True
+
+        before = signal.getsignal(signal.SIGTERM)
+        delay = self._server.settings.drain_delay
+        self._loop.add_signal_handler(signal.SIGTERM, self._go_on, delay)
+        try:
+            with offered(take):
+                yield
+        finally:
+            if self._task is not None:
+                self._task.cancel()
+            self._loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
+
+    def _go_on(self, delay: float) -> None:
+        if self._task is None:
+            self._task = self._loop.create_task(self._end(delay))
+        else:
+            self._signal.set()
+
+    async def _end(self, delay: float) -> None:
+        self._server.draining = True
+        if delay:
+            progress.note(f"ending: requests are taken for {delay:g} s more; /ready is 503")
+            await self._pause(delay)
+        self._http.should_exit = True
         progress.note("ending: running requests are completed; Ctrl-C again ends them")
+        await self._pause(self._server.settings.drain_timeout)
+        await asyncio.to_thread(self._server.engine.close)  # what runs gets an error
+        await self._pause(_LAST_S)
+        for connection in list(self._http.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+        self._http.force_exit = True
 
-    def take() -> bool:
-        loop.call_soon_threadsafe(stop)
-        return True
-
-    before = signal.getsignal(signal.SIGTERM)
-    loop.add_signal_handler(signal.SIGTERM, stop)
-    try:
-        with offered(take):
-            yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, before)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound and listens. Raises EnvironmentFault."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.socket(family)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen(_BACKLOG)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"serve.host={host}, serve.port={port}: {error.strerror or error}",
-            "serve.port=0 takes a free one",
-        ) from error
-    return bound
+    async def _pause(self, seconds: float) -> None:
+        """Wait for the time to pass, or for a signal."""
+        self._signal.clear()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._signal.wait(), seconds)

@@ -13,40 +13,39 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.prefixes import with_ending
-from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.config.prompt import with_ending
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.records import dataclass
-from lite_runner.serving.engine import Engine, Output
-from lite_runner.serving.errors import ApiError
-from lite_runner.serving.grammars import Grammar, Grammars
+from lite_runner.serving.engine import EngineThread, Output
+from lite_runner.serving.errors import ApiError, shortened, told
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.options import Serve
-from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.serving.schemas import Message
+from lite_runner.serving.tools import plain_messages
+from lite_runner.structured.grammars import Grammar, Grammars
+from lite_runner.system.memory import free_addresses, return_freed
+from lite_runner.text.tokenizer import Tokenizer, TooManyTokens
 
 T = TypeVar("T")
 # Opens (name, folder); what it gives registers the adapter, in the engine's thread.
 OpenAdapter = Callable[[str, str], Callable[[], None]]
+_SHORT = 16 << 10  # bytes of a body that is read in less time than another thread takes
+_LARGE = 1 << 20  # bytes of one whose memory malloc would keep
+# Bytes of address space that a long body needs at the least, and for each of its bytes: libraries
+# in Rust end the process where they get none.
+_NEEDED, _NEEDED_FOR_BYTE = 8 << 20, 16
 _ASIDE = 2  # texts and grammars that are prepared at a time: more would take the engine's cores
-
-
-@dataclass
-class Usage:
-    """Tokens of one call."""
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
 
 
 @dataclass(eq=False)
 class Server:
     """One model and its adapters."""
 
-    engine: Engine
+    engine: EngineThread
     tokenizer: Tokenizer
-    name: str  # of the base model
+    names: tuple[str, ...]  # of the base model; the first is told
     adapters: tuple[str, ...]  # as they are now
     defaults: GenerationConfig
     settings: Serve
@@ -57,46 +56,102 @@ class Server:
     open_adapter: OpenAdapter | None = None  # None: adapters stay as they are
     adapter_uses: Counter[str] = field(default_factory=Counter)  # requests that are not over
     changing_adapters: set[str] = field(default_factory=set)  # names that come or go now
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ASIDE))
 
     def __post_init__(self) -> None:
         info, ends = self.engine.info, self.defaults.eos_token_id
         self._grammars = Grammars(self.tokenizer, info.vocab_size, ends)
 
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
     def adapter_of(self, name: str | None) -> str | None:
         """The adapter that a request means with `model`; None: the base model. Raises ApiError."""
-        if name is None or name == self.name:
+        if name is None or name in self.names:
             return None
         if name not in self.adapters:
-            known = ", ".join((self.name, *self.adapters))
+            known = ", ".join((*self.names, *self.adapters))
             raise ApiError(
-                404, f"model: no model {name!r}; there are: {known}", "model", "model_not_found"
+                404,
+                f"model: no model {shortened(name, 100)!r}; there are: {known}",
+                "model",
+                "model_not_found",
             )
         return name
 
-    async def encode(self, encode: Callable[[], list[int]]) -> list[int]:
-        """The token ids that `encode` gives, computed in another thread."""
-        return with_ending(self.engine.info.prefix, await self.aside(encode))
+    def priority_of(self, given: int | None) -> int:
+        """The priority that a request asks for. Raises ApiError where it may not."""
+        if given and not self.settings.priority:
+            raise ApiError(
+                400,
+                "priority: requests are taken in their order here (serve.priority=false)",
+                "priority",
+                "unsupported_parameter",
+            )
+        return given or 0
+
+    async def encode(self, text: str, special: bool) -> list[int]:
+        """The token ids of a prompt. Raises ApiError for one that is far too long."""
+        most = self.engine.info.max_length
+        return await self._encoded("prompt", lambda: self.tokenizer.encode(text, special, most))
 
     async def encode_chat(
-        self, messages: list[dict[str, Any]], generates: bool, tools: list[dict[str, Any]] | None
+        self, messages: Sequence[Message], generates: bool, tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """The token ids of messages as chat templates take them. Raises ApiError for messages that
-        the template does not take."""
+        """The token ids of a chat. Raises ApiError for messages that the template does not take,
+        and those that are far too long."""
+        most = self.engine.info.max_length
+
+        def encode() -> list[int]:
+            plain = plain_messages(messages, self.tokenizer)
+            return self.tokenizer.encode_chat(plain, generates, tools, most)
+
         try:
-            return await self.encode(lambda: self.tokenizer.encode_chat(messages, generates, tools))
+            return await self._encoded("messages", encode)
         except (ArtifactError, ConfigError) as error:
-            raise ApiError(400, f"messages: {error.message}", "messages") from None
+            raise ApiError(400, f"messages: {told(error)}", "messages") from None
+
+    async def _encoded(self, field: str, encode: Callable[[], list[int]]) -> list[int]:
+        try:
+            return with_ending(self.engine.info.prefix, await self.aside(encode))
+        except TooManyTokens as error:
+            raise ApiError(
+                400, f"{field}: {error.message}", field, "context_length_exceeded"
+            ) from None
+
+    def check_memory(self, size: int) -> None:
+        """Raises EnvironmentFault where `ulimit -v` leaves too little for `size` bytes."""
+        left = free_addresses()
+        if left is not None and left < _NEEDED + _NEEDED_FOR_BYTE * size:
+            raise EnvironmentFault("out of memory", "fewer or shorter requests at a time")
+
+    async def read(self, data: bytes | bytearray, work: Callable[[], T]) -> T:
+        """The result of `work` on a body: in another thread, one at a time, unless it is short."""
+        if len(data) <= _SHORT:
+            return work()
+        async with self._reading:
+            self.check_memory(len(data))
+            try:
+                return await asyncio.to_thread(work)
+            finally:
+                if len(data) > _LARGE:
+                    await asyncio.to_thread(return_freed)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of `work`, done in another thread."""
         async with self._aside:
             return await asyncio.to_thread(work)
 
+    async def aside_if(self, large: bool, work: Callable[[], T]) -> T:
+        """The result of `work`, done in another thread where it would hold up the event loop."""
+        return await self.aside(work) if large else work()
+
     async def restricted(
         self, adjustments: Adjustments | None, grammar: Grammar | None
     ) -> Adjustments | None:
-        """`adjustments` with a grammar, compiled in another thread. Raises ApiError."""
+        """`adjustments` with a grammar, compiled in another thread. Raises GrammarError."""
         if grammar is None:
             return adjustments
         guide = await self.aside(lambda: self._grammars.compile(grammar))

@@ -20,7 +20,7 @@ FILES = {
     "/": _FOLDER / "index.html",
     **{
         f"/static/{name}": _FOLDER / name
-        for name in ("api.js", "icon.svg", "messages.js", "page.css", "page.js")
+        for name in ("api.js", "icon.svg", "markdown.js", "messages.js", "page.css", "page.js")
     },
 }
 # Scripts, styles and images of this server, requests to this server, and nothing else; no text may

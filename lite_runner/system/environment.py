@@ -1,4 +1,4 @@
-"""What this machine has, found out without importing mindspore."""
+"""MindSpore and the devices of this machine, found out without importing it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from pathlib import Path
 from lite_runner.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from lite_runner.system import memory, packages
 from lite_runner.system.ascend_devices import seen_ids
-from lite_runner.system.interrupts import leave_interrupts
-from lite_runner.system.signals import deferred
+from lite_runner.system.signals import deferred, leave_interrupts
+
+# They make a process a rank of a job.
+RANK_VARIABLES = (
+    *("MS_ROLE", "MS_NODE_ID", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT"),
+    *("MS_TOPO_TIMEOUT", "MS_SIMULATION_LEVEL", "MS_ENABLE_RECOVERY"),
+    *("RANK_ID", "RANK_SIZE", "RANK_TABLE_FILE", "DEVICE_ID"),
+    *("MS_SERVER_NUM", "MS_LOCAL_WORKER", "MS_NODE_RANK"),  # of ascend-operator
+)
+
 
 # Atlas A2 (Ascend910B1 and on) and A3 (Ascend910_9391 and on), by the names that CANN gives them.
 # Those of Atlas 800 are called Ascend910A, Ascend910B and Ascend910ProA.
@@ -57,7 +65,7 @@ def _leave() -> None:
 
 
 def ascend_devices() -> int:
-    """How many Ascend processors this process may use."""
+    """The number of Ascend processors that this process may use."""
     return len(seen_ids())
 
 
@@ -85,7 +93,7 @@ def ascend_soc() -> str:
 
 
 def has_fused_operators(device: str) -> bool:
-    """Whether a device of this machine ("CPU" or "Ascend") has MindSpore's fused operators:
+    """True where a device of this machine ("CPU" or "Ascend") has MindSpore's fused operators:
     attention over a paged cache, and products of integers. Raises EnvironmentFault as `ascend_soc`.
     """
     return device == "Ascend" and _FUSED.match(ascend_soc()) is not None

@@ -1,4 +1,4 @@
-"""What an exception means for the process that it ends."""
+"""Failures: exit status, message and traceback of the exception that ends a process."""
 
 from __future__ import annotations
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import math
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -25,6 +27,7 @@ from lite_runner.errors import EnvironmentFault
 GROUP_MAY_READ = 0o640  # the mode of files with texts and logs, less what the umask takes
 SUFFIX = ".lite_runner"
 _YOUNG_S = 10.0  # it may have been made a moment ago, and not be locked yet
+MAX_FILE_BYTES = 1 << 20
 
 
 def sha256_of(*paths: Path) -> str:
@@ -35,6 +38,16 @@ def sha256_of(*paths: Path) -> str:
             while chunk := file.read(1 << 22):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # the file may be renamed concurrently
+                size += Path(place, name).lstat().st_size
+    return size
 
 
 def sync_folder(folder: Path) -> None:
@@ -60,15 +73,26 @@ def require_space(folder: Path, needed: int) -> None:
         )
 
 
+def cache_dir() -> Path:
+    """The cache folder of downloads and derived files; may not exist yet."""
+    chosen = os.environ.get("LITE_RUNNER_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "lite_runner"
+
+
 def make_folder(folder: Path, hint: str = "choose a writable folder") -> None:
-    """Create `folder` and its parents. Raises EnvironmentFault with `hint`."""
+    """Create `folder` and its parents; the cache folder among them is the owner's alone. Raises
+    EnvironmentFault with `hint`."""
     try:
+        with contextlib.suppress(RuntimeError):  # of a user without a home
+            if folder.is_relative_to(cache := cache_dir()):
+                cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = error.strerror or error
-        for link in (folder, *folder.parents):
-            if link.is_symlink() and not link.exists():
-                why = f"{link} is a link to {link.readlink()}, which does not exist"
+        with contextlib.suppress(OSError):  # a folder that cannot be looked into
+            for link in (folder, *folder.parents):
+                if link.is_symlink() and not link.exists():
+                    why = f"{link} is a link to {link.readlink()}, which does not exist"
         raise EnvironmentFault(f"{folder}: cannot be created: {why}", hint) from error
 
 
@@ -126,7 +150,7 @@ def atomic_write(path: Path, size: int = 0) -> Iterator[IO[bytes]]:
     require_space(path.parent, size)
     temporary = temporary_beside(path)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             lock(file.fileno())
             yield file
             file.flush()
@@ -174,9 +198,10 @@ def memory_file(name: str, content: bytes) -> Iterator[Path]:
 
 
 def temporary_beside(path: Path) -> Path:
-    """The name of a file to write and then rename to `path`; `lock` it once it is open."""
+    """The name of a new file to write and then rename to `path`, which nobody can guess; `lock` it
+    once it is open."""
     remove_orphans(path.parent)
-    return path.with_name(f".{path.name}.{os.getpid()}{SUFFIX}")
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
 
 
 def lock(handle: int) -> None:
@@ -210,3 +235,16 @@ def _remove_orphan(path: Path) -> None:
             path.unlink(missing_ok=True)
     finally:
         os.close(handle)
+
+
+def read_small(path: Path, what: str, most: int = MAX_FILE_BYTES) -> bytes:
+    """The bytes of a file of at most `most`.
+
+    Raises OSError, whose strerror says why: missing, unreadable, too large to be `what`; and
+    ValueError for a path with a NUL.
+    """
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"more than {most} bytes; not {what}")
+    return data

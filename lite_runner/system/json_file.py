@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,7 +56,9 @@ def read_json(
     """
     try:
         with path.open("rb") as file:
-            data = file.read(most + 1)
+            # read() makes a buffer of as many bytes at once; a pipe has no size.
+            size = os.fstat(file.fileno()).st_size or most
+            data = file.read(min(most, size) + 1)
         if len(data) > most:
             raise ValueError(f"more than {most:,} bytes")
         return parse_json(data)

@@ -17,12 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system.cgroups import folders, number
 
-_CGROUP = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
 TAKE_LESS = (
-    "dry_run=true says what the run needs; a smaller batch (predict_batch_size=), fewer tokens "
-    "(max_length=) or quant= take less"
+    "dry_run=true says what the run needs; fewer sequences at a time, shorter ones or quant= take "
+    "less"
 )
 _LARGE_BLOCK = 4 << 20  # bytes; smaller blocks are reused, so glibc may keep them
 # Out-of-memory messages of MindSpore, libc and the dynamic linker.
@@ -55,7 +54,7 @@ def peak() -> int:
 
     Not getrusage, which begins with what the process that started this one held.
     """
-    return sum(1024 * (_number(Path(f"/proc/{one}/status"), "VmHWM:") or 0) for one in _family())
+    return sum(1024 * (number(Path(f"/proc/{one}/status"), "VmHWM:") or 0) for one in _family())
 
 
 def forget_peak() -> None:
@@ -77,8 +76,8 @@ def free_addresses() -> int | None:
 
 def oom_kills() -> int:
     """OOM kills in this process's cgroup so far; 0 if the system does not report them."""
-    counts = [_number(folder / "memory.events", "oom_kill") for folder in _folders_v2()]
-    counts += [_number(folder / "memory.oom_control", "oom_kill") for folder in _folders_v1()]
+    counts = [number(folder / "memory.events", "oom_kill") for folder in folders()]
+    counts += [number(folder / "memory.oom_control", "oom_kill") for folder in folders("memory")]
     return max((count for count in counts if count is not None), default=0)
 
 
@@ -100,7 +99,7 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
 
 
 def says_so(text: str) -> bool:
-    """Whether a process's output reports out of memory."""
+    """True where a process's output reports out of memory."""
     return _SAID.search(text) is not None
 
 
@@ -139,8 +138,14 @@ def large_blocks_returned() -> Iterator[None]:
         # glibc's own dynamic values after freeing a block of that size.
         mallopt(threshold, 32 << 20)
         mallopt(trim, 64 << 20)
-        if (give_back := getattr(libc, "malloc_trim", None)) is not None:
-            give_back(0)
+        return_freed()
+
+
+def return_freed() -> None:
+    """Return what malloc keeps of freed blocks to the system, where it is glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _family() -> list[str]:
@@ -168,47 +173,17 @@ def _lacks_memory(error: BaseException) -> bool:
 
 def _left_in_cgroups() -> Iterator[int]:
     """Bytes left below each cgroup limit of this process."""
-    for folder in _folders_v2():
-        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+    for folder in folders():
+        limit, used = number(folder / "memory.max"), number(folder / "memory.current")
         if limit is not None and used is not None:
             # File pages count as used but are reclaimable, except those of tmpfs.
             stat = folder / "memory.stat"
-            given_back = (_number(stat, "file") or 0) - (_number(stat, "shmem") or 0)
+            given_back = (number(stat, "file") or 0) - (number(stat, "shmem") or 0)
             yield limit - used + max(0, given_back)
-    for folder in _folders_v1():
-        limit = _number(folder / "memory.limit_in_bytes")
-        used = _number(folder / "memory.usage_in_bytes")
+    for folder in folders("memory"):
+        limit = number(folder / "memory.limit_in_bytes")
+        used = number(folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
             stat = folder / "memory.stat"
-            given_back = (_number(stat, "total_cache") or 0) - (_number(stat, "total_shmem") or 0)
+            given_back = (number(stat, "total_cache") or 0) - (number(stat, "total_shmem") or 0)
             yield limit - used + max(0, given_back)
-
-
-def _folders_v2() -> list[Path]:
-    return _folders("", _CGROUP)
-
-
-def _folders_v1() -> list[Path]:
-    return _folders("memory", _CGROUP / "memory")
-
-
-def _folders(controller: str, mount: Path) -> list[Path]:
-    """This process's cgroup and its parents; in a container possibly only the mount."""
-    try:
-        lines = [line.split(":", 2) for line in _OWN_CGROUPS.read_text().splitlines()]
-    except OSError:
-        return [mount]
-    own = next((path for _, names, path in lines if controller in names.split(",")), "/")
-    inner = mount / own.lstrip("/")
-    return [inner, *(above for above in inner.parents if above.is_relative_to(mount))]
-
-
-def _number(file: Path, key: str = "") -> int | None:
-    """The number in a file, or of a `key` in it; None if there is none, e.g. "max"."""
-    try:
-        text = file.read_text()
-        if not key:
-            return int(text)
-        return next(int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key)
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None

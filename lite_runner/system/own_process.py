@@ -24,12 +24,12 @@ _TAIL = 300  # characters of what a process that crashed said last
 
 
 def command(module: str) -> tuple[str, ...]:
-    """What starts a module's process."""
+    """The command that starts a module's process."""
     return (sys.executable, "-m", module)
 
 
 def ask(module: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """What `python -m module` answers to a job; `error` where it failed. KeyboardInterrupt ends
+    """The answer of `python -m module` to a job; `error` where it failed. KeyboardInterrupt ends
     the process."""
     path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     kills = memory.oom_kills()

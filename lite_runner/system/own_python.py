@@ -14,8 +14,8 @@ OLDEST = (3, 10)
 # What setup.cfg requires, as modules. Not protobuf, which comes with gguf: finding its module
 # would import the one above it.
 MODULES = (
-    *("filelock", "gguf", "huggingface_hub", "hydra", "jinja2", "mindspore", "numpy"),
-    *("omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
+    *("certifi", "filelock", "gguf", "huggingface_hub", "hydra", "jinja2", "mindspore"),
+    *("numpy", "omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
 )
 _ROOT = Path(__file__).resolve().parents[2]
 _MARK = "LITE_RUNNER_OWN_PYTHON"  # given to the process that continues: it goes no further
@@ -33,7 +33,7 @@ def continue_in_own_python() -> None:
     venv = _ROOT / ".venv"
     python = venv / "bin" / "python"
     if os.access(str(python), os.X_OK) and not (venv / ".unfinished").exists():
-        if "verbosity=0" not in sys.argv:
+        if "verbosity=2" in sys.argv:
             print(f"note: {reason}; continuing in {venv}", file=sys.stderr, flush=True)
         os.environ[_MARK] = "1"
         os.execv(str(python), [str(python), *_program(), *sys.argv[1:]])

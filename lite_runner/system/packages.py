@@ -14,7 +14,9 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.user_cache import remembered
 
-_OWN = "lite-runner"
+_OWN = "mindspore-lite-runner"
+_NAMESAKE = "lite-runner"  # another project's, with modules in lite_runner/ too; once our name
+_OUR_PROGRAM = "run-lite"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")  # the only two operators that setup.cfg uses
 _REQUIREMENT = re.compile(
@@ -34,7 +36,7 @@ class Requirement:
         return f"{self.name}{self.bounds}"
 
     def allows(self, version: str) -> bool:
-        """Whether a version is within the bounds. A pre-release counts as what it precedes."""
+        """True for a version within the bounds. A pre-release counts as what it precedes."""
         found = _release(version)
         if found is None:
             return False
@@ -69,6 +71,36 @@ def installed(name: str) -> str | None:
         return next(_fields(name.partition("[")[0], "Version"), None)
     except metadata.PackageNotFoundError:
         return None
+
+
+def namesake() -> str:
+    """Another project's installed package whose modules are in lite_runner/ too; "" without one."""
+    return str(remembered(f"namesake of {sys.prefix}", state(), _namesake))
+
+
+def _namesake() -> str:
+    from importlib import metadata
+
+    try:
+        found = metadata.distribution(_NAMESAKE)
+    except metadata.PackageNotFoundError:
+        return ""
+    if any(one.name == _OUR_PROGRAM for one in found.entry_points):
+        return ""  # ours, of an earlier checkout
+    return (
+        f"{_NAMESAKE} {installed(_NAMESAKE)}, another project's package, is installed in this"
+        " Python, and has files in lite_runner/ as well"
+    )
+
+
+def without_namesake() -> str:
+    """The commands that take the namesake away, and bring back the files that it replaced."""
+    python = shlex.quote(sys.executable)
+    remove = f"{python} -m pip uninstall --yes {_NAMESAKE}"
+    if not installed(_OWN):  # it runs in its checkout
+        return remove
+    place = f"--editable {shlex.quote(str(_CHECKOUT))}" if _setup() else ". (in its checkout)"
+    return f"{remove}; {python} -m pip install --force-reinstall --no-deps {place}"
 
 
 def state() -> str:

@@ -7,6 +7,8 @@ import platform
 import re
 from pathlib import Path
 
+from lite_runner.system import cgroups
+
 _INFO = Path("/proc/cpuinfo")
 # Those that matter to products of matrices.
 _FEATURES = re.compile(r"avx2|avx512f|avx512_vnni|avx_vnni|amx_int8|amx_bf16|asimddp|i8mm|sve")
@@ -17,9 +19,13 @@ def name() -> str:
     return _field("model name") or platform.machine()
 
 
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0))
+def cores(processes: int = 1) -> int:
+    """Cores that this process may use: of its affinity, whole ones of its cgroups' CPU quota; or
+    how many each of some `processes` that share them, at least one."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = cgroups.cpu_quota()
+    # More threads than the quota are all stopped for the rest of each period once it is used up.
+    return max(1, (allowed if quota is None else min(allowed, int(quota))) // processes)
 
 
 def features() -> list[str]:

@@ -1,8 +1,11 @@
 """Ctrl-C and SIGTERM as exceptions in the main thread, even inside foreign libraries.
 
-MindSpore installs its own SIGINT handler at every graph run, which sends SIGTERM. So SIGINT is
-blocked in all threads, received by a waiting thread, and forwarded to the main thread as SIGUSR1,
-which also interrupts blocking system calls.
+At every graph run MindSpore installs its own SIGINT handler, which sends SIGTERM to the process.
+Where possible `leave_interrupts` keeps it from that: there is no setting for it, and SIGINT cannot
+be blocked in foreign threads, so the `sigaction` import of the library that registers the handler,
+its only use, is patched to a no-op. Besides, SIGINT is blocked in all threads, received by a
+waiting thread, and forwarded to the main thread as SIGUSR1, which also interrupts blocking system
+calls.
 """
 
 from __future__ import annotations
@@ -10,13 +13,22 @@ from __future__ import annotations
 # The C part of the module signal: its enum wrappers would make `deferred`, which the scheduler
 # enters several times per token, three times as slow.
 import _signal  # type: ignore[import-not-found]
+import ctypes
+import mmap
 import signal
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 _DEFERRED = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGUSR1)
+_take: Callable[[], bool] | None = None  # who is offered Ctrl-C first
+LIBRARY = "lib/libmindspore_common.so"  # of the package; defines RegisterGlobalSignalHandler
+_DYNAMIC_SEGMENT = 2  # numbers of the ELF format, for 64 bits
+_STRINGS, _SYMBOLS = 5, 6
+_RELOCATIONS = ((23, 2), (7, 8))  # (address, size) of those for functions, and of the others
 
 
 class Terminated(BaseException):
@@ -25,9 +37,6 @@ class Terminated(BaseException):
 
 class CutShort(KeyboardInterrupt):
     """Ctrl-C during generation, after the partial results were written."""
-
-
-_take: Callable[[], bool] | None = None  # who is offered Ctrl-C first
 
 
 @contextmanager
@@ -117,3 +126,66 @@ def _pass_on(stopping: threading.Event) -> None:
             return
         if _take is None or not _take():
             signal.pthread_kill(main, signal.SIGUSR1)
+
+
+def leave_interrupts(package: Path) -> bool:
+    """Keep the imported MindSpore at `package` from handling SIGINT; whether that succeeded.
+    Idempotent and thread-safe."""
+    libc = ctypes.CDLL(None)
+    real, nothing = _address(libc.sigaction), _address(libc.sched_yield)  # which answers 0: done
+    library = package.resolve() / LIBRARY
+    found = [ctypes.c_uint64.from_address(one) for one in _imports(library, b"sigaction")]
+    if not found or any(one.value not in (real, nothing) for one in found):
+        return False
+    for slot in found:
+        page = ctypes.addressof(slot) & -mmap.PAGESIZE
+        if libc.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE):
+            return False
+        slot.value = nothing
+        libc.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, mmap.PROT_READ)
+    return True
+
+
+def _imports(library: Path, name: bytes) -> Iterator[int]:
+    """Addresses of a loaded library's relocation entries for the function `name`."""
+    base = _base(library)
+    if base is None:
+        return
+    (headers,), (size, count) = _read("<Q", base + 32), _read("<HH", base + 54)
+    dynamic: dict[int, int] = {}
+    for index in range(count):
+        kind, _, _, address, _, _, length, _ = _read("<IIQQQQQQ", base + headers + index * size)
+        if kind == _DYNAMIC_SEGMENT:
+            pairs = ctypes.string_at(base + address, length)
+            dynamic = dict(struct.iter_unpack("<QQ", pairs))
+    if not dynamic.keys() >= {_STRINGS, _SYMBOLS}:
+        return
+    # glibc relocates them to addresses at load time, other libcs keep offsets.
+    at = {tag: value if value >= base else base + value for tag, value in dynamic.items()}
+    for table, length in _RELOCATIONS:
+        if table not in dynamic:
+            continue
+        entries = ctypes.string_at(at[table], dynamic[length])
+        for offset, info, _ in struct.iter_unpack("<QQq", entries):
+            symbol = info >> 32
+            if symbol:
+                (text,) = _read("<I", at[_SYMBOLS] + 24 * symbol)
+                if ctypes.string_at(at[_STRINGS] + text) == name:
+                    yield base + offset
+
+
+def _base(library: Path) -> int | None:
+    """Load address of a library."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, _, _, *path = line.split(maxsplit=5)
+        if path == [str(library)] and int(offset, 16) == 0:
+            return int(span.split("-")[0], 16)
+    return None
+
+
+def _read(layout: str, address: int) -> tuple[int, ...]:
+    return struct.unpack(layout, ctypes.string_at(address, struct.calcsize(layout)))
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]

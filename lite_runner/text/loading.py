@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
-from lite_runner.text import chatglm, chatglm_6b, glm4
+from lite_runner.text import chatglm, tiktoken
 from lite_runner.text.chatglm_chat import ChatForm
+from lite_runner.text.gguf import PRE_TOKENIZERS
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 from lite_runner.text.tokenizer_cost import check_tokenizer
-from lite_runner.text.vocab_merges import MERGES, read_vocab_and_merges
+from lite_runner.weights.formats.gguf_file import is_split
 
+_MERGES = "merges.txt"
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 CHAT_FORMS: dict[str, ChatForm] = {  # by tokenizer_class
     "ChatGLM2Tokenizer": "chatglm2",
@@ -30,6 +32,9 @@ _HINT = (
     f"give processor.tokenizer.tokenizer_file= a folder with {_JSON} or {_MODEL}, one of these "
     "files, or a .gguf"
 )
+_END = "<|endoftext|>"
+# Chat tokens, which Qwen2's vocab.json lacks.
+_QWEN2_ADDED = (_END, "<|im_start|>", "<|im_end|>")
 
 
 def load_tokenizer(
@@ -89,10 +94,10 @@ def _file_in(folder: Path) -> Path | None:
     for name in (_JSON, _MODEL, _ICE):
         if (folder / name).is_file():
             return folder / name
-    if (folder / _VOCAB).is_file() and (folder / MERGES).is_file():
+    if (folder / _VOCAB).is_file() and (folder / _MERGES).is_file():
         return folder / _VOCAB
     ggufs = sorted(folder.glob("*.gguf"))
-    return ggufs[0] if len(ggufs) == 1 else None
+    return ggufs[0] if len(ggufs) == 1 or is_split(ggufs) else None
 
 
 def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
@@ -100,23 +105,22 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     config = _Config(path.parent)
     form = chat_form or config.chat_form
     template = None  # of a tokenizer that was published without one
-    prefixed = False
+    ranked = False
     if path.name == _VOCAB:
-        backend, defaults = read_vocab_and_merges(path, config.is_qwen2)
+        backend, defaults = _read_vocab_and_merges(path, config.is_qwen2)
     elif path.suffix == ".json":
         backend = _read_json(path)
         defaults = SpecialTokens()
-    elif glm4.is_ranks(data := _read(path)):
-        form, prefixed = None, True  # its chats are a template's
-        backend = glm4.read_ranks(data, str(path))
-        defaults, template = glm4.SPECIAL, glm4.TEMPLATE
+    elif tiktoken.is_ranks(data := _read(path)):
+        form, ranked = None, True  # its chats are a template's
+        backend, defaults = tiktoken.read_ranks(data, str(path)), SpecialTokens()
     else:
         vocabulary = read_model(path, space_after_special=config.legacy)
-        if chatglm_6b.is_chatglm(vocabulary):
+        if chatglm.is_chatglm_6b(vocabulary):
             config.check_chatglm()
             form = None  # its class has the name of ChatGLM2's
-            backend = chatglm_6b.build(vocabulary, source=str(path))
-            defaults, template = chatglm_6b.SPECIAL, chatglm_6b.TEMPLATE
+            backend = chatglm.build_6b(vocabulary, source=str(path))
+            defaults, template = chatglm.SPECIAL_6B, chatglm.TEMPLATE_6B
         else:
             backend = build_tokenizer(vocabulary, source=str(path))
             defaults = vocabulary.special
@@ -124,8 +128,8 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         chatglm.add_tokens(backend, str(path))
         defaults = chatglm.DEFAULTS
     config.add_tokens(backend)
-    if prefixed:
-        glm4.add_prefix(backend, str(path))
+    if ranked:
+        defaults, template = tiktoken.add_special_tokens(backend, str(path))
     special = config.special_tokens(defaults)
     return Tokenizer(
         backend,
@@ -148,6 +152,30 @@ def _read_json(path: Path) -> tokenizers.Tokenizer:
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise ArtifactError(f"{path}: not a tokenizer: {error}", hint=_HINT) from error
+
+
+def _read_vocab_and_merges(
+    vocab: Path, is_qwen2: bool
+) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
+    """The byte-level BPE of a vocab.json with the merges.txt next to it, and its special tokens.
+
+    Raises ArtifactError if either is missing or broken.
+    """
+    merges = vocab.parent / _MERGES
+    if not merges.is_file():
+        raise ArtifactError(f"{vocab}: no {_MERGES} beside it", "a vocab.json needs its merges")
+    try:
+        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as error:  # not JSON, a merge of unknown tokens, ...
+        raise ArtifactError(f"{vocab}: not a vocabulary with merges: {error}") from error
+    if is_qwen2:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = PRE_TOKENIZERS["qwen2" if is_qwen2 else "gpt-2"]()
+    backend.decoder = decoders.ByteLevel()
+    added = _QWEN2_ADDED if is_qwen2 else (_END,)
+    backend.add_special_tokens([AddedToken(one, normalized=False, special=True) for one in added])
+    bos = None if is_qwen2 else _END
+    return backend, SpecialTokens(bos=bos, eos=(_END,), pad=_END, unk=_END)
 
 
 class _Config:

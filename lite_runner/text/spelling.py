@@ -66,6 +66,12 @@ def byte_alphabet() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
+def byte_spellings(text: str) -> tuple[list[str], list[str]]:
+    """The tokens of the bytes of a text: sentencepiece's, and GPT-2's."""
+    data, alphabet = text.encode(), byte_alphabet()
+    return [f"<0x{byte:02X}>" for byte in data], [alphabet[byte] for byte in data]
+
+
 _BYTE_OF = {character: byte for byte, character in enumerate(byte_alphabet())}
 
 

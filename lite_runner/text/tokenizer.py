@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
 from lite_runner.text.chatglm_chat import ChatForm, Tag
 from lite_runner.text.chatglm_chat import parts as chat_parts
-from lite_runner.text.spelling import byte_alphabet, spelling_of
+from lite_runner.text.spelling import byte_alphabet, byte_spellings, spelling_of
 
 _CLASSES = {  # tokenizer_class of tokenizer_config.json, by chat form
     None: "PreTrainedTokenizerFast",
     "chatglm2": "ChatGLM2Tokenizer",
     "chatglm3": "ChatGLM3Tokenizer",
 }
+
+# Characters of private use, which no vocabulary has in a token with others.
+_MARKS = ("\ue000", "\uf8ff", "\U000f0000", "\U0010fffd")
+_STAND_IN = 0x100000  # the first of those for tokens of a single character
+
+
+_PART = 1 << 15  # characters of a text that are looked at together
+_USUAL_CHARS = 4  # of a token in a text that fits: up to these for each, only encoding tells
+
+
+class TooManyTokens(ConfigError):
+    """A text has many more tokens than it may."""
 
 
 @dataclass(frozen=True)
@@ -72,39 +86,138 @@ class Tokenizer:
         self._set_post_processor()
         self.spelling = spelling_of(backend.decoder)  # None: only the library can decode
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(id for id, token in added.items() if token.special)
+        self._special_texts = {id: one.content for id, one in added.items() if one.special}
+        self._special_ids = frozenset(self._special_texts)
+        # Added tokens, such as <tool_call>, are as special as those, but for runs of spaces.
+        texts = [one.content for one in added.values() if one.special or one.content.strip()]
+        self._control_texts = [text for text in texts if len(text) > 1]
+        single = sorted(text for text in texts if len(text) == 1)
+        self._stand_ins = {text: chr(_STAND_IN + place) for place, text in enumerate(single)}
+        self.special_in_messages = True  # written out there, special tokens are recognized
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognized."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"the text is not valid Unicode at character {error.start}: "
-                f"{text[error.start : error.end]!r}",
-                hint="pass the text as UTF-8",
-            ) from error
-        with self._faults():
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+    def encode(
+        self, text: str, add_special_tokens: bool = True, most: int | None = None
+    ) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognized. Other threads run
+        meanwhile. With `most` a text that has more than twice as many raises TooManyTokens, as
+        soon as that is known."""
+        self._check_unicode(text)
+        self._check_length(text, most)
+        return self._ids(text, add_special_tokens)
 
     def encode_chat(
         self,
         messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Token ids of a rendered chat. The template writes bos itself, so none is added. `tools`
-        are as OpenAI's protocol has them."""
+        are as OpenAI's protocol has them, `most` as `encode` has it."""
+        for message in messages:
+            self._check_length(message.get("content") or "", most)
         if self.chat_form is not None and self._chat_template is None:
+            messages = _with_content(messages)
             return [
                 id
                 for part in chat_parts(self.chat_form, messages, add_generation_prompt, tools)
                 for id in (
-                    self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False)
+                    self._ids_of(part) if isinstance(part, Tag) else self.encode(part, False, most)
                 )
             ]
-        return self.encode(self.render_chat(messages, add_generation_prompt, tools=tools), False)
+        if not self.special_in_messages:
+            return self._literal_chat(messages, add_generation_prompt, tools or (), most)
+        text = self.render_chat(messages, add_generation_prompt, tools=tools)
+        return self.encode(text, False, most)
+
+    def _literal_chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[dict[str, Any]],
+        most: int | None,
+    ) -> list[int]:
+        """Token ids of a chat where special tokens written out in messages and tools are text, and
+        those of the template are not: a mark within the former hides them from the library, and
+        the mark's own tokens are dropped. Nothing goes within one character, which another one
+        stands in for."""
+        given = json.dumps([messages, tools], ensure_ascii=False)
+        if any(stand_in in given for stand_in in self._stand_ins.values()):
+            raise _not_text()
+        for mark in _MARKS:
+            if mark in given:
+                continue
+            hidden, offered = self._marked(messages, mark), self._marked(tools, mark)
+            text = self.render_chat(hidden, add_generation_prompt, tools=offered)
+            self._check_unicode(text)
+            self._check_length(text, most)
+            if (ids := self._ids_without(text, mark)) is not None:
+                return ids
+        raise _not_text()
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        """`value` with a mark within all control tokens that are written out in its texts."""
+        if isinstance(value, Mapping):
+            return {
+                # Templates look at these, and find values by keys.
+                key if key.isidentifier() else self._marked(key, mark): one
+                if key in ("role", "type")
+                else self._marked(one, mark)
+                for key, one in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            return [self._marked(one, mark) for one in value]
+        if not isinstance(value, str):
+            return value
+        places = {
+            found.start() + 1
+            for token in self._control_texts
+            if token in value
+            for found in re.finditer(f"(?={re.escape(token)})", value)
+        }
+        cuts = [0, *sorted(places), len(value)]
+        text = mark.join(value[start:end] for start, end in itertools.pairwise(cuts))
+        for token, stand_in in self._stand_ins.items():
+            text = text.replace(token, stand_in)
+        return text
+
+    def _ids_without(self, text: str, mark: str) -> list[int] | None:
+        """Token ids of `text` but for its marks, and with what its stand-ins stand for; None where
+        one is part of another token, or something else than a special token's own text is read as
+        one."""
+        with self._faults():
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
+        unknown = getattr(self._backend.model, "unk_token", None)
+        meant = {stand_in: token for token, stand_in in self._stand_ins.items()}
+        ids: list[int] = []
+        last = -1  # where the newest stand-in ends, of which each byte may be a token
+        for id, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            piece = text[start:end]
+            if piece == mark:
+                continue
+            if piece in meant:
+                if end != last:
+                    ids += self._plain_ids(meant[piece])
+                last = end
+                continue
+            special = self._special_texts.get(id)
+            hidden = mark in piece or not meant.keys().isdisjoint(piece)
+            if hidden or special not in (None, unknown, piece.strip()):
+                return None
+            ids.append(id)
+        return ids
+
+    def _plain_ids(self, character: str) -> list[int]:
+        """Token ids of a character that is a token of its own, as text: those of its bytes, or the
+        unknown one. Raises ConfigError where the vocabulary has neither."""
+        for tokens in byte_spellings(character):
+            ids = [id for token in tokens if (id := self.id_of(token)) is not None]
+            if self.decode(ids, skip_special_tokens=False) == character:
+                return ids
+        unknown = self.id_of(getattr(self._backend.model, "unk_token", None) or self._special.unk)
+        if unknown is None:
+            raise _not_text()
+        return [unknown]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; ids beyond the vocabulary (embedding padding) are skipped.
@@ -136,6 +249,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Render chat `messages` ({"role", "content"} each) with `template` or the model's own."""
+        messages = _with_content(messages)
         source = self.source if template else self._template_source
         template = template or self._chat_template
         if template is None and self.chat_form is not None:
@@ -143,14 +257,15 @@ class Tokenizer:
         if template is None:
             raise ConfigError(
                 f"{self.source} has no chat template",
-                hint="leave out chat=true, or use a model tuned for chat (often named -Instruct)",
+                hint="use a model tuned for chat (often named -Instruct), give the template"
+                " (processor.tokenizer.chat_template=), or run_mode=predict without chat=true",
             )
-        from lite_runner.text.chat import render_template  # imports jinja2
+        from lite_runner.text.chat_templates import render_template  # imports jinja2
 
         return render_template(
             template,
             {
-                "messages": [dict(message) for message in messages],
+                "messages": messages,
                 "add_generation_prompt": add_generation_prompt,
                 **({"tools": [dict(tool) for tool in tools]} if tools else {}),
                 **self.named_tokens(),
@@ -177,19 +292,30 @@ class Tokenizer:
             "tokenizer_config.json": json.dumps(stated, indent=2) + "\n",
         }
 
-    def with_special(self, **changes: Any) -> Tokenizer:
+    def with_special(
+        self, *, prefix_space: bool = False, more: Sequence[str] = (), **changes: Any
+    ) -> Tokenizer:
         """The same vocabulary with other SpecialTokens (by field), or another `chat_template`.
 
-        Raises ArtifactError if one is not in the vocabulary.
+        `prefix_space` writes a space before every text; `more` tokens are special too. Raises
+        ArtifactError if a token is not in the vocabulary.
         """
+        if len(changes.keys() & {"add_bos", "add_eos"}) == 1:  # the other stays as it is
+            ids = self.encode("")
+            adds_eos = ids[-1:] != [] and ids[-1] in self.eos_token_ids
+            changes = {"add_bos": self.bos_token_id in ids, "add_eos": adds_eos} | changes
         template_source = self.source if "chat_template" in changes else self._template_source
         template = changes.pop("chat_template", self._chat_template)
         special = replace(self._special, **changes)
-        for token in (special.bos, *special.eos, special.pad, special.unk):
+        for token in (special.bos, *special.eos, special.pad, special.unk, *more):
             if token is not None and self.id_of(token) is None:
                 raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
         copied = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        return Tokenizer(
+        copied.add_special_tokens([AddedToken(token, normalized=False) for token in more])
+        if prefix_space:
+            rest = [copied.normalizer] if copied.normalizer is not None else []
+            copied.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *rest])
+        made = Tokenizer(
             copied,
             special,
             source=self.source,
@@ -197,6 +323,27 @@ class Tokenizer:
             template_source=template_source,
             chat_form=self.chat_form,
         )
+        made.special_in_messages = self.special_in_messages
+        return made
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        with self._faults():  # a batch of one lets go of the interpreter's lock; encode() does not
+            batch = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = batch[0].ids
+        return ids
+
+    def _check_length(self, text: str, most: int | None) -> None:
+        """Raises TooManyTokens. Parts of a text have its tokens, but for those at the cuts."""
+        if most is None or len(text) <= max(_PART, _USUAL_CHARS * most):
+            return
+        count = 0
+        for start in range(0, len(text), _PART):
+            count += len(self._ids(text[start : start + _PART], False))
+            if count > 2 * most:
+                raise TooManyTokens(
+                    f"the context of {most} tokens cannot hold {len(text)} characters: the first"
+                    f" {min(start + _PART, len(text))} have {count} tokens"
+                )
 
     def _ids_of(self, token: str) -> list[int]:
         id = self.id_of(token)
@@ -261,6 +408,17 @@ class Tokenizer:
         }
         return {name: token for name, token in names.items() if token is not None}
 
+    @staticmethod
+    def _check_unicode(text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"the text is not valid Unicode at character {error.start}: "
+                f"{text[error.start : error.end]!r}",
+                hint="pass the text as UTF-8",
+            ) from error
+
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
         """The library's exceptions as ArtifactError; its panics are no Exceptions."""
@@ -289,6 +447,21 @@ class Tokenizer:
         self._backend.post_processor = processors.TemplateProcessing(
             single=[*before, "$A", *after], special_tokens=list(ids.items())
         )
+
+
+def _not_text() -> ConfigError:
+    return ConfigError(
+        "a special token is written out in a message, and cannot be kept as text",
+        hint="special_tokens_in_text=true takes it as the token",
+    )
+
+
+def _with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A turn of tool calls alone has no content; templates would print "None"."""
+    return [
+        {**message, "content": ""} if message.get("content", "") is None else dict(message)
+        for message in messages
+    ]
 
 
 def byte_tokenizer() -> Tokenizer:

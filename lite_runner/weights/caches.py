@@ -1,4 +1,4 @@
-"""Compiled graphs and exports in the cache: in use, or removed where they exceed a limit.
+"""Packed layers, compiled graphs and exports in the cache: in use, or removed beyond a limit.
 
 An entry is a folder. Its time is that of its last use, and each process that uses it holds a shared
 lock on it until the process ends.
@@ -12,9 +12,10 @@ import os
 import shutil
 from pathlib import Path
 
-from lite_runner.system.files import remove_orphans, temporary_beside
-from lite_runner.system.user_cache import cache_dir
-from lite_runner.weights.source import EXPORTS, GRAPHS, folder_size
+from lite_runner.system.files import cache_dir, folder_size, remove_orphans, temporary_beside
+
+# Folders below cache_dir(): compiled graphs, exports, packed layers.
+GRAPHS, EXPORTS, PACKED = "graphs", "artifacts", "packed"
 
 _in_use: dict[Path, int] = {}  # entry -> its descriptor, which holds the lock
 
@@ -37,7 +38,16 @@ def use(entry: Path) -> bool:
 
 def limited_folders() -> list[Path]:
     """The folders whose entries `trim` removes."""
-    return [cache_dir() / GRAPHS, cache_dir() / EXPORTS]
+    return [cache_dir() / name for name in (GRAPHS, EXPORTS, PACKED)]
+
+
+def default_limit() -> int:
+    """Bytes that the entries may take where nobody says: a quarter of what the disk has free
+    without them."""
+    used = sum(map(folder_size, limited_folders()))
+    with contextlib.suppress(OSError):
+        return (shutil.disk_usage(cache_dir()).free + used) // 4
+    return used
 
 
 def trim(limit: int, since: float) -> dict[str, int]:
@@ -64,7 +74,7 @@ def trim(limit: int, since: float) -> dict[str, int]:
 
 
 def _remove(entry: Path) -> bool:
-    """Whether an entry that nobody uses could be removed."""
+    """True if an entry that nobody uses could be removed."""
     try:
         descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

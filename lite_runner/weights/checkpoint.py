@@ -8,12 +8,17 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.hf import model_config_from_hf, special_tokens_from_hf
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
 from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
-from lite_runner.weights.formats.gguf_file import GGUFFile, looks_like_gguf, open_gguf
+from lite_runner.weights.formats.gguf_file import (
+    GGUFFile,
+    is_split,
+    looks_like_gguf,
+    open_gguf,
+    parts_of,
+)
 from lite_runner.weights.formats.hugging_face import (
     INDEX,
     TORCH_INDEX,
@@ -28,6 +33,7 @@ from lite_runner.weights.formats.safetensors_file import (
     stored_tensors,
 )
 from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
+from lite_runner.weights.hf import model_config_from_hf, special_tokens_from_hf
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
@@ -37,8 +43,8 @@ LFS_POINTER = b"version https://git-lfs."
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 FILES = ".files"  # suffix of the folder with config and tokenizer of a weights file
 LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' names
-# What MindSpore saves beside the weights: optimizer and training state, the KV cache of a network
-# built with use_past, and the causal masks of gpt2 that MindFormers' conversion keeps.
+# Tensors that MindSpore saves beside the weights: optimizer and training state, the KV cache of a
+# network built with use_past, and the causal masks of gpt2 that MindFormers' conversion keeps.
 _TRAINING_STATE = re.compile(
     r"(adam_[mv]|moments?\d?|accu_grads)\..+"
     r"|global_step|epoch_num|step_num|loss_scale|learning_rate|scale_sense"
@@ -96,7 +102,7 @@ def open_with_lora(
 
 
 def _cannot_hold_lora(file: Path) -> bool:
-    """Whether it is of a format that MindFormers does not write."""
+    """True for a format that MindFormers does not write."""
     indexed = file.name.endswith(".index.json")
     return indexed or looks_like_gguf(file) or read_quantization(file) is not None
 
@@ -171,10 +177,13 @@ def config_folder(path: Path) -> Path:
 
 
 def weights_file(path: Path) -> Path:
-    """The file to read for `path`: itself, or the weights or index in a folder."""
+    """The file to read for `path`: itself, or the weights or index in a folder; of a split GGUF
+    the first part."""
     if not path.exists():
         raise ArtifactError(f"{path}: no such file or folder")
     file = _weights_in(path) if path.is_dir() else path
+    if (first := parts_of(file)[0]).is_file():
+        file = first
     if first_bytes(file, len(LFS_POINTER)) == LFS_POINTER:
         raise ArtifactError(
             f"{file}: a pointer of Git LFS, not the file itself", "fetch it: git lfs pull"
@@ -203,7 +212,7 @@ def _weights_in(path: Path) -> Path:
             if (path / name).is_file():
                 return path / name
         found = sorted(item for item in path.iterdir() if item.suffix in suffixes)
-        if len(found) == 1:
+        if len(found) == 1 or is_split(found):
             return found[0]
         if found:
             raise ArtifactError(
@@ -219,7 +228,7 @@ def _weights_in(path: Path) -> Path:
 
 
 def is_not_weight(name: str) -> bool:
-    """Whether a tensor of this name is a buffer, a cache, or training state."""
+    """True if a tensor of this name is a buffer, a cache, or training state."""
     return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
 
 

@@ -1,13 +1,20 @@
-"""Tensors held against those that a model asks for."""
+"""Names and shapes of the tensors that a model needs: checked, or drawn from a seed."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner.architectures import Parameter as Parameter  # users' code has it from here
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights.tensor import LazyTensor
 
 
 def expected_tensors(config: Decoder) -> dict[str, tuple[int, ...]]:
@@ -45,3 +52,29 @@ def check_tensors(
 
 def _text(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
+
+
+SCALE = np.float32(0.02)  # standard deviation, as the families initialise their weights
+
+
+def random_checkpoint(
+    config: Decoder, seed: int, dtype: Literal["F32", "F16"] = "F32"
+) -> dict[str, LazyTensor]:
+    """Every tensor of the model, drawn when read: normal, the gains of norms around 1.
+
+    A tensor depends on `seed` and its own name only. `dtype` F16: for its size alone.
+    """
+    return {
+        name: LazyTensor(shape, dtype, partial(_draw, seed, name, shape))
+        for name, shape in expected_tensors(config).items()
+    }
+
+
+def _draw(seed: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = np.random.default_rng(int.from_bytes(digest, "little"))
+    values = generator.standard_normal(shape, dtype=np.float32)
+    values *= SCALE
+    if name.endswith(".gamma") or (len(shape) == 1 and name.endswith(".weight")):  # gains of norms
+        values += np.float32(1)
+    return values

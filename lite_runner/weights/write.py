@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.hf import hf_from_model_config, is_transformers
-from lite_runner.config.release import Release
+from lite_runner.config.sections import CheckpointFormat, Release
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system.files import atomic_write, make_folder, sync_folder, temporary_folder
-from lite_runner.weights.checkpoint import FILES, config_folder, open_checkpoint
-from lite_runner.weights.derive import cast
+from lite_runner.weights.checkpoint import FILES, config_folder, gguf_at, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
 from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.lora.adapter import Adapter
-from lite_runner.weights.lora.merge import merged, merged_model
-from lite_runner.weights.tensor import DType, LazyTensor
+from lite_runner.weights.hf import hf_from_model_config, is_transformers
+from lite_runner.weights.lora.adapter import Adapter, merged, merged_model
+from lite_runner.weights.tensor import DType, LazyTensor, cast, narrowed, widened
 
-__all__ = ["Format", "convert", "write_ckpt", "write_safetensors"]
-
-Format = Literal["ckpt", "safetensors", "huggingface"]
 HEAD = "lm_head.weight"
 HEAD_NOTE = (
     f"{HEAD} is written, though it is the embedding: before release 1.3 MindFormers cannot tie the "
@@ -41,7 +39,7 @@ def convert(
     source: Path,
     config: Decoder,
     target: Path,
-    format: Format,
+    format: CheckpointFormat,
     *,
     overwrite: bool = False,
     beside: Mapping[str, bytes] | None = None,
@@ -53,7 +51,8 @@ def convert(
     """Convert the checkpoint `source` of the model `config` to `target`, bit for bit.
 
     "ckpt" and "safetensors" write one file with MindFormers' names, "huggingface" a folder with
-    model.safetensors. The small files `beside` (content by name; None: config.json, and the
+    model.safetensors, where vectors of a GGUF file get the 16 bits of its matrices if that loses
+    nothing. The small files `beside` (content by name; None: config.json, and the
     tokenizer found beside the source) lie in that folder, or beside the file in TARGET.files.
     Quantized tensors become F32. An `adapter` is merged into the weights, which keep their type
     unless a `dtype` is given.
@@ -72,6 +71,8 @@ def convert(
     if format != "huggingface" and release.needs_head(config):
         tensors = {**tensors, HEAD: tensors[parameters(config)[0].name]}
         report(HEAD_NOTE)
+    if format == "huggingface" and dtype is None and gguf_at(source) is not None:
+        tensors = narrow(tensors)
     if dtype is not None:
         tensors = {name: cast(name, tensor, dtype) for name, tensor in tensors.items()}
     tensors = with_progress(tensors, report)
@@ -81,7 +82,7 @@ def convert(
         with replaced_folder(target, {INDEX, *COPIED_FILES}) as temporary:
             theirs = to_hugging_face(tensors, config)
             write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
-            _write_files(temporary, beside)
+            write_files(temporary, beside)
         return
     named = to_mindformers(tensors, config)
     if format == "ckpt":
@@ -89,6 +90,27 @@ def convert(
     else:
         write_safetensors(target, named, {"format": "ms"})
     write_beside(target, beside)
+
+
+def narrow(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    """Tensors in the 16-bit type that the most values have, where no bit of theirs is lost: GGUF
+    files have vectors in F32, whatever the model was published in."""
+    sizes: Counter[DType] = Counter()
+    for tensor in tensors.values():
+        if tensor.dtype != "F32":
+            sizes[tensor.dtype] += math.prod(tensor.shape)
+    if not sizes:
+        return dict(tensors)
+    ((dtype, _),) = sizes.most_common(1)
+
+    def fits(tensor: LazyTensor) -> bool:
+        if tensor.dtype != "F32" or tensor.blocks:
+            return False
+        values = tensor.float32()
+        with np.errstate(over="ignore"):
+            return np.array_equal(widened(narrowed(values, dtype)), values)
+
+    return {n: cast(n, one, dtype) if fits(one) else one for n, one in tensors.items()}
 
 
 def config_file(config: Decoder) -> dict[str, bytes]:
@@ -109,7 +131,7 @@ def write_beside(target: Path, files: Mapping[str, bytes]) -> None:
     """Write config and tokenizer of the weights file `target` to TARGET.files. Raises
     EnvironmentFault."""
     with replaced_folder(files_folder(target), {*COPIED_FILES}) as temporary:
-        _write_files(temporary, files)
+        write_files(temporary, files)
 
 
 def files_folder(target: Path) -> Path:
@@ -117,7 +139,8 @@ def files_folder(target: Path) -> Path:
     return target.with_name(target.name + FILES)
 
 
-def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write small files (content by name) into `folder`. Raises EnvironmentFault."""
     for name, content in files.items():
         with atomic_write(folder / name, len(content)) as file:
             file.write(content)
@@ -131,10 +154,12 @@ def check_folder(target: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
-def check_target(target: Path, format: Format, overwrite: bool) -> None:
+def check_target(target: Path, format: CheckpointFormat, overwrite: bool) -> None:
     """Raise ConfigError where a checkpoint of this format cannot be written there."""
-    if format not in get_args(Format):
-        raise ConfigError(f"format is {format!r}, expected one of {', '.join(get_args(Format))}")
+    if format not in get_args(CheckpointFormat):
+        raise ConfigError(
+            f"format is {format!r}, expected one of {', '.join(get_args(CheckpointFormat))}"
+        )
     if format == "huggingface":
         check_folder(target, overwrite)
         return
@@ -154,7 +179,7 @@ def with_progress(
     tensors: Mapping[str, LazyTensor], report: Callable[[str], None]
 ) -> dict[str, LazyTensor]:
     """The same tensors; every tenth of their values that is read is reported."""
-    total = sum(_values(tensor) for tensor in tensors.values())
+    total = sum(math.prod(tensor.shape) for tensor in tensors.values())
     done, reported = 0, 0
 
     def watched(tensor: LazyTensor) -> LazyTensor:
@@ -173,13 +198,6 @@ def with_progress(
     return {name: watched(tensor) for name, tensor in tensors.items()}
 
 
-def _values(tensor: LazyTensor) -> int:
-    count = 1
-    for size in tensor.shape:
-        count *= size
-    return count
-
-
 @contextlib.contextmanager
 def replaced_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
     """A temporary folder, whose files replace those of `target` once all are written.
@@ -196,7 +214,7 @@ def replaced_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
                 written = sorted(temporary.iterdir())
                 for file in written:
                     file.replace(target / file.name)
-                # What is left of another model there would be read together with this one.
+                # Files left of another model would be read together with this one.
                 for stale in ours - {file.name for file in written}:
                     (target / stale).unlink(missing_ok=True)
             else:

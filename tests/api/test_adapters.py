@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 import pytest
 
-from lite_runner import AutoConfig, AutoModel, pipeline
+from lite_runner import AutoConfig, AutoModel, AutoTokenizer, pipeline
+from lite_runner.api import loaded_model
 from lite_runner.api.network import Network
 from lite_runner.app import main
+from lite_runner.backends.base import Backend
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model.files import ModelFiles
+from lite_runner.plan.resources import open_backend
 from tests.paths import FIXTURES
 
 ADAPTERS = FIXTURES / "adapters/llama"
@@ -30,6 +36,10 @@ def listing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(listing: Path) -> Network:
+    return network(listing)
+
+
+def network(listing: Path) -> Network:
     config = AutoConfig.from_pretrained(CASE)
     config.pet_config = {"pet_type": "slora", "adapter_path": str(listing)}
     return AutoModel.from_config(config)
@@ -53,6 +63,16 @@ def test_each_adapter_and_one_for_each_prompt_equal_peft(model: Network) -> None
         assert np.abs(got - logits).max() < 2e-5 * np.abs(logits).max(), adapter_id
 
 
+def test_the_only_adapter_is_meant_without_a_name() -> None:
+    name = next(iter(json.loads((ADAPTERS / "lora_adapter.json").read_text())))
+    alone = AutoModel.from_pretrained(CASE, adapter_path=str(ADAPTERS / name))
+    found = alone.generate([5, 6, 7], **GREEDY)
+    assert found == alone.generate([5, 6, 7], adapter_id=name, **GREEDY)
+    assert alone.generate([5, 6, 7], adapter_id="base", **GREEDY) == AutoModel.from_pretrained(
+        CASE
+    ).generate([5, 6, 7], **GREEDY)
+
+
 def test_the_base_and_what_is_unknown(model: Network) -> None:
     plain = AutoModel.from_pretrained(CASE)
     prompt = [5, 6, 7]
@@ -71,28 +91,44 @@ def test_the_base_and_what_is_unknown(model: Network) -> None:
         plain.generate(prompt, adapter_id="all")
 
 
-def test_all_are_loaded_at_once(model: Network, capsys: pytest.CaptureFixture[str]) -> None:
-    model.generate([5, 6, 7], **GREEDY)
-    capsys.readouterr()
-    for name in ("patterns", "rank_64", "all"):
+@pytest.fixture
+def has_loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Whether weights were loaded since the last call."""
+    loads: list[ModelFiles] = []
+
+    def counted(files: ModelFiles, *options: Any) -> Backend:
+        loads.append(files)
+        return open_backend(files, *options)
+
+    def since() -> bool:
+        found = bool(loads)
+        loads.clear()
+        return found
+
+    monkeypatch.setattr(loaded_model, "open_backend", counted)
+    return since
+
+
+def test_all_are_loaded_at_once(listing: Path, has_loaded: Callable[[], bool]) -> None:
+    model = network(listing)
+    model.generate([5, 6, 7], adapter_id="patterns", **GREEDY)
+    assert has_loaded()
+    for name in (None, "rank_64", "all"):
         model.generate([5, 6, 7], adapter_id=name, **GREEDY)
-    assert "load " not in capsys.readouterr().err
+    assert not has_loaded()
 
 
-def test_what_the_listing_gets_later_needs_no_other_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_adapters_listed_later_need_no_reload(
+    tmp_path: Path, has_loaded: Callable[[], bool]
 ) -> None:
     listing = tmp_path / "lora_adapter.json"
 
     def list_(**folders: str) -> None:
         listing.write_text(json.dumps({name: str(ADAPTERS / of) for name, of in folders.items()}))
 
-    def has_loaded() -> bool:
-        return "load " in capsys.readouterr().err
-
     list_(large="all")
     model = AutoModel.from_pretrained(CASE, adapter_path=str(listing))
-    base = model.generate([5, 6, 7], **GREEDY)
+    base = model.generate([5, 6, 7], adapter_id="base", **GREEDY)
     large = model.generate([5, 6, 7], adapter_id="large", **GREEDY)
     assert has_loaded()
     list_(large="all", part="patterns")
@@ -171,6 +207,56 @@ def test_lora_in_the_checkpoint_equals_peft(finetuned: Path) -> None:
             model.generate([5, 6], adapter_id="all")
 
 
+def test_lora_weights_that_are_loaded_later(finetuned: Path, tmp_path: Path) -> None:
+    """As the documents' distributed way: the network is made without weights, with pet_config."""
+    expected = dict(np.load(ADAPTERS / "expected.npz"))
+    prompts = expected["prompts"].astype(np.int32)
+    pet = {**LORA, "target_modules": ".*wq|.*wk|.*wv|.*wo|.*w1|.*w2|.*w3"}
+    config = AutoConfig.from_pretrained(finetuned / "both", pet_config=pet)
+    config.checkpoint_name_or_path = None
+    network = AutoModel.from_config(config)
+    plain = network(prompts).asnumpy()
+    held = network.parameters_dict()
+    assert held["model.layers.0.attention.wq.mindpet_delta_lora_a"].shape[0] == 8
+    assert np.array_equal(network(prompts).asnumpy(), plain)  # B is zero
+    both = ms.load_checkpoint(str(finetuned / "both/lora.ckpt"))
+    assert ms.load_param_into_net(network, both) == ([], [])
+    wanted = expected["logits"][1, :, 0]
+    got = network(prompts).asnumpy()[:, -1]
+    assert np.abs(got - wanted).max() < 2e-5 * np.abs(wanted).max()
+    own = AutoModel.from_pretrained(finetuned / "both", pet_config=pet).parameters_dict()
+    assert own.keys() == held.keys()
+    for name, value in own.items():
+        assert np.array_equal(value.asnumpy(), both[name].asnumpy()), name
+    path = str(tmp_path / "again.ckpt")
+    ms.save_checkpoint(network.parameters_dict(), path)
+    again = AutoModel.from_pretrained(CASE, pet_config=pet, checkpoint_name_or_path=path)
+    assert np.array_equal(again(prompts).asnumpy()[:, -1], got)
+    config.pet_config = {**LORA, "target_modules": ".*query"}
+    with pytest.raises(ArtifactError, match=r"pet_config: target_modules '.*query' matches no"):
+        AutoModel.from_config(config)
+
+
+def test_a_pipeline_takes_a_pet_config(finetuned: Path) -> None:
+    """pipeline(..., config=PetConfig), an object with MindFormers' to_dict."""
+    pet = {**LORA, "target_modules": ".*wq|.*wk|.*wv|.*wo|.*w1|.*w2|.*w3"}
+
+    class PetConfig:
+        def to_dict(self) -> dict[str, object]:
+            return pet
+
+    tokenizer = AutoTokenizer.from_pretrained("tiny_llama")
+    options = {**GREEDY, "add_special_tokens": False}
+    folder = finetuned / "both"
+    made = pipeline("text_generation", folder, tokenizer, config=PetConfig())("AB", **options)
+    model = AutoModel.from_pretrained(folder, pet_config=pet)
+    assert made == pipeline("text_generation", model, tokenizer)("AB", **options)
+    base = AutoModel.from_pretrained(CASE)
+    assert made != pipeline("text_generation", base, tokenizer)("AB", **options)
+    with pytest.raises(ConfigError, match="config= is of a model made here"):
+        pipeline("text_generation", model, tokenizer, config=PetConfig())
+
+
 def test_lora_weights_that_are_missing_or_not_told_of(finetuned: Path) -> None:
     bare = AutoModel.from_pretrained(finetuned / "both")
     with pytest.raises(ArtifactError, match="holds LoRA weights beside the model's, such as"):
@@ -184,5 +270,10 @@ def test_lora_weights_that_are_missing_or_not_told_of(finetuned: Path) -> None:
     wide = {**LORA, "lora_rank": 4, "target_modules": ".*wq|.*wk|.*wv|.*wo|.*w1|.*w2|.*w3"}
     with pytest.raises(ArtifactError, match="r is 4"):
         AutoModel.from_pretrained(finetuned / "both", pet_config=wide)
-    with pytest.raises(ConfigError, match="random weights have no LoRA weights"):
-        AutoModel.from_pretrained("tiny_llama", pet_config=few)
+
+
+def test_a_run_needs_the_lora_weights_of_pet_config(capsys: pytest.CaptureFixture[str]) -> None:
+    pet = "{pet_type: lora, target_modules: .*wq}"
+    line = ["model=tiny_llama", "predict_data=x", f"model.model_config.pet_config={pet}"]
+    assert main(line) == 2
+    assert "random weights have no LoRA weights" in capsys.readouterr().err

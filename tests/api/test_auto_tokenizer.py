@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import sentencepiece
 import tokenizers
 
 from lite_runner import (
+    AutoConfig,
+    AutoModel,
     AutoTokenizer,
     BloomTokenizer,
     GPT2Tokenizer,
@@ -21,6 +24,8 @@ from lite_runner import (
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.layouts import random_checkpoint
 from tests.tokenizer_files import write_tokenizer
 
 TEXTS = ["I love Beijing, because", " two  spaces", "中国的首都是", "it's 1234\n", ""]
@@ -124,3 +129,26 @@ def test_settings_of_a_tokenizer(tmp_path: Path) -> None:
         AutoTokenizer.from_pretrained(tmp_path, padding_side="up")
     with pytest.raises(ConfigError, match="no vocab_file given"):
         BloomTokenizer()
+
+
+def test_a_name_is_served_from_checkpoint_download(model_file: Path, tmp_path: Path) -> None:
+    """As the documents say: nothing is fetched, with the tokenizer alone and with weights."""
+    folder = tmp_path / "checkpoint_download/llama2"
+    folder.mkdir(parents=True)
+    shutil.copy(model_file, folder / "tokenizer.model")
+    ids = LlamaTokenizer(str(model_file))(TEXTS)["input_ids"]
+    for kind in (AutoTokenizer, LlamaTokenizer):
+        assert kind.from_pretrained("llama2_7b")(TEXTS)["input_ids"] == ids
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 330}
+    config = AutoConfig.from_pretrained("llama2_7b", **sizes, intermediate_size=32)
+    model = config.run_config().model_config()
+    assert model is not None
+    write_ckpt(folder / "llama2_7b.ckpt", random_checkpoint(model, seed=3))
+    rows = []
+    for weights in ({}, {"checkpoint_name_or_path": folder / "llama2_7b.ckpt"}):
+        network = AutoModel.from_pretrained(
+            "llama2_7b", **sizes, intermediate_size=32, compute_dtype="float32", **weights
+        )
+        rows.append(network.generate(ids[0], max_new_tokens=4, eos_token_id=[]))
+        assert network.tokenizer(TEXTS)["input_ids"] == ids
+    assert rows[0] == rows[1] and len(rows[0][0]) == len(ids[0]) + 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 import lite_runner
 from lite_runner import (
     AutoConfig,
+    AutoModel,
     BloomConfig,
     ContextConfig,
     GPT2Config,
@@ -23,6 +24,10 @@ from lite_runner import (
 )
 from lite_runner.api.context import chosen
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.text.tokenizer import byte_tokenizer
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.layouts import random_checkpoint
+from tests.tokenizer_files import write_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +58,7 @@ def test_attributes_may_be_read_and_changed() -> None:
         ("post_layernorm_residual", True, "not available"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(name: str, value: object, said: str) -> None:
+def test_invalid_settings_raise_at_once(name: str, value: object, said: str) -> None:
     config = AutoConfig.from_pretrained("tiny_llama")
     with pytest.raises(ConfigError, match=said):
         setattr(config, name, value)
@@ -210,3 +215,43 @@ def test_a_model_whose_weights_come_later() -> None:
         == config.run_config().model.model_config.checkpoint_name_or_path
         == "random"
     )
+
+
+def test_checkpoint_name_or_path_replaces_the_weights_of_folder_and_yaml(
+    write_tiny_llama: Callable[..., Path], tmp_path: Path
+) -> None:
+    """004's predict_custom.py: the sizes and the tokenizer stay those of the folder."""
+    folder = write_tiny_llama("model")
+    write_tokenizer(byte_tokenizer(), folder)
+    other = tmp_path / "elsewhere" / "other.ckpt"
+    other.parent.mkdir()
+    model = AutoConfig.from_pretrained("tiny_llama").run_config().model_config()
+    assert model is not None
+    write_ckpt(other, random_checkpoint(model, seed=7))
+    yaml = tmp_path / "predict.yaml"
+    yaml.write_text(
+        "run_mode: predict\ntrainer: {model_name: tiny_llama}\n"
+        f"load_checkpoint: {folder / 'model.safetensors'}\n"
+    )
+
+    def made(config: PretrainedConfig) -> list[list[int]]:
+        network = AutoModel.from_config(config)
+        assert network.tokenizer("ab")["input_ids"]
+        return network.generate([5, 6, 7], max_new_tokens=6, eos_token_id=[])
+
+    wanted = AutoModel.from_pretrained("tiny_llama", checkpoint_name_or_path=other)
+    expected = wanted.generate([5, 6, 7], max_new_tokens=6, eos_token_id=[])
+    for source in (folder, yaml, folder / "model.safetensors"):
+        config = AutoConfig.from_pretrained(source)
+        assert made(config) != expected
+        config.checkpoint_name_or_path = str(other)
+        assert config.checkpoint_name_or_path == str(other)
+        assert made(config) == expected
+        config.checkpoint_name_or_path = str(folder)
+        assert made(config) != expected
+        in_call = AutoModel.from_pretrained(source, checkpoint_name_or_path=other)
+        assert in_call.generate([5, 6, 7], max_new_tokens=6, eos_token_id=[]) == expected
+    config.checkpoint_name_or_path = None
+    assert config.run_config().checkpoint_source == "random"
+    config.checkpoint_name_or_path = "bloom_560m"  # a model's name: its published weights
+    assert config.run_config().checkpoint_source == "hf://bigscience/bloom-560m"

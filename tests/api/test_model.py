@@ -6,6 +6,7 @@ import gc
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import mindspore as ms
@@ -24,7 +25,7 @@ from lite_runner import (
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.weights import source
+from lite_runner.weights.source import Repository
 from tests.paths import FIXTURES
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -78,10 +79,35 @@ def test_sampling_is_repeatable_and_not_greedy(model: PreTrainedModel) -> None:
 
 
 def test_sampling_options_without_sampling_change_nothing(
-    model: PreTrainedModel, greedy: list[list[int]]
+    model: PreTrainedModel, greedy: list[list[int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """As in document 002, where do_sample=False stands beside them."""
     options = {"do_sample": False, "top_k": 3, "top_p": 1, "temperature": 0.5}
     assert model.generate(PROMPT, max_new_tokens=9, eos_token_id=[], **options) == greedy[:1]
+    said = "temperature=0.5, top_k=3: no effect with do_sample=false, which is greedy"
+    assert said in capsys.readouterr().err
+
+
+def test_a_temperature_that_was_given_samples(
+    model: PreTrainedModel, greedy: list[list[int]]
+) -> None:
+    options = {"max_new_tokens": 9, "eos_token_id": [], "seed": 1}
+    drawn = model.generate(PROMPT, temperature=5.0, top_k=5, **options)
+    assert drawn == model.generate(PROMPT, temperature=5.0, top_k=5, do_sample=True, **options)
+    assert drawn == model.generate(PROMPT, GenerationConfig(temperature=5.0, top_k=5), **options)
+    assert drawn != greedy[:1]
+    assert model.generate(PROMPT, temperature=0, **options) == greedy[:1]
+    of_all = GenerationConfig(do_sample=False, max_new_tokens=9, eos_token_id=[], seed=1)
+    assert model.generate(PROMPT, of_all) == greedy[:1]
+    assert model.generate(PROMPT, of_all, temperature=5.0, top_k=5) == drawn  # the call decides
+    made = pipeline("text_generation", model=model, temperature=5.0, top_k=5, **options)
+    drawn_text = made("LLaMA")
+    assert drawn_text != made("LLaMA", temperature=0)
+    assert made("LLaMA", do_sample=False) == made("LLaMA", temperature=0)
+    hot = AutoModel.from_pretrained("tiny_llama", temperature=5.0, top_k=5)
+    assert hot.generate(PROMPT, **options) == drawn
+    cold = AutoModel.from_config(hot.config, temperature=0)
+    assert cold.generate(PROMPT, **options) == greedy[:1]
 
 
 def test_it_grows_with_what_is_asked_for(greedy: list[list[int]]) -> None:
@@ -110,7 +136,7 @@ def test_it_grows_with_what_is_asked_for(greedy: list[list[int]]) -> None:
         ("text", {}, "expected a list of token ids"),
     ],
 )
-def test_what_cannot_be_generated(
+def test_invalid_generate_options(
     model: PreTrainedModel, ids: object, options: dict, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
@@ -309,9 +335,7 @@ def test_the_eos_token_that_ends_a_sequence_is_in_its_row(
     "option",
     [{"renormalize_logits": True}, {"logits_processor": [print]}, {"parallel_decoding": 1}],
 )
-def test_what_mindformers_has_and_cannot_be_had_is_refused_by_name(
-    model: PreTrainedModel, option: dict
-) -> None:
+def test_unavailable_mindformers_options_are_named(model: PreTrainedModel, option: dict) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(option))} is not available"):
         model.generate(PROMPT, **option)
 
@@ -321,11 +345,11 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was tried to be fetched, in vain, from a folder and a cache where nothing is."""
     tried = []
 
-    def fail(uri: str, *rest: object) -> Path:
-        tried.append(uri)
+    def fail(repository: Repository, **options: bool) -> Path:
+        tried.append(f"hf://{repository.name}")
         raise ArtifactError("no network")
 
-    monkeypatch.setattr(source, "_fetch_from_hub", fail)
+    monkeypatch.setattr(Repository, "fetch", fail)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
     return tried
 
@@ -340,7 +364,7 @@ def test_ids_fetch_no_tokenizer_and_what_needs_one_tries_once(fetched: list[str]
         with pytest.raises(ArtifactError, match=r"no tokenizer beside .* no network"):
             _ = model.tokenizer
     assert fetched == ["hf://openai-community/gpt2"]
-    model.config.checkpoint_name_or_path = "hf://somebody/gpt2"
+    model.config.pretrained_model_dir = "hf://somebody/gpt2"
     with pytest.raises(ArtifactError, match="no network"):
         _ = model.tokenizer
     assert fetched[1:] == ["hf://somebody/gpt2"]
@@ -384,6 +408,7 @@ def test_a_closed_model_leaves_its_gguf_unmapped(tmp_path: Path) -> None:
 
 def test_mindformers_is_refused_by_name() -> None:
     """It completes prompts in its own process; the API works with logits."""
-    model = AutoModel.from_pretrained("tiny_llama", backend="mindformers", load_checkpoint="random")
-    with pytest.raises(ConfigError, match="backend=mindformers completes prompts by itself"):
-        model.generate([[1, 2, 3]], max_new_tokens=2)
+    settings = {"backend": "mindformers", "load_checkpoint": "random"}
+    for make in AutoModel.from_pretrained, partial(pipeline, "text_generation"):
+        with pytest.raises(ConfigError, match="backend=mindformers completes prompts by itself"):
+            make("tiny_llama", **settings)

@@ -84,7 +84,7 @@ def test_parameters_have_mindformers_names() -> None:
     assert weight.dtype == ms.float32 and weight.shape == (96, 64)
 
 
-def test_what_is_loaded_into_the_parameters_is_what_generates(tmp_path: Path) -> None:
+def test_generate_uses_loaded_parameters(tmp_path: Path) -> None:
     """As MindFormers' generate_custom.py and its quantization guide load checkpoints."""
     model, other = (AutoModel.from_pretrained("tiny_llama", seed=seed) for seed in (0, 7))
     mine, theirs = model.generate(PROMPT, **OPTIONS), other.generate(PROMPT, **OPTIONS)
@@ -163,3 +163,17 @@ def test_a_script_may_have_computed_with_tensors_before(tmp_path: Path) -> None:
     run = [sys.executable, "-c", code]
     done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.startswith("[98 99]\n[[97, 98, "), done.stderr
+
+
+def test_parameters_of_quantized_weights_are_told_to_be_floats(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What mindspore.save_checkpoint(model.parameters_dict()) writes."""
+    name = "model.layers.0.feed_forward.w2.weight"
+    held = AutoModel.from_pretrained("tiny_llama", quant="a16w8").parameters_dict()
+    assert "run_mode=quantize writes the integers" in capsys.readouterr().err
+    floats = AutoModel.from_pretrained("tiny_llama").parameters_dict()
+    assert "run_mode=quantize" not in capsys.readouterr().err
+    assert held[name].dtype == ms.float32
+    near, exact = held[name].asnumpy(), floats[name].asnumpy()
+    assert 0 < np.abs(near - exact).max() < np.abs(exact).max() / 100

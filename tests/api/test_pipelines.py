@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mindspore as ms
 import pytest
 
 from lite_runner import (
@@ -76,34 +77,73 @@ def test_a_config_for_a_model(ready: TextGenerationPipeline) -> None:
     assert made(INPUTS[0], max_new_tokens=6, eos_token_id=[]) == ready(INPUTS[0])
 
 
+def test_a_model_object_is_exported(
+    ready: TextGenerationPipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """000: `model` may be a PreTrainedModel, or mindspore's Model of one."""
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    model = AutoModel.from_pretrained("tiny_llama")
+    options = {"max_new_tokens": 6, "eos_token_id": []}
+    fields = {"infer_seq_length": 128, "target": "CPU", "device_id": 0}
+    for one in (model, model.config, ms.Model(model)):
+        made = pipeline(model=one, backend="mslite", **fields, **options)
+        run = made.model.config.run_config()
+        assert (run.backend, run.infer.infer_seq_length) == ("mslite", 128)
+        assert made(INPUTS) == ready(INPUTS)
+    assert pipeline(None, ms.Model(model), **options)(INPUTS) == ready(INPUTS)
+    for parameter in model.get_parameters():
+        parameter.set_data(parameter + 1)
+    with pytest.raises(ConfigError, match="weights were written by the script"):
+        pipeline(model=model, backend="mslite")
+
+
+def test_backend_of_a_pipeline(
+    ready: TextGenerationPipeline, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MindFormers' own is "ms"; a model object is set to what is asked for."""
+    options = {"max_new_tokens": 6, "eos_token_id": []}
+    assert "backend" not in repr(ready)
+    native = pipeline("text_generation", "tiny_llama", backend="native", **options)
+    assert not isinstance(native.model, ms.nn.Cell) and native(INPUTS) == ready(INPUTS)
+    capsys.readouterr()
+    asked = {"backend": "mslite", "engine": "native"}  # before there was backend=native
+    former = pipeline("text_generation", "tiny_llama", **asked, **options)
+    assert repr(former) == repr(native) and former(INPUTS) == ready(INPUTS)
+    said = "engine=native is backend=native now: leave engine= out"
+    assert capsys.readouterr().err.count(said) == 1
+    both = pipeline("text_generation", AutoModel.from_pretrained("tiny_llama"), **options)
+    assert both(INPUTS) == ready(INPUTS)
+    slow = pipeline("text_generation", both.model, both.tokenizer, None, None, "ms", **options)
+    assert "backend='ms'" in repr(both) and slow(INPUTS) == ready(INPUTS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
         (("text-generation", "tiny_llama"), {}, "did you mean text_generation"),
         (("text_generation",), {}, "no model given"),
+        ((), {}, "no model given"),
+        ((None, "tiny_lama"), {}, "did you mean tiny_llama"),
         (("text_generation", "tiny_lama"), {}, "did you mean tiny_llama"),
         (("text_generation", "tiny_llama"), {"backend": "mslit"}, "did you mean mslite"),
         (("text_generation", "tiny_llama"), {"max_lenght": 4}, "did you mean max_length"),
-        (("text_generation", ("a.mindir", "b.mindir")), {}, "backend='mslite'"),
+        (("text_generation", ("a.mindir", "b.mindir")), {"backend": "native"}, "backend='mslite'"),
         (("text_generation", ("a", "b", "c")), {"backend": "mslite"}, "got 3 paths"),
     ],
 )
-def test_what_is_refused(arguments: tuple, options: dict, said: str) -> None:
+def test_invalid_pipeline_arguments(arguments: tuple, options: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         pipeline(*arguments, **options)
 
 
-def test_what_a_call_refuses(ready: TextGenerationPipeline) -> None:
+def test_invalid_call_arguments(ready: TextGenerationPipeline) -> None:
     with pytest.raises(ConfigError, match=r"inputs\[1\]: got int"):
         ready(["a", 3])
     with pytest.raises(ConfigError, match="is_sample_acceleration"):
         ready("a", is_sample_acceleration=True, do_sample=True)
     assert ready("a", is_sample_acceleration=True, add_special_tokens=False) == ready("a")
-    model = AutoModel.from_pretrained("tiny_llama")
-    with pytest.raises(ConfigError, match="exported models; got a model object"):
-        pipeline("text_generation", model, backend="mslite")
-    with pytest.raises(ConfigError, match="backend='auto' is of a model made here"):
-        pipeline("text_generation", model, backend="auto")
+    with pytest.raises(ConfigError, match="model: got a int, expected a name"):
+        pipeline("text_generation", 3)
 
 
 def test_a_batch_size_groups_the_texts(ready: TextGenerationPipeline) -> None:
@@ -117,8 +157,8 @@ def test_a_batch_size_groups_the_texts(ready: TextGenerationPipeline) -> None:
         ready(INPUTS, batch_size=3)
 
 
-def test_mindformers_positions_and_processors(ready: TextGenerationPipeline) -> None:
-    made = pipeline("text_generation", ready.model, ready.tokenizer, None, None, "ms")
+def test_a_generation_config_and_processors(ready: TextGenerationPipeline) -> None:
+    made = pipeline("text_generation", ready.model, ready.tokenizer)
     chosen = GenerationConfig(max_new_tokens=6, eos_token_id=[])
     assert made(INPUTS, generation_config=chosen) == ready(INPUTS)
     with pytest.raises(ConfigError, match="image_processor has no meaning for text_generation"):
@@ -133,7 +173,7 @@ def test_chats(ready: TextGenerationPipeline, tmp_path: Path) -> None:
     options = {"max_new_tokens": 4, "eos_token_id": []}
     plain = ready("user:Hi;", **options)[0]["text_generation_text"][0].removeprefix("user:Hi;")
     chat = pipeline("text_generation", ready.model, tokenizer, chat=True)
-    assert chat("Hi", **options) == [{"text_generation_text": ["Hi" + plain]}]
+    assert chat("Hi", **options) == [{"text_generation_text": [plain]}]  # the answer alone
     greedy = {"do_sample": False, "max_new_tokens": 4, "eos_token_id": []}
     answer, history = ready.model.chat(tokenizer, "Hi", **greedy)
     assert answer == plain
@@ -167,3 +207,11 @@ def test_the_hint_of_an_empty_prompt() -> None:
     with pytest.raises(ConfigError, match="prompt 0 is empty") as caught:
         pipeline("text_generation", model="tiny_llama")("")
     assert "at least one token" in (caught.value.hint or "")
+
+
+def test_repr(ready: TextGenerationPipeline) -> None:
+    model = repr(ready.model)
+    name = ready.model.config.run_config().model_name
+    assert model.startswith(f"{type(ready.model).__name__}({name!r}") and "\n" not in model
+    assert repr(ready) == f"TextGenerationPipeline({ready.model.described})"
+    assert repr(ready.tokenizer).endswith(f", vocab_size={len(ready.tokenizer)})")

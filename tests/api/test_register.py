@@ -13,18 +13,24 @@ import pytest
 from mindspore import Tensor, nn
 from numpy.typing import NDArray
 
-from lite_runner import AutoModel, Trainer, register, register_inputs
+from lite_runner import AutoModel, InferConfig, InferTask, Trainer, register, register_inputs
+from lite_runner.api.exported import files_of
+from lite_runner.api.register import (
+    PREFILL_MODEL_INPUT_MAP,
+    BaseInputsOfInfer,
+    InputOfInfer,
+    get_bloom_inc_model_input,
+    get_llm_common_prefill_model_input,
+)
 from lite_runner.app import main
 from lite_runner.architectures import KNOWN
+from lite_runner.architectures.fields import Fields
 from lite_runner.backends.base import Backend, Row
-from lite_runner.backends.engines.graph_cell import GraphCellEngine
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.static_pair import StaticPairBackend
-from lite_runner.config import hf
-from lite_runner.config.hf_fields import Fields
-from lite_runner.config.model import ModelConfig
+from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.lite.layouts import StaticPairBackend
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.mindir import pair_inputs, write_static_pair
+from lite_runner.mindir import graph_inputs, write_static_pair
 from lite_runner.mindir.manifest import Graph, GraphName, Manifest, TensorSpec, read_manifest
 from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.mindir.write_static_pair import export_static_pair
@@ -38,13 +44,18 @@ from lite_runner.networks.layers import (
     StepInputs,
     Weights,
 )
-from lite_runner.sizing.need import parameter_count
+from lite_runner.networks.tensor_parallel import summed
+from lite_runner.sizing.memory import parameter_count
 from lite_runner.text.tokenizer import byte_tokenizer
+from lite_runner.weights import hf
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import Parameter
 from lite_runner.weights.read_ahead import ReadAhead
 from lite_runner.weights.tensor import LazyTensor
+from tests.paths import ROOT
+from tests.refusals import refused
+from tests.sizes import ModelConfig
 from tests.tokenizer_files import write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -66,7 +77,8 @@ class ToyBlock(nn.Cell):
         self.k = Linear(options, weights(f"{prefix}.k"))
         self.v = Linear(options, weights(f"{prefix}.v"))
         self.attention = Attention(options, config.num_heads, config.n_kv_heads, config.head_dim)
-        self.out = Linear(options, weights(f"{prefix}.out"))
+        whole = summed(options.parallel)
+        self.out = Linear(options, weights(f"{prefix}.out"), combine=whole)
 
     def construct(self, x: Tensor, rows: Tensor, bias: Tensor, slot: Tensor | None) -> Tensor:
         h = self.norm(x)
@@ -306,7 +318,7 @@ def test_inputs_in_a_foreign_order(folder: Path, tmp_path: Path, arrays: Arrays)
     )
     check_logits(opened(manifest, tmp_path / "pair"), arrays)
     # Without its class the graph cannot be fed, and says so.
-    del pair_inputs.MAPPING["foreign"], pair_inputs.MAPPING["toy"]
+    del graph_inputs.MAPPING["foreign"], graph_inputs.MAPPING["toy"]
     with pytest.raises(ArtifactError, match=r"inputs \(lengths, tokens\), expected .*init_reset"):
         opened(manifest, tmp_path / "pair")
 
@@ -344,7 +356,7 @@ def test_the_command_line_and_the_api_know_it(
     layout = ["export.layout=static_pair", "export_output=pair", "infer.infer_seq_length=32"]
     assert main(["run_mode=export", *common, *layout]) == 0
     exported = Trainer(model=folder).export()
-    assert read_manifest(exported).layout == "dynamic"  # what a registered family has by default
+    assert read_manifest(exported).layout == "static_pair"  # what a registered family has
     predict = ["predict_data=some words", "max_new_tokens=5", "eos_token_id=[]"]
     assert main([*common, *predict, "backend=mslite", "infer.model_dir=pair"]) == 0
     result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
@@ -352,7 +364,7 @@ def test_the_command_line_and_the_api_know_it(
     assert result["results"][0]["token_ids"] == tokens[len(prompt) :]
 
 
-def test_what_lite_does_not_have(folder: Path, tmp_path: Path) -> None:
+def test_layouts_that_a_registered_network_lacks(folder: Path, tmp_path: Path) -> None:
     register_toy()
     config = model_config_of(folder)
     assert config is not None
@@ -364,7 +376,7 @@ def test_what_lite_does_not_have(folder: Path, tmp_path: Path) -> None:
         hf.hf_from_model_config(config)
 
 
-def test_what_cannot_be_registered() -> None:
+def test_invalid_registration() -> None:
     for name in ("llama", "qwen2"):
         with pytest.raises(ConfigError, match=f"{name} is there already"):
             register(name, network=ToyModel, tensors=toy_tensors, config=toy_config)
@@ -381,7 +393,7 @@ def test_what_cannot_be_registered() -> None:
         register_inputs("foreign", ForeignInputs, steps={"prefill": ForeignPrefill})
 
     class Same(ForeignInputs):
-        names = pair_inputs.LLAMA.names
+        names = graph_inputs.LLAMA.names
 
     class Nameless(ForeignInputs):
         names = ()
@@ -390,3 +402,118 @@ def test_what_cannot_be_registered() -> None:
         register_inputs("same", Same)
     with pytest.raises(ConfigError, match="expected a tuple of names"):
         register_inputs("nameless", Nameless)
+
+
+SHARD = {"toy.words": "vocabulary", "toy.*.[qkv]": "outputs", "toy.*.out": "inputs"}
+PLUGIN = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.api.test_register import SHARD, register_toy
+register_toy(shard=SHARD)
+"""
+
+
+def test_tensor_parallel(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """MindFormers' document 001: an own network on two cards, each with its part of the weights."""
+    monkeypatch.chdir(tmp_path)
+    Path("toy.py").write_text(PLUGIN)
+    run = ["plugins=toy.py", f"load_checkpoint={folder}", "predict_data=hello"]
+    run += ["max_new_tokens=8", "eos_token_id=[]"]
+
+    def tokens(*settings: str) -> list[int]:
+        assert main([*run, *settings]) == 0
+        (row,) = json.loads(Path("outputs/latest/result.json").read_text())["results"]
+        return row["token_ids"]
+
+    alone = tokens()
+    for whole_vocabulary in ("true", "false"):
+        cut = f"parallel_config.vocab_emb_dp={whole_vocabulary}"
+        assert tokens("parallel=tp2", cut) == alone
+    register_toy()
+    refused([f"load_checkpoint={folder}", "predict_data=hello", "parallel=tp2"], 2)
+    assert "lite_runner.register(..., shard=) says it" in capfd.readouterr().err
+
+
+def test_invalid_shard(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="got 'rows', expected one of outputs, key_heads"):
+        register_toy(shard={"toy.words": "rows"})
+    register_toy(shard={"toy.0.w": "outputs"})
+    with pytest.raises(ConfigError, match=r"no tensor of that name: toy\.words, toy\.0\.norm"):
+        model_config = model_config_of(folder)
+        assert model_config is not None
+        open_checkpoint(folder, model_config)
+
+
+CALLS: list[bool] = []
+
+
+class CommonInputsOfInfer(BaseInputsOfInfer):
+    """
+    common infer inputs of llm models.
+    """
+
+    def get_inputs(  # type: ignore[override]
+        self,
+        model: Any,
+        input_ids: Any = None,
+        current_index: Any = None,
+        valid_length: Any = None,
+        init_reset: Any = None,
+        is_first_iteration: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        CALLS.append(is_first_iteration)
+        if not is_first_iteration:
+            inputs_tmp = []
+            for i in range(len(current_index)):
+                current_index_tmp = int(current_index[i]) - i * input_ids.shape[1]  # multibatch
+                # use numpy to slice array to avoid complie ascend slice op
+                inputs_tmp.append(input_ids[i][current_index_tmp : current_index_tmp + 1])
+            input_ids = np.array(inputs_tmp, dtype=np.int32)
+        inputs = [input_ids, current_index, init_reset, valid_length]
+        lite_inputs = self.get_lite_tensor_list(inputs, model)
+        return lite_inputs
+
+
+def test_the_documents_class_feeds_the_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    export = ["run_mode=export", "model=tiny_bloom", "export.layout=static_pair"]
+    assert main([*export, "predict_batch_size=2", "export_output=x"]) == 0
+    config = InferConfig(*files_of(Path("x")).values(), model_name="bloom")
+    prompts = ["I love Beijing", "LLaMA is a large"]
+    options = {"max_new_tokens": 5, "eos_token_id": [], "batch_size": 2}
+
+    def texts() -> list[dict[str, list[str]]]:
+        return InferTask.get_infer_task("text_generation", config)(prompts, **options)
+
+    expected = texts()
+    assert not CALLS
+    InputOfInfer.MAPPING["bloom"] = CommonInputsOfInfer
+    assert graph_inputs.MAPPING["bloom"].names == graph_inputs.COMMON.names
+    CALLS.clear()
+    assert texts() == expected
+    assert set(CALLS) == {True, False}
+
+
+def test_the_documents_functions() -> None:
+    ids, index, reset, valid = get_llm_common_prefill_model_input(2, 16)
+    assert (ids.shape, index.shape, reset.dtype, valid.shape) == ((2, 16), (2,), bool, (2,))
+    assert get_bloom_inc_model_input(2, 16)[0].shape == (2, 1)
+    PREFILL_MODEL_INPUT_MAP["mine"] = get_llm_common_prefill_model_input
+    assert graph_inputs.MAPPING["mine"] is graph_inputs.COMMON
+    PREFILL_MODEL_INPUT_MAP["qwen2"] = get_llm_common_prefill_model_input
+    assert "qwen2" not in graph_inputs.MAPPING, "its own network says which inputs it has"
+
+
+def test_invalid_input_tables() -> None:
+    with pytest.raises(ConfigError, match="no class gives a graph the inputs float64"):
+        PREFILL_MODEL_INPUT_MAP["mine"] = lambda batch, length: [np.ones((batch, length))]
+    with pytest.raises(ConfigError, match="got int, expected a BaseInputsOfInfer"):
+        InputOfInfer.MAPPING["mine"] = int

@@ -67,5 +67,11 @@ def test_sequences_that_grow_together_come_in_turn(capsys: pytest.CaptureFixture
     turn.on_finish(0)
     assert capsys.readouterr().out == "\nb1\nc"
     turn.close()
-    turn_over = capsys.readouterr().out
-    assert turn_over == "\n"
+    assert capsys.readouterr().out == "\n"
+
+
+def test_closing_after_the_last_sequence_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    turn = SequentialStream(TextStreamer(TOKENIZER), [[97]])
+    turn.on_finish(0)
+    turn.close()
+    assert capsys.readouterr().out == "a\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -15,6 +14,8 @@ from lite_runner import AutoModel, AutoProcessor, AutoTokenizer, GPT2TokenizerFa
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
+from lite_runner.weights import source
+from lite_runner.weights.source import Repository
 from tests.tokenizer_files import write_tokenizer
 
 
@@ -53,7 +54,7 @@ def test_padding(tokenizer: PreTrainedTokenizer) -> None:
         ({"return_tensors": "pt", "padding": True}, "return_tensors: got 'pt'"),
     ],
 )
-def test_what_cannot_be_padded(tokenizer: PreTrainedTokenizer, options: dict, said: str) -> None:
+def test_invalid_padding(tokenizer: PreTrainedTokenizer, options: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         tokenizer(["ab", "c"], **options)
 
@@ -89,22 +90,18 @@ def test_the_hub_gives_a_tokenizer_without_its_weights(
     tokenizer: PreTrainedTokenizer,
     write_tiny_llama: Callable[..., Path],
 ) -> None:
-    import huggingface_hub
-
     remote = write_tiny_llama("remote")
     write_tokenizer(byte_tokenizer(), remote)
     local = tmp_path / "snapshot"
     local.mkdir()
 
-    def snapshot_download(repository: str, *, allow_patterns: list[str], **options: Any) -> str:
-        for pattern in allow_patterns:
+    def fetch(repository: Repository, *, weights: bool) -> Path:
+        for pattern in source._RUN_FILES if weights else source._TOKENIZER:
             for path in remote.glob(pattern):
                 shutil.copy(path, local)
-        return str(local)
+        return local
 
-    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_args, **_options: None)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(Repository, "fetch", fetch)
     loaded = AutoTokenizer.from_pretrained("hf://owner/name")
     assert loaded.encode("é<s>") == tokenizer.encode("é<s>") and loaded.pad_token_id == 258
     assert (local / "config.json").is_file() and not (local / "model.safetensors").exists()
@@ -200,6 +197,8 @@ def test_tokens_and_ids(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
         ({"paddin": True}, "paddin: a tokenizer has no such argument"),
     ],
 )
-def test_what_a_call_cannot_do(tokenizer: PreTrainedTokenizer, options: dict, said: str) -> None:
+def test_unavailable_call_arguments(
+    tokenizer: PreTrainedTokenizer, options: dict, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         tokenizer("ab", **options)

@@ -15,11 +15,11 @@ from lite_runner import (
     TrainingArguments,
     pipeline,
 )
-from lite_runner.api.infer_config import infer_config
+from lite_runner.api.exported import infer_config
 from lite_runner.errors import ConfigError
-from lite_runner.mindir.manifest import read_manifest
+from lite_runner.mindir.manifest import MANIFEST, read_manifest
 from lite_runner.weights.formats.ckpt_file import write_ckpt
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 
 
 def test_export_then_run_what_was_written(
@@ -35,8 +35,12 @@ def test_export_then_run_what_was_written(
     assert folder == tmp_path / "out" / "llama2_7b_mindir"
     manifest = read_manifest(folder)
     assert (manifest.model.hidden_size, manifest.source) == (32, "random")
+    assert task.export() == folder  # again, as in MindFormers
+    assert read_manifest(folder).files.keys() == manifest.files.keys()
+    (folder / MANIFEST).rename(tmp_path / MANIFEST)
     with pytest.raises(ConfigError, match="exists already"):
-        task.export()
+        task.export()  # it is no export
+    (tmp_path / MANIFEST).rename(folder / MANIFEST)
     options = {"max_new_tokens": 5, "eos_token_id": []}
     online = task.predict(input_data=["some words", "others"], **options)
     assert len(online) == 2 and online == pipeline("text_generation", model)(
@@ -57,7 +61,7 @@ def test_the_batch_size_of_the_model_holds_for_the_graphs(monkeypatch: pytest.Mo
     assert {run.run_mode for run in exported} == {"export"}
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments() -> None:
     with pytest.raises(ConfigError, match="batch_size: got 0"):
         TrainingArguments(batch_size=0)
     with pytest.raises(ConfigError, match="no model given"):
@@ -76,7 +80,7 @@ def test_what_cannot_be() -> None:
         Trainer(model="tiny_llama", pet_method="lora")
 
 
-def test_what_is_of_training_is_taken_and_training_is_refused() -> None:
+def test_training_arguments_are_accepted_and_training_is_refused() -> None:
     args = TrainingArguments(
         num_train_epochs=1, batch_size=2, learning_rate=1e-3, use_parallel=False
     )

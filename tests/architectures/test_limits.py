@@ -24,7 +24,7 @@ def with_last(model: Decoder, **changes: object) -> Decoder:
 
 
 @pytest.mark.parametrize("case", references.every())
-def test_what_it_can(case: str, reference: Reference) -> None:
+def test_reference_models_are_supported(case: str, reference: Reference) -> None:
     assert unsupported(reference(case).config) == []
 
 

@@ -1,6 +1,6 @@
 """Stands in for a rank under msrun: writes its environment to a folder and is done.
 
-record_environment.py [CONFIG] FOLDER
+record_environment.py FOLDER; of a run, its own folder
 """
 
 from __future__ import annotations
@@ -34,4 +34,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[-1]))
+    main(Path(os.environ.get("LITE_RUNNER_FOLDER") or sys.argv[-1]))

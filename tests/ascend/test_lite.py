@@ -18,15 +18,15 @@ import yaml
 from mindspore.train import mind_ir_pb2
 from numpy.typing import NDArray
 
-from lite_runner.backends import ascend_context
-from lite_runner.backends.engines import mindir_version
-from lite_runner.backends.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.lite.engines import lite_release
+from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.mindspore import device
 from lite_runner.config.argv import parse
-from lite_runner.config.ascend import ASCEND_CONFIG
 from lite_runner.config.ge import SECTIONS, GeConfig, ge_config
+from lite_runner.config.sections import ASCEND_CONFIG
+from lite_runner.mindir.graph_inputs import arrays_of, inputs_named
 from lite_runner.mindir.inspect import read_graph
 from lite_runner.mindir.manifest import Graph, GraphName
-from lite_runner.mindir.pair_inputs import arrays_of, inputs_named
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
@@ -102,10 +102,10 @@ def test_mindformers_infer_finds_the_token_in_ours(tmp_path: Path) -> None:
 
 def test_which_lite_reads_which_mindir() -> None:
     for fact in FACTS["MindIR versions"]:
-        last = mindir_version.last_version(f"MindSpore Lite {fact['release']}")
+        last = lite_release.last_version(f"MindSpore Lite {fact['release']}")
         assert last in (fact["reads"], None)
         assert last is not None or fact["reads"] == max(mind_ir_pb2.Version.values())
-    for version, first in mindir_version.FIRST.items():
+    for version, first in lite_release.FIRST.items():
         of_release = [
             fact["reads"]
             for fact in FACTS["MindIR versions"]
@@ -134,12 +134,20 @@ def test_every_section_that_lite_reads_is_known() -> None:
             assert any(name in text and value in text for text in GeConfig().unset())
 
 
+def test_several_cards_get_their_rank_table_where_lite_looks_for_it() -> None:
+    laid = GeConfig(rank_table="table.json").of_graph(0)
+    found = [fact["rank table"] for fact in FACTS["GE options"] if "rank table" in fact]
+    assert len(found) == 2
+    for place in found:
+        assert laid == {place["section"]: {place["key"]: "table.json"}}
+
+
 def test_the_settings_of_a_card_are_those_of_the_installed_mindspore() -> None:
-    """tests/backends/test_ascend_context.py has the calls."""
+    """tests/backends/mindspore/test_device.py has the calls."""
     source = inspect.getsource(ms.context._Context.set_ascend_config)
     assert [name for name in ASCEND_CONFIG if f"'{name}':" not in source] == []
     assert "max_size" in inspect.signature(ms.runtime.set_memory).parameters
     assert callable(ms.device_context.ascend.op_precision.precision_mode)
     for fact in FACTS["memory and ascend_config"]:
         for name, value in fact.get("environment", {}).items():
-            assert (name, value) == (ascend_context.ALLOCATOR, ascend_context.WITHOUT_VMM)
+            assert device.DEFAULTS[name] == value

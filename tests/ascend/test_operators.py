@@ -16,18 +16,27 @@ from mindspore import Tensor, nn
 from mindspore.ops.auto_generate import gen_ops_prim
 from mindspore.train.mind_ir_pb2 import ModelProto
 
-from lite_runner.architectures.flat import ModelConfig
-from lite_runner.backends.device import set_device
-from lite_runner.networks.decoder import DecoderCell
+from lite_runner.architectures.spec import Experts, FeedForward
+from lite_runner.backends.mindspore.device import set_device
+from lite_runner.networks.ascend_layers import GroupedMixture, QuantizedLinear
+from lite_runner.networks.decoder import (
+    Decode,
+    DecoderCell,
+    LoraDecode,
+    LoraPrefill,
+    LoraScore,
+    Prefill,
+    Score,
+)
 from lite_runner.networks.layers import BuildOptions, CacheSize
-from lite_runner.networks.quantized_layers import QuantizedLinear
-from lite_runner.networks.steps import Decode, LoraDecode, LoraPrefill, LoraScore, Prefill, Score
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantized import quantize
-from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.sizes import ModelConfig
 
 WHEEL = Path(ms.__file__).resolve().parent
 SLOTS, LENGTH, HEADS, WIDTH = 3, 200, 4, 16
+EXPERTS = 4
 KEPT = 64  # positions of a block
 FAMILIES = {
     family: ModelConfig(
@@ -179,6 +188,44 @@ OPERATORS = {
             }
         },
     ),
+    # vllm-mindspore gives the same, model_executor/layers/fused_moe/fused_moe.py (run_tp).
+    "MoeInitRoutingV2": Operator(
+        "x expert_idx active_num expert_capacity expert_num drop_pad_mode"
+        " expert_tokens_count_or_cumsum_flag expert_tokens_before_capacity_flag",
+        "",
+        {4: "expert_num", 6: "expert_tokens_count_or_cumsum_flag"},
+        "mindspore 2.10, ops/auto_generate/gen_ops_prim.py, MoeInitRoutingV2",
+        {
+            "experts": {
+                **dict.fromkeys(("x", "expert_idx"), TENSOR),
+                **{"active_num": 0, "expert_capacity": 0, "expert_num": EXPERTS},
+                **{"drop_pad_mode": 0, "expert_tokens_count_or_cumsum_flag": 2},
+                "expert_tokens_before_capacity_flag": True,
+            }
+        },
+    ),
+    "GroupedMatmulV4": Operator(
+        "x weight bias=None scale=None offset=None antiquant_scale=None antiquant_offset=None"
+        " pre_token_scale=None group_list=None activation_input=None activation_quant_scale=None"
+        " activation_quant_offset=None split_item=0 group_type=-1 group_list_type=0 act_type=0"
+        " output_dtype=None",
+        "",
+        {8: "group_list", 12: "split_item", 13: "group_type", 14: "group_list_type"},
+        "mindspore 2.10, ops/auto_generate/gen_ops_def.py, grouped_matmul_v4",
+        {
+            "experts": {
+                **dict.fromkeys(("x", "weight", "group_list"), TENSOR),
+                **{"split_item": 3, "group_type": 0, "group_list_type": 1, "act_type": 0},
+            }
+        },
+    ),
+    "MoeTokenUnpermute": Operator(
+        "permuted_tokens sorted_indices probs=None padded_mode=False restore_shape=None",
+        "",
+        {1: "sorted_indices", 2: "probs"},
+        "mindspore 2.10, ops/auto_generate/gen_ops_def.py, moe_token_unpermute",
+        {},  # the front end makes another operator of it
+    ),
     "DynamicQuantExt": Operator(
         "x smooth_scales=None",
         "",
@@ -260,6 +307,14 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelProto]:
         options = BuildOptions(None, ms.float16, fused=True, integer_input=name == "a8w8")
         layer = QuantizedLinear(options, quantize(weight, bits, group))
         graphs[name] = exported(layer, [x], folder / name)
+    experts = np.zeros((EXPERTS, 16, 96), np.float32)
+    feed_forward = FeedForward(16, True, False, experts=Experts(EXPERTS, 2))
+    layer = GroupedMixture(
+        BuildOptions(None, ms.float16, fused=True),
+        *(feed_forward, np.zeros((EXPERTS, 96), np.float32)),
+        *(experts, experts, experts.transpose(0, 2, 1), None),
+    )
+    graphs["experts"] = exported(layer, [x], folder / "experts")
     return graphs
 
 

@@ -12,19 +12,23 @@ from typing import Any
 import pytest
 import yaml
 
-from lite_runner import launch, launch_ranks
-from lite_runner.config import hccl
+from lite_runner import launch
+from lite_runner.config import sections
 from lite_runner.config.argv import parse
-from lite_runner.config.cluster import Cluster
+from lite_runner.config.parallel import Cluster
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed import ascend_ranks, job
+from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.distributed.job import Limits
 from lite_runner.distributed.membership import device_of, membership
-from lite_runner.distributed.rank_table import Device, RankTable, Server, device_range
-from lite_runner.distributed.rank_table_checks import with_rank_table
-from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table import (
+    Device,
+    RankTable,
+    Server,
+    device_range,
+    read_rank_table,
+)
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
-from lite_runner.plan.plan import Plan
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import ascend_devices, environment
 from lite_runner.system.ascend_devices import VISIBLE
@@ -41,7 +45,7 @@ def shows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The physical numbers of this machine's devices."""
     shown = list(range(8))
     monkeypatch.setattr(ascend_devices, "physical_ids", lambda: shown)
-    for name in (*NAMES, *hccl.VARIABLES):
+    for name in (*NAMES, *sections.HCCL_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return shown
 
@@ -90,7 +94,7 @@ def test_the_ranks_of_a_table(
         assert environ["RANK_SIZE"] == str(count)
         assert environ["RANK_TABLE_FILE"] == str(table)
         assert environ[VISIBLE] == visible
-        assert [environ[name] for name in hccl.VARIABLES] == ["7200", "7200"]
+        assert [environ[name] for name in sections.HCCL_VARIABLES] == ["7200", "7200"]
         member = membership(environ)
         assert member is not None and device_of(member, 0, environ) == index
 
@@ -118,16 +122,16 @@ def test_seconds_that_hccl_does_not_take(seconds: str) -> None:
 
 def test_how_long_hccl_waits() -> None:
     seconds = config_of().parallel.hccl_timeout
-    for name in hccl.VARIABLES:
+    for name in sections.HCCL_VARIABLES:
         for fact in FACTS[name]:
-            least, most = fact.get("seconds", (hccl.LEAST_S, hccl.MOST_S))
-            assert least <= hccl.LEAST_S and most >= hccl.MOST_S
+            least, most = fact.get("seconds", (sections.LEAST_HCCL_S, sections.MOST_HCCL_S))
+            assert least <= sections.LEAST_HCCL_S and most >= sections.MOST_HCCL_S
             multiple = fact.get("multiple", 1)
             assert seconds // multiple * multiple > fact["default"]
-    connect, execute = hccl.VARIABLES
-    assert hccl.timeouts(600, {}) == {connect: "600", execute: "600"}
-    assert hccl.timeouts(600, {connect: "1800", execute: ""}) == {execute: "600"}
-    assert hccl.timeouts(600, {connect: "1800", execute: "0"}) == {}
+    connect, execute = sections.HCCL_VARIABLES
+    assert sections.hccl_timeouts(600, {}) == {connect: "600", execute: "600"}
+    assert sections.hccl_timeouts(600, {connect: "1800", execute: ""}) == {execute: "600"}
+    assert sections.hccl_timeouts(600, {connect: "1800", execute: "0"}) == {}
 
 
 def test_mindspore_changes_a_variable_when_it_is_imported() -> None:
@@ -241,8 +245,8 @@ def test_the_launch_takes_the_table(
 ) -> None:
     """From the command line to msrun, all but the preparation of weights."""
     monkeypatch.setattr(environment, "check_packages", lambda: None)
-    monkeypatch.setattr(launch_ranks, "plan_for_ranks", lambda config: Plan(config=config))
-    monkeypatch.setattr(launch_ranks, "RANK_PROGRAM", RECORD)
+    monkeypatch.setattr(launch, "check_ranks_fit", lambda plan: None)
+    monkeypatch.setattr(launch, "RANK_PROGRAM", RECORD)
     table = TABLES / "visible_devices.json"
     config = config_of(
         "parallel=tp4", f"parallel.rank_table_file={table}", f"output_dir={tmp_path}"
@@ -284,7 +288,7 @@ def test_a_script_of_ones_own_sees_the_devices(tmp_path: Path) -> None:
 
 def test_on_cpu_the_number_of_a_device_means_nothing() -> None:
     """Ranks have a DEVICE_ID there too, and MindSpore refuses a second, other one."""
-    from lite_runner.backends.device import set_device
+    from lite_runner.backends.mindspore.device import set_device
 
     for device_id in (1, 0, 3):
         set_device("CPU", device_id)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.distributed.rank_table import merge
-from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table import merge, read_rank_table
 from lite_runner.errors import ArtifactError, ConfigError
 from tests.paths import FIXTURES
 

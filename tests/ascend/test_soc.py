@@ -11,7 +11,7 @@ import mindspore as ms
 import pytest
 
 from lite_runner import progress
-from lite_runner.backends import device
+from lite_runner.backends.mindspore import device
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import environment
 
@@ -85,17 +85,20 @@ def test_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         environment.ascend_soc()
 
 
-@pytest.mark.parametrize(("name", "boost"), [("Ascend910A", None), ("Ascend910B3", "on")])
+@pytest.mark.parametrize(
+    ("name", "pynative", "boost"),
+    [("Ascend910A", False, None), ("Ascend910B3", False, "on"), ("Ascend910B3", True, None)],
+)
 def test_kernels_for_inference_where_there_are_some(
-    name: str, boost: str | None, monkeypatch: pytest.MonkeyPatch
+    name: str, pynative: bool, boost: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """jit_config infer_boost, of mindspore 2.10.0, context.py."""
     told: dict[str, object] = {}
     monkeypatch.setattr(environment, "ascend_soc", lambda: name)
     monkeypatch.setattr(ms, "set_context", lambda **settings: told.update(settings))
     monkeypatch.setattr(ms, "set_device", lambda *_: None)
-    device.set_device("Ascend", 0)
-    assert told["mode"] == ms.GRAPH_MODE
+    device.set_device("Ascend", 0, pynative=pynative)
+    assert told["mode"] == (ms.PYNATIVE_MODE if pynative else ms.GRAPH_MODE)
     config = told["jit_config"]
     assert isinstance(config, dict)
     assert config["jit_level"] == "O0"

@@ -1,5 +1,5 @@
-"""Exports of the tiny models: what their manifests say, and pairs, made once for all tests of a
-process."""
+"""Dry runs, and exports of the tiny models: what their manifests say, and pairs, made once for all
+tests of a process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lite_runner.app import main
 from lite_runner.mindir.manifest import Graph, GraphName, Layout, Manifest
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
 from lite_runner.weights.read_ahead import ReadAhead
 
 pytest.register_assert_rewrite("tests.backends.shared")
 ExportedPair = Callable[..., tuple[Manifest, dict[GraphName, Path]]]
+
+
+@pytest.fixture
+def dry(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The output of a dry run of these settings."""
+
+    def run(*settings: str) -> str:
+        assert main([*settings, "dry_run=true"]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,20 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend, Row
+from lite_runner.config.argv import parse
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Request, Scheduler
+from lite_runner.config.parallel import ranks_of
+from lite_runner.config.prompts import read_requests
+from lite_runner.config.schema import GenerateOptions
+from lite_runner.generation import Engine, Request
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate_cached
+from lite_runner.plan.backend import run_options
+from lite_runner.plan.job import Job, estimate, share
+from lite_runner.plan.memory import job_memory, memory_hints
+from lite_runner.run_modes import heads, resolve
+from lite_runner.sizing.memory import Memory
+from tests import references
 from tests.generation.mock import served
 
 TOLERANCE = 1e-4  # of the largest logit: rounding; a wrong scale or position is off by 1e-2
@@ -23,7 +35,7 @@ def check_generated(known: Any, backend: Backend, beams: int = 1) -> None:
     """All prompts at once are continued as transformers' `generate` does it."""
     wanted = (known.generated if beams == 1 else known.beams).tolist()
     options = GenerationConfig(max_new_tokens=len(wanted[0]), num_beams=beams)
-    found = served(Scheduler(backend), [Request(prompt, options) for prompt in known.prompts])
+    found = served(Engine(backend), [Request(prompt, options) for prompt in known.prompts])
     assert [found[index].token_ids for index in range(len(wanted))] == wanted
 
 
@@ -79,18 +91,29 @@ class RowsKeepApart:
         model.copy([1, 0], [0, 1])
         assert np.array_equal(model.forward(rows), before[::-1])
 
+    def test_rows_beyond_the_backend_are_errors(self, model: Backend, tokens: NDArray) -> None:
+        length, vocab = model.info.max_length, model.info.vocab_size
+        one = tokens[:1]
+        beyond = {
+            "positions": [Row(0, np.resize(tokens, length + 1), 0), Row(0, one, length)],
+            "slot": [Row(3, one, 0), Row(-1, one, 0)],
+            "logits": [Row(0, one, 0, logits=2), Row(0, one, 0, logits=-1)],
+            "token ids": [Row(0, np.array([vocab], np.int32), 0), Row(0, one - vocab, 0)],
+            "adapter_slot": [Row(0, one, 0, adapter_slot=0)],
+        }
+        beyond["positions"] += [Row(0, one, -1), Row(0, tokens[:0], 0)]
+        for what, rows in beyond.items():
+            for row in rows:
+                with pytest.raises(ValueError, match=f"^{what}: got "):
+                    model.forward([row])
+        with pytest.raises(ValueError, match="each at most once"):
+            model.forward([Row(1, one, 0), Row(1, one, 0)])
+
 
 class LikeTransformers:
     """Of `make(case)`, a model that is exported for graph-cell."""
 
-    CASES = (
-        *("llama", "llama_rope_dynamic", "qwen2", "bloom", "gpt2"),
-        *("llama_biases", "mistral", "qwen2_window", "qwen3", "qwen3_tied"),
-        *("olmo2", "granite", "smollm3_window", "chatglm", "glm4_biases"),
-        *("gemma2", "gemma3", "chatglm_6b", "phi3_partial", "phi3_longrope"),
-        *("starcoder2", "starcoder2_exact", "gpt_neox", "gpt_neox_serial"),
-        *("qwen3_moe_step", "mixtral"),
-    )
+    CASES = references.covering(references.every())
 
     @pytest.mark.parametrize("case", CASES)
     def test_logits_and_tokens_equal_transformers(
@@ -106,3 +129,28 @@ class LikeTransformers:
         self, make: Callable[[str], Any], reference: Callable[[str], Any]
     ) -> None:
         check_generated(reference("phi3_longrope"), make("phi3_longrope"))
+
+
+# A job's memory, estimated from its sizes alone.
+
+
+def estimated(*settings: str) -> tuple[GenerateOptions, ModelFiles, Job]:
+    """Two prompts for SmolLM2-135M's sizes, counted by their bytes."""
+    line = ["model=smollm2_135m", "load_checkpoint=random", "predict_data=[x,y]", *settings]
+    config = resolve(parse(line, heads()))[0]
+    assert isinstance(config, GenerateOptions)
+    files = locate_cached(config)
+    return config, files, estimate(config, files, read_requests(config))
+
+
+def need_of(*settings: str, device: str = "CPU") -> Memory:
+    config, files, job = estimated(*settings)
+    ranks = ranks_of(config)
+    return job_memory(files, run_options(config, share(config, job, ranks), device, ranks))
+
+
+def hints_of(*settings: str) -> dict[str, int]:
+    """The settings that would help, and the bytes that the job needs with each."""
+    config, files, job = estimated(*settings)
+    found = memory_hints(config, files, job, "CPU", ranks_of(config))
+    return {hint.setting: hint.need.total for hint in found}

@@ -1,7 +1,9 @@
-"""Which adapters are in slots when, and what they take."""
+"""Adapters in slots: loading, eviction, memory."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +11,16 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from lite_runner.backends.adapter_cells import CellPools
+from lite_runner.app import main
 from lite_runner.backends.adapter_slots import LoraSlots
-from lite_runner.backends.device import set_device
+from lite_runner.backends.mindspore.backend import CellPools
+from lite_runner.backends.mindspore.device import set_device
 from lite_runner.errors import ConfigError
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.networks.lora import EmbeddingLora, Lora
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.tensor import LazyTensor
+from tests.doc_folder import write_adapter
 
 set_device("CPU", 0)  # before the first operator: later tests of the process want to do it again
 
@@ -153,3 +157,21 @@ def test_memory_grows_with_the_slots_and_not_with_the_adapters(count: int) -> No
         slots.pin(f"a{number}")
         slots.unpin(f"a{number}")
     assert slots.loads == count and slots.nbytes == 8 * per_slot
+
+
+def test_rounded_adapters_take_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_adapter(tmp_path / "one", 1)
+    (tmp_path / "adapters.json").write_text(json.dumps({"one": "one"}))
+    line = ["run_mode=slora", "model=tiny_llama", "load_checkpoint=random", "predict_data=hi"]
+    line += [
+        f"model.model_config.{size}" for size in ("hidden_size=32", "head_dim=8", "num_layers=1")
+    ]
+    line += [f"adapter_path={tmp_path / 'adapters.json'}", "adapter_id=one", "dry_run=true"]
+    sizes = []
+    for dtype in ("auto", "bf16"):
+        assert main([*line, f"adapter_dtype={dtype}"]) == 0
+        out = capsys.readouterr().out
+        found = re.search(r"^adapters +([\d.]+) k?B for", out, re.MULTILINE)
+        assert found, out
+        sizes.append(float(found[1]))
+    assert sizes[0] == pytest.approx(2 * sizes[1], rel=0.02)

@@ -13,13 +13,13 @@ from lite_runner.backends.base import Growing, Row
 @pytest.mark.parametrize("case", ["bloom", "gpt2", "llama", "llama_rope_dynamic"])
 def test_own_operators(case: str, reference: Callable) -> None:
     known = reference(case)
-    model = known.fused(1, 8)
+    model = known.native(1, 8)
     assert isinstance(model, Growing)
     model.forward([Row(0, known.prompts[0][:4], 0)])
     slots = len(known.prompts)
     model.grow(slots, known.length)
     assert (model.info.slots, model.info.max_length >= known.length) == (slots, True)
-    assert np.array_equal(known.run(model), known.run(known.fused(slots, known.length)))
+    assert np.array_equal(known.run(model), known.run(known.native(slots, known.length)))
 
 
 @pytest.mark.parametrize(("case", "use_past"), [("bloom", True), ("llama", True), ("bloom", False)])

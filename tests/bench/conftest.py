@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from lite_runner.bench.grid import Settings
-from lite_runner.bench.options import CellOptions
-from lite_runner.bench.report import FIGURES, Cell, Machine, Measured, Report
-from lite_runner.bench.spread import Spread
+from lite_runner.bench.options import CellOptions, Settings
+from lite_runner.bench.report import FIGURES, Cell, Machine, Measured, Report, Spread
 from lite_runner.config.argv import parse
 from lite_runner.run_modes import heads, resolve
 

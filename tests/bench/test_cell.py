@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from lite_runner.bench.cell_job import CellJob
-from lite_runner.bench.grid import Settings
-from lite_runner.bench.options import CellOptions
+from lite_runner.bench.bench import run_cells
+from lite_runner.bench.options import CellJob, CellOptions, Settings
 from lite_runner.bench.report import FIGURES, Cell
-from lite_runner.bench.runner import run_cells
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,7 @@ def test_every_figure_has_its_repetitions(cells: list[Cell]) -> None:
     for cell, quant in zip(cells, ("none", "a16w8"), strict=True):
         assert cell.error is None and cell.measured is not None
         assert cell.measured.quant == quant
-        assert cell.measured.load_s > 0 and cell.measured.load_peak_mib > 100
+        assert cell.measured.load_s > 0 and cell.measured.load_peak_mib > 30
         for key in FIGURES:
             spread = cell.measured.figures[key]
             assert len(spread.values) == 3 and 0 < spread.min <= spread.median <= spread.max
@@ -55,4 +53,4 @@ def test_what_does_not_go_together_is_the_error_of_its_cell(
     lite = replace(config, engine="lite", backend="mslite")
     (cell,) = run_cells([job(lite, settings(quant="a16w8"), repeat=1)], context=256)
     assert cell.measured is None
-    assert "quant=a16w8 is not available with engine=lite" in (cell.error or "")
+    assert "quant=a16w8 is not available with backend=mslite" in (cell.error or "")

@@ -8,13 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lite_runner.bench import chart
-from lite_runner.bench.chart import COLORS, Drawing, Line, Panel, draw
-from lite_runner.bench.charts import figures_chart, ratios_chart
-from lite_runner.bench.compare import Former, compared
-from lite_runner.bench.grid import Settings
-from lite_runner.bench.report import FIGURES, Cell, Measured, Report
-from lite_runner.bench.spread import Spread
+from lite_runner.bench import charts
+from lite_runner.bench.charts import COLORS, Drawing, Line, Panel, draw, figures_chart, ratios_chart
+from lite_runner.bench.options import Settings
+from lite_runner.bench.report import FIGURES, Cell, Former, Measured, Report, Spread, compared
 from lite_runner.errors import EnvironmentFault
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -110,9 +107,31 @@ def test_ratios_are_drawn_of_cells_that_have_a_counterpart(told: Report, tmp_pat
 
 
 def test_a_missing_matplotlib_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    chart.check_available()
+    charts.check_available()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(EnvironmentFault) as caught:
-        chart.check_available()
+        charts.check_available()
     assert caught.value.exit_code == 3
-    assert "pip install" in caught.value.hint and "bench.charts=false" in caught.value.hint
+    install = f'{sys.executable} -m pip install "matplotlib>=3.8"; or bench.charts=false, '
+    assert caught.value.hint.startswith(install)
+
+
+def bars(lines: dict[str, list[str]]) -> Panel:
+    """A panel with a bar of 1234 for each group of a line."""
+    drawn = [Line(n, [(g, Spread.of([1234.0])) for g in groups]) for n, groups in lines.items()]
+    return Panel("title", "", "unit", drawn)
+
+
+def test_numbers_lie_beside_bars_and_are_of_all_or_none() -> None:
+    few = draw([bars({name: ["x", "y"] for name in "abcd"})]).svg.decode()
+    assert few.count(">1234<") == 8 and few.count("rotate(-90)") >= 8  # wider than the bars
+    wide = draw([bars({"a": ["x", "y"]})]).svg.decode()
+    assert wide.count(">1234<") == 2
+    many = {name: ["x", "y", "z"] for name in "abc"} | {"d": ["x"]}
+    assert ">1234<" not in draw([bars(many)]).svg.decode()
+
+
+def test_a_log_axis() -> None:
+    line = Line("a", [(1, Spread.of([10.0])), (2, Spread.of([10_000.0]))])
+    svg = draw([Panel("title", "x", "ms", [line], log=True)]).svg.decode()
+    assert all(f">{tick}<" in svg for tick in ("10", "100", "1,000", "10,000"))

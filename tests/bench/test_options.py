@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from lite_runner.bench.grid import Settings
-from lite_runner.bench.options import BenchOptions, CellOptions, cell_faults
+from lite_runner.bench.options import (
+    BenchOptions,
+    CellOptions,
+    Settings,
+    cell_faults,
+    shared,
+    varying,
+    why_left_out,
+)
 from lite_runner.config.fields import Fault, hints_of, read
 from lite_runner.config.grammar import value_of
 
@@ -28,7 +35,7 @@ def options(**changes: Any) -> tuple[BenchOptions | None, list[str]]:
 def test_a_value_is_a_list_of_one() -> None:
     found, faults = options()
     assert found is not None and not faults
-    cells = list(found.grid.cells())
+    cells = list(found.cells())
     assert [(cell.batch, cell.prompt, cell.new, cell.quant) for cell in cells] == [
         (1, 128, 16, None),
         (8, 128, 16, None),
@@ -75,7 +82,7 @@ def test_a_cell_has_the_run_s_config_less_what_it_sets_itself(
     left = run.of_cell(settings())
     assert type(left) is CellOptions
     assert (left.quant, left.quant_group, left.kv_cache) == ("a16w4", 64, "int8")
-    assert (left.backend, left.context.threads) == ("ms", None)
+    assert (left.backend, left.context.threads) == ("auto", None)
     given = run.of_cell(settings(backend="mslite", quant="none", threads=2))
     assert (given.backend, given.quant, given.quant_group) == ("mslite", "none", None)
     assert given.context.threads == 2
@@ -89,5 +96,47 @@ def test_settings_of_exported_models_are_for_the_cells_that_run_one(
     assert not list(cell_faults(run.of_cell(settings())))
     lite = run.of_cell(settings(backend="mslite", quant="a16w8"))
     assert [one.text for one in cell_faults(lite)] == [
-        "quant=a16w8 is not available with engine=lite"
+        "quant=a16w8 is not available with backend=mslite: graphs compute with floats;"
+        " backend=native computes without an export"
     ]
+
+
+def test_every_combination_once_and_the_batch_varies_fastest() -> None:
+    found, faults = options(quant=[None, "a16w8"], prompt=[16, 32], new=[8], batch=[1, 4, 1])
+    assert found is not None and not faults
+    cells = list(found.cells())
+    assert len(cells) == len(set(cells)) == 2 * 2 * 2
+    assert [(cell.quant, cell.prompt, cell.batch) for cell in cells[:5]] == [
+        (None, 16, 1),
+        (None, 16, 4),
+        (None, 32, 1),
+        (None, 32, 4),
+        ("a16w8", 16, 1),
+    ]
+
+
+def test_what_is_left_to_the_run_is_not_told(settings: Callable[..., Settings]) -> None:
+    assert str(settings(quant="a16w8")) == "batch 1, new 32, prompt 128, quant a16w8"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"prompt": 224}, ""),
+        ({"prompt": 225}, "257 tokens do not fit the model's context of 256"),
+        ({"adapters": 1}, ""),
+        ({"adapters": 2}, "a batch of 1 cannot mix 2 adapters"),
+    ],
+)
+def test_what_makes_no_sense_is_left_out(
+    settings: Callable[..., Settings], changes: dict[str, int], why: str
+) -> None:
+    assert why_left_out(settings(**changes), context=256) == why
+
+
+def test_what_cells_share_and_where_they_differ(settings: Callable[..., Settings]) -> None:
+    cells = [settings(batch=1, quant="a16w8"), settings(batch=8, quant="a16w8")]
+    assert varying(cells) == ["batch"]
+    assert shared(cells) == {"quant": "a16w8", "adapters": 0, "prompt": 128, "new": 32}
+    assert shared([]) == {}

@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import ROOT
-
-FIXTURES = ROOT / "tests/fixtures"
+from tests.paths import FIXTURES, ROOT
+from tests.tokenizer_files import write_ascii_tokenizer
 
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Callable[..., str]:
     """What a benchmark prints of a tiny model."""
 
+    write_ascii_tokenizer(tmp_path)
+
     def run(script: str, *arguments: str) -> str:
         done = subprocess.run(
             [
                 *(sys.executable, str(ROOT / "benchmarks" / script), *arguments),
                 f"model={FIXTURES / 'reference/llama'}",
-                f"processor.tokenizer.tokenizer_file={FIXTURES / 'frozen/artifacts/a16w4'}",
+                f"processor.tokenizer.tokenizer_file={tmp_path}",
             ],
             capture_output=True,
             text=True,

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.chat.conversation import Conversation
-from lite_runner.chat.model import Answer, ContextFull, Messages
+from lite_runner.chat.conversation import Answer, ContextFull, Conversation, Messages
 from tests.serving.conftest import start as start  # the fixture
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
+from lite_runner.app import main
 from lite_runner.chat.conversation import Conversation
 from lite_runner.chat.remote import RemoteModel
 from lite_runner.errors import EnvironmentFault, RunnerError
@@ -35,6 +38,25 @@ def test_what_the_context_does_not_hold_is_dropped(start: Start) -> None:
     for number in range(6):
         _, dropped = conversation.ask(f"{number}" * 60, lambda _: None)
     assert dropped and len(conversation.turns) < 6
+
+
+def test_sampling_that_is_typed_is_passed_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = start()
+
+    def said(*typed: str) -> str:
+        monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+        assert main(["run_mode=chat", f"server={served.url}", "max_new_tokens=9", *typed]) == 0
+        return capsys.readouterr().out
+
+    options = {"temperature": 5, "seed": 3, "max_new_tokens": 9}
+    asked = [{"role": "user", "content": "hi"}]
+    sampled = RemoteModel(served.url).answer(asked, options, None, lambda _: None)
+    greedy = text_of(alone(b"[user]hi\n[assistant]", max_new_tokens=9))
+    assert sampled.text != greedy
+    assert sampled.text in said("temperature=5", "seed=3")
+    assert greedy in said("do_sample=false")
 
 
 def test_what_goes_wrong_is_told(start: Start) -> None:

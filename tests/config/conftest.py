@@ -14,9 +14,9 @@ import pytest
 from lite_runner.config import compose, groups
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def composed_once() -> Iterator[None]:
-    """Hydra composes each choice of options once: it takes 0.1 s, and there are many tests."""
+    """Hydra composes each choice of options once: it takes 0.1 s, and these tests are many."""
     real = compose.compose_groups
 
     @functools.cache

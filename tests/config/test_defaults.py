@@ -7,23 +7,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
+from lite_runner.architectures.settings import ModelSettings, PetSettings
 from lite_runner.architectures.spec import RopeScaling
-from lite_runner.config import options
+from lite_runner.config import schema as options
 from lite_runner.config.fields import free_mapping, hints_of, leaves
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import (
-    LayerNormSettings,
-    LlamaSettings,
-    MixtureSettings,
-    PetSettings,
-    RotaryLayerNormSettings,
-)
 from lite_runner.config.yaml_file import read_yaml
 from tests.paths import ROOT
 
@@ -34,12 +28,7 @@ MOST_COMMON_KEYS = 25
 # Fields that only some models set: their defaults stand in the dataclasses.
 OF_SOME_MODELS = {
     f"model.model_config.{field.name}"
-    for section in (
-        LlamaSettings,
-        MixtureSettings,
-        LayerNormSettings,
-        RotaryLayerNormSettings,
-    )
+    for section in get_args(ModelSettings)
     for field in dataclasses.fields(section)
     if field.default is not dataclasses.MISSING
 } | {
@@ -48,7 +37,7 @@ OF_SOME_MODELS = {
     for field in dataclasses.fields(settings)
 }
 # The header of an option's yaml says what it means.
-SAID_BY_HEADER = ("run_mode", "backend", "use_parallel")
+SAID_BY_HEADER = ("run_mode", "backend")
 COMMENTED = [CONF / "config.yaml", CONF / "model_base.yaml"] + [
     path
     for folder in ("keys", "run_mode", "parallel", "ge", "backend")

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 from lite_runner.config.fields import (
     Fault,
-    Range,
     Scalar,
     annotation_of,
     describe,
+    did_you_mean,
     free_mapping,
     leaves,
+    nearest,
+    nearest_flag,
+    nearest_key,
     read,
     show,
 )
+from lite_runner.records import Range
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,7 @@ def test_a_section_with_variants_and_lists_is_read() -> None:
         ({"maybe": {"size": 0}}, "maybe.size: got 0"),
     ],
 )
-def test_what_does_not_fit_is_named_with_got_and_expected(
-    changes: dict[str, Any], expected: str
-) -> None:
+def test_misfits_are_named_with_got_and_expected(changes: dict[str, Any], expected: str) -> None:
     value, faults = read_outer(**changes)
     assert value is None or changes
     assert any(text.startswith(expected) or expected in text for text in faults), faults
@@ -159,7 +161,7 @@ def test_a_free_mapping_holds_scalars_under_any_names() -> None:
         ({"a": math.nan}, "free.a: got nan"),
     ],
 )
-def test_what_a_free_mapping_cannot_hold(value: Any, expected: str) -> None:
+def test_a_free_mapping_holds_scalars_alone(value: Any, expected: str) -> None:
     found, texts = read_open(value)
     assert found is None and len(texts) == 1 and texts[0].startswith(expected), texts
 
@@ -182,3 +184,43 @@ def test_a_key_inside_a_free_mapping_takes_a_scalar() -> None:
     assert annotation_of("free.a.b", known) == Scalar
     assert free_mapping("free", known) is None and annotation_of("free", known) is known["free"]
     assert annotation_of("fre.a", known) is None
+
+
+KEYS = ["temperature", "top_k", "context.device_target", "model.model_config.top_k"]
+
+
+def test_nearest_ignores_case_and_gives_up_on_strangers() -> None:
+    assert nearest("LEFT", ["none", "left"]) == "left"
+    assert nearest("zzz", ["none", "left"]) is None
+
+
+def test_a_key_is_found_in_another_section_too() -> None:
+    assert nearest_key("temprature", KEYS) == "temperature"
+    assert nearest_key("context.temperature", KEYS) == "temperature"
+    assert nearest_key("device_target", KEYS) == "context.device_target"
+    assert nearest_key("device_targt", KEYS) == "context.device_target"
+    assert nearest_key("model.top_k", KEYS) == "model.model_config.top_k"
+    assert nearest_key("quite_other", KEYS) is None
+
+
+def test_the_typed_key_is_never_suggested() -> None:
+    assert nearest_key("temperature", KEYS) is None
+    assert nearest_key("model.temperature", KEYS) == "temperature"
+
+
+def test_a_section_in_common_makes_no_key_near() -> None:
+    keys = ["model.model_config.use_fused_rope", "model.model_config.do_sample"]
+    assert nearest_key("model.model_config.use_kvcache_op", keys) is None
+    assert nearest_key("model.model_config.do_smple", keys) == keys[1]
+
+
+def test_near_flags() -> None:
+    flags = ["profile", "predict_data", "help"]
+    assert nearest_flag("--vocab_file", flags) is None
+    assert nearest_flag("--predict-dat", flags) == "--predict_data"
+    assert nearest_flag("-hlp", flags) == "--help"
+
+
+def test_nothing_to_suggest_is_nothing_said() -> None:
+    assert did_you_mean(None) == ""
+    assert did_you_mean("x") == "; did you mean x?"

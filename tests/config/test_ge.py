@@ -22,7 +22,7 @@ from lite_runner.config.ge import (
 )
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.system.small_file import MAX_FILE_BYTES
+from lite_runner.system.files import MAX_FILE_BYTES
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -77,7 +77,7 @@ def session(config: RunConfig) -> Any:
 
 
 @pytest.mark.parametrize("device", RECOMMENDED)
-def test_the_groups_are_what_mindformers_recommends(device: str, resolve: Resolve) -> None:
+def test_the_groups_have_the_recommended_options(device: str, resolve: Resolve) -> None:
     config = resolve(*given(f"ge={device}"))
     ge = ge_config(config)
     assert ge is not None and ge.files == ()
@@ -94,7 +94,7 @@ def test_no_group_but_a_device_sets_any(resolve: Resolve, group: str, preset: st
     assert resolve(*given()).infer.ge_preset == "auto"
 
 
-def test_what_is_left_to_lite(tmp_path: Path) -> None:
+def test_defaults_of_lite_are_noted(tmp_path: Path) -> None:
     precision, weights = GeConfig().unset()
     assert "force_fp16" in precision and "norms, and the mask of attention" in precision
     assert weights.startswith("without ge.externalWeight the two graphs")
@@ -197,7 +197,7 @@ def test_files_that_cannot_be(faults: Faults, tmp_path: Path) -> None:
 def test_online_they_have_no_meaning(faults: Faults, tmp_path: Path) -> None:
     good = tmp_path / "good.ini"
     good.write_text("[ascend_context]\n")
-    online = ("model=tiny_llama", "predict_data=x")
+    online = ("model=tiny_llama", "predict_data=x", "backend=ms")
     assert "ge has an effect only with backend=mslite" in faults(*online, "ge=atlas_800")
     said = faults(*online, f"infer.ge_config_path={good}")
     assert "infer.ge_config_path has an effect only with backend=mslite" in said
@@ -253,7 +253,7 @@ def test_lines_before_the_first_section_are_read_by_nobody(
     assert read_ini(file) == {}
 
 
-def test_what_lite_reads_is_what_we_read(tmp_path: Path) -> None:
+def test_lite_reads_the_same_sections(tmp_path: Path) -> None:
     file = tmp_path / "own.ini"
     file.write_text(
         "# a comment\n[ascend_context]\n  provider = ge\n  Provider=GE\nx=a=b;c # d\ny=\n"

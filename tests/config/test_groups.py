@@ -28,7 +28,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
-def test_what_models_have_in_common_stands_in_their_base() -> None:
+def test_shared_settings_stand_in_the_base_of_models() -> None:
     folder = groups.conf_dir()
     base = _lines(read_yaml(folder / "model_base.yaml"))
     own = {path: _lines(read_yaml(path)) for path in (folder / "model").glob("*.yaml")}

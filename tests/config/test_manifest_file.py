@@ -36,7 +36,7 @@ def read(path: Path) -> _Section:
     return read_manifest(path, _Section, "a test", schema=1, most=10_000, hint="again")
 
 
-def test_what_is_written_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_written_manifest_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "m.json"
     write_manifest(path, PLAIN)
     assert read(path) == _Section(3, {"a": SHA, "b/c": SHA}, "é.json")

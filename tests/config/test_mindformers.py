@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lite_runner.architectures.settings import LlamaSettings
 from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
-from lite_runner.config.ascend import AscendSettings
+from lite_runner.config import yaml_file
 from lite_runner.config.mindformers import format_keys
 from lite_runner.config.mindformers_model import feed_forward_width
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import LlamaSettings
+from lite_runner.config.sections import AscendSettings
 from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 
@@ -64,7 +66,7 @@ model:
   arch: {type: LlamaForCausalLM}
 processor:
   return_tensors: ms
-  tokenizer: {type: LlamaTokenizer, vocab_file: /t/tokenizer.model, bos_token: <s>}
+  tokenizer: {type: LlamaTokenizer, vocab_file: /t/tokenizer.model, pad_token: <s>}
   type: LlamaProcessor
 """
 
@@ -85,7 +87,7 @@ def file(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_what_a_file_says_is_laid_over_conf(resolve: Resolve, file: Callable[..., str]) -> None:
+def test_a_file_is_merged_over_conf(resolve: Resolve, file: Callable[..., str]) -> None:
     config = resolve("--config", file(), "--predict_data", "hi")
     settings = config.model.model_config
     assert isinstance(settings, LlamaSettings)
@@ -105,11 +107,11 @@ def test_what_a_file_says_is_laid_over_conf(resolve: Resolve, file: Callable[...
     assert config.processor.tokenizer.tokenizer_file == "/t/tokenizer.model"
 
 
-def test_what_has_no_meaning_is_one_note(notes: Notes, file: Callable[..., str]) -> None:
+def test_ignored_keys_are_one_note(notes: Notes, file: Callable[..., str]) -> None:
     path = file()
     [note] = notes("--config", path, "--predict_data", "hi")
     assert note.startswith(f"no effect here, of {path}: callbacks, moe_config, optimizer")
-    for part in ("parallel_config", "context (save_graphs)", "tokenizer (bos_token)"):
+    for part in ("parallel_config", "context (save_graphs)", "tokenizer (pad_token)"):
         assert part in note
     assert "multiple_of" not in note and "optimizer." not in note
     [note] = notes("--config", path, "--predict_data", "hi", "--device_target", "CPU")
@@ -154,9 +156,7 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
     assert resolve(*args, "--use_parallel", "False").model_name == "tiny_llama"
     [note] = notes(*args, "--batch_size", "4", "--profile", "False")
     assert note == "no effect here, of the flags: profile, runner_config"
-    assert "profile: true is not available: there is no profiler" in faults(
-        *args, "--profile", "True"
-    )
+    assert "--profile: true is not available: result.json has" in faults(*args, "--profile", "True")
     assert "--foo.bar 3: no such key" in faults(*args, "--foo.bar", "3")
     assert "did you mean --context.mode?" in faults(*args, "--context.mod", "3")
 
@@ -164,7 +164,7 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
 @pytest.mark.parametrize(
     ("replacements", "expected"),
     [
-        (["seed: 7", "sed: 7"], "sed: no such key; did you mean seed? (in"),
+        (["seed: 7", "sed: 7"], "sed: no such key; did you mean seed?; ~sed leaves it out (in"),
         (["callbacks:", "callback:"], "callback: no such key; did you mean callbacks?"),
         (["num_layers", "num_layer"], "did you mean model.model_config.num_layers?"),
         (["max_device_memory", "max_device_memry"], "did you mean context.max_device_memory?"),
@@ -175,7 +175,7 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
         (["use_parallel: False", "use_parallel: True"], "data_parallel: got 8, expected at most"),
         (
             ["profile: False", "profile: True"],
-            "profile: true is not available: there is no profiler",
+            "profile: true is not available: result.json has",
         ),
         (["auto_trans_ckpt: False", "only_save_strategy: True"], "only_save_strategy=true needs"),
         (["use_past: False", "hidden_act: gelu"], "hidden_act: got 'gelu', expected silu"),
@@ -193,17 +193,32 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
         (["multiple_of: 256", "multiple_of: 0"], "expected numbers"),
         (['extend_method: "None"', "extend_method: ALIBI"], "extend_method: got 'ALIBI'"),
         (["context: {mode: 0,", "context: 3\nx: {mode: 0,"], "context: got 3, expected a section"),
-        (["LlamaForCausalLM", "Llama4"], "got 'Llama4'"),
+        (["LlamaForCausalLM", "Llama4"], "Llama4 is not supported"),
         (
             ["model_name: 'llama2_7b'", "model_name: mine", "hidden_size: 4096", "theta: 1.0e+4"],
             "hidden_size: missing; a model that is not in conf/model needs it",
         ),
     ],
 )
-def test_what_is_wrong_in_a_file_is_refused(
+def test_errors_in_a_file_are_refused(
     faults: Faults, file: Callable[..., str], replacements: list[str], expected: str
 ) -> None:
     assert expected in faults("--config", file(*replacements), "--predict_data", "hi")
+
+
+def test_a_key_of_a_file_is_left_out(
+    resolve: Resolve, faults: Faults, file: Callable[..., str]
+) -> None:
+    path = file("seed: 7", "seed: 7\nmy: {key: null}")
+    line = ("--config", path, "predict_data=hi")
+    assert "my: no such key; ~my leaves it out" in faults(*line)
+    assert resolve(*line, "~my").seed == 7
+    several = resolve("--config", path, "--predict_data", "hi", "~my").predict_data
+    assert several == "hi"
+    assert resolve(*line, "~my.key", "~my").seed == 7
+    assert resolve(*line, "~my", "~seed=7").seed != 7
+    assert "~seed: a key cannot be left out" in faults(*line, "~my", "~seed=8")
+    assert "~yours" in faults(*line, "~my", "~yours")
 
 
 def test_the_adapters_of_slora(resolve: Resolve, file: Callable[..., str]) -> None:
@@ -259,6 +274,28 @@ def test_longer_contexts_of_mindformers(
     assert (rope and (rope.type, rope.factor, rope.original_seq_length)) == expected
 
 
+@pytest.mark.parametrize(
+    ("mscales", "expected"),
+    [
+        ("mscale: 0.0, mscale_all_dim: 1.0", 1 / (0.1 * math.log(2) + 1)),
+        ("mscale: 0.7, mscale_all_dim: 0.0", 0.07 * math.log(2) + 1),
+        ("mscale: 1.0, mscale_all_dim: 1.0", 1.0),
+    ],
+)
+def test_yarn_of_mindformers_scales_by_the_quotient_of_mscales(
+    resolve: Resolve, file: Callable[..., str], mscales: str, expected: float
+) -> None:
+    """FreqsMgr of MindFormers 1.3.2 to 1.9 divides even where one of them is 0."""
+    yarn = (
+        "extend_method: YARN\n    scaling_factor: {factor: 2.0, beta_fast: 32.0, beta_slow: 1.0,"
+        f" original_max_position_embeddings: 512, {mscales}}}"
+    )
+    path = file('extend_method: "None"', yarn)
+    model = resolve("--config", path, "--predict_data", "hi").model_config()
+    assert model is not None and model.rotary.scaling is not None
+    assert model.rotary.scaling.attention_factor == pytest.approx(expected, rel=1e-12)
+
+
 def test_ntk_of_mindformers_widens_the_base(resolve: Resolve, file: Callable[..., str]) -> None:
     path = file('extend_method: "None"', "extend_method: NTK\n    scaling_factor: 2.0")
     model = resolve("--config", path, "--predict_data", "hi").model_config()
@@ -293,8 +330,13 @@ def test_feed_forward_widths_of_llama2(
     ],
 )
 def test_a_yaml_that_is_no_config_is_refused(
-    tmp_path: Path, faults: Faults, content: bytes | None, expected: str
+    tmp_path: Path,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    expected: str,
 ) -> None:
+    monkeypatch.setattr(yaml_file, "MAX_CONFIG_BYTES", 1 << 20)
     path = tmp_path / "c.yaml"
     if content is not None:
         path.write_bytes(content)
@@ -346,7 +388,7 @@ def test_an_output_folders_config_runs_again(resolve: Resolve, tmp_path: Path) -
         *("params_dtype: bfloat16", "layernorm_compute_dtype: float32", "rotary_dtype: float16"),
     ],
 )
-def test_what_changes_nothing_here_is_taken_and_listed(
+def test_keys_without_effect_are_taken_and_listed(
     notes: Notes, file: Callable[..., str], line: str
 ) -> None:
     [note] = notes("--config", file("use_past: False", line), "--predict_data", "hi")
@@ -429,7 +471,7 @@ def test_how_a_model_is_cut_by_name(resolve: Resolve, file: Callable[..., str]) 
     assert (config.parallel.parallel_mode, config.parallel_config.model_parallel) == (1, 2)
 
 
-def test_what_the_command_line_sets_need_not_be_right_in_the_file(
+def test_keys_of_the_command_line_may_be_wrong_in_the_file(
     resolve: Resolve, file: Callable[..., str]
 ) -> None:
     path = file("use_parallel: False", "use_parallel: Flase")

@@ -1,10 +1,14 @@
 """Every yaml that comes in the mindformers packages for a model of ours runs, or says what is
 missing: the packages are fetched, and what came of each file last is in
-mindformers_yaml_outcomes.yaml. Without a network the tests are left out."""
+mindformers_yaml_outcomes.yaml. Without a network the tests are left out, except for those of the
+repository's files, which are a fixture (see tests/mindformers_repository.py)."""
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +18,22 @@ import yaml
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
+from lite_runner.config.mindformers import IGNORED
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads
 from lite_runner.run_modes import resolve as resolve_line
-from tests.paths import REFERENCE
+from tests import mindformers_repository
+from tests.paths import REFERENCE, ROOT
 
 OUTCOMES = Path(__file__).with_name("mindformers_yaml_outcomes.yaml")
 
-OURS = {"BloomLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"}
+OURS = {
+    *("BloomLMHeadModel", "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"),
+    *("ChatGLM2ForConditionalGeneration", "ChatGLM2WithPtuning2"),
+    *("GLMChatModel", "GLMForPreTraining"),
+}
+LORA = "runs with LoRA weights in the checkpoint"
 HERE = ("--run_mode", "predict", "--device_target", "CPU", "--use_parallel", "False")
 RANDOM = ("--load_checkpoint", "random", "--predict_data", "hello")
 Packages = Callable[[str], Path]
@@ -43,28 +54,146 @@ def files_of_ours(configs: Path) -> Iterator[tuple[str, bool]]:
             yield name, folder
 
 
+def test_the_page_counts_them() -> None:
+    counts = Counter[str]()
+    for named in outcomes()["sizes"].values():
+        counts.update({text: len(names) for text, names in named.items()})
+    for kinds in outcomes()["folder"].values():
+        counts.update("runs" if (REFERENCE / kind).is_dir() else "other" for kind in kinds.values())
+    run, lora, every = counts["runs"], counts[LORA], counts.total()
+    page = (ROOT / "docs/mindformers.md").read_text(encoding="utf-8")
+    told = " ".join(page[page.index("## Yaml files") : page.index("- Keys for training")].split())
+    assert f"contain {every} yaml files of decoder models. {run} of them pass" in told
+    assert f"and {lora} more with a checkpoint that has LoRA weights" in told
+    assert f"{every - run - lora} need one thing" in told
+    packages, repository = told.split("MindFormers' repository")
+    assert sum(map(int, re.findall(r"\| (\d+) \|", packages))) == every - run - lora
+    held = [said for _, said, _ in mindformers_repository.files()]
+    run = held.count("runs")
+    foreign = sum("is not supported" in said for said in held)
+    assert f"has {len(held)} more to predict or export with: {run} pass it, {foreign}" in repository
+    assert len(held) - run - foreign == 1  # named on the page
+
+
+def test_each_file_of_the_repository_is_taken_or_names_the_missing(tmp_path: Path) -> None:
+    files = list(mindformers_repository.files())
+    said = {name: text for name, text, _ in files}
+    path = tmp_path / "file.yaml"
+    now = {name: mindformers_repository.outcome(raw, path) for name, _, raw in files}
+    assert {name: text.partition("; there are")[0] for name, text in now.items()} == said
+    assert len(said) == len(files) and mindformers_repository.FILE.stat().st_size < 100_000
+
+
+ALWAYS = {"seq_length": 64, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0}
+SIZES = {
+    **{"hidden_size": 128, "num_layers": 2, "num_heads": 8, "n_kv_heads": 2, "max_length": 32},
+    **{"intermediate_size": 96, "num_attention_heads": 8, "ffn_hidden_size": 96},
+    **{"vocab_size": 300, "padded_vocab_size": 300, "kv_channels": 16},
+    **{"multi_query_group_num": 2, "max_decode_length": 16},
+}
+
+
+def test_files_of_the_repository_compute(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of each set of keys, of small sizes, with random weights and the byte tokenizer."""
+    path, kinds = tmp_path / "file.yaml", set[str]()
+    for name, said, raw in mindformers_repository.files():
+        settings = raw["model"].get("model_config", {})
+        kind = " ".join(sorted(key for key in settings if key not in IGNORED))
+        if said != "runs" or kind in kinds:
+            continue
+        kinds.add(kind)
+        small = {key: size for key, size in SIZES.items() if key in settings}
+        model = {**raw["model"], "model_config": {**settings, **small, **ALWAYS}}
+        path.write_text(yaml.safe_dump({**raw, "model": model, "processor": None}))
+        line = [*mindformers_repository.LINE, *mindformers_repository.MORE]
+        code = main(["--config", str(path), *line, "max_new_tokens=2", "do_sample=false"])
+        assert code == 0, f"{name}: {capsys.readouterr().err}"
+    assert len(kinds) >= 10
+
+
 @pytest.mark.parametrize("release", outcomes()["sizes"])
-def test_each_file_is_taken_or_says_what_is_missing(
+def test_each_file_is_taken_or_names_the_missing(
     mindformers_package: Packages, release: str
 ) -> None:
     configs, found = mindformers_package(release), {}
-    for name, _ in files_of_ours(configs):
+    for name in (name for name, folder in files_of_ours(configs) if not folder):
         try:
             given = ["--load_checkpoint", "x.ckpt", "--predict_data", "hello"]
             line = ["--config", str(configs / f"{name}.yaml"), *HERE, *given]
-            resolve_line(parse(line, heads()))
-            found[name] = "runs"
+            config, _ = resolve_line(parse(line, heads()))
+            pet = config.model.model_config.pet_config
+            found[name] = LORA if pet is not None and pet.pet_type == "lora" else "runs"
         except ConfigError as error:
             found[name] = error.message
     expected = {
         name: text for text, names in outcomes()["sizes"][release].items() for name in names
     }
     assert found.keys() == expected.keys()
-    assert {name: found[name] for name, text in expected.items() if text not in found[name]} == {}
+    told = {"runs", LORA}
+    wrong = {
+        name: found[name]
+        for name, text in expected.items()
+        if (text != found[name] if told & {text, found[name]} else text not in found[name])
+    }
+    assert wrong == {}
+
+
+CLASSES = {
+    "BloomConfig": "BloomLMHeadModel",
+    "ChatGLM2Config": "ChatGLM2ForConditionalGeneration",
+    "GLMConfig": "GLMChatModel",
+    "GPT2Config": "GPT2LMHeadModel",
+    "LlamaConfig": "LlamaForCausalLM",
+    "Qwen3Config": "Qwen3ForCausalLM",
+    "Qwen3MoeConfig": "Qwen3MoeForCausalLM",
+}
+
+
+def parameters_of_classes(sources: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each config class of ours in a release, and its constructor's parameters with their defaults;
+    None for one that is not a literal."""
+    for path in sorted(sources.rglob("*config*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name in CLASSES:
+                (init,) = (
+                    one
+                    for one in node.body
+                    if isinstance(one, ast.FunctionDef) and one.name == "__init__"
+                )
+                names = [one.arg for one in init.args.args][-len(init.args.defaults) :]
+                values = zip(names, init.args.defaults, strict=True)
+                yield node.name, {name: _literal(value) for name, value in values}
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("release", outcomes()["sizes"])
+def test_all_parameters_of_config_classes_are_known(
+    mindformers_package: Packages, release: str, tmp_path: Path
+) -> None:
+    found = dict(parameters_of_classes(mindformers_package(release).parent / "mindformers"))
+    assert found.keys() >= {"LlamaConfig", "ChatGLM2Config"}
+    for name, parameters in found.items():
+        settings = {"seq_length": 64, "type": name, **parameters}
+        model = {"arch": {"type": CLASSES[name]}, "model_config": settings}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"run_mode": "predict", "model": model}))
+        resolve_line(parse(["--config", str(path), *HERE, *RANDOM], heads()))
+        settings["hidden_dropout_prop"] = 0.1
+        path.write_text(yaml.safe_dump({"run_mode": "predict", "model": model}))
+        with pytest.raises(ConfigError, match="hidden_dropout_prop"):
+            resolve_line(parse(["--config", str(path), *HERE, *RANDOM], heads()))
 
 
 @pytest.mark.parametrize("release", outcomes()["folder"])
-def test_each_file_of_a_folder_runs_or_says_what_the_model_is(
+def test_each_file_of_a_folder_runs_or_names_the_model(
     mindformers_package: Packages, release: str, tmp_path: Path
 ) -> None:
     configs, expected = mindformers_package(release), outcomes()["folder"][release]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
+from lite_runner.config.model_dir import is_ours, model_yaml
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.run_modes import heads, resolve
+from lite_runner.weights.checkpoint import model_config_of
+from tests.references import REFERENCE
 
 PAIR = {"prefill_model_path": "/old/a.mindir", "increment_model_path": "/old/b.mindir"}
 
@@ -43,6 +50,24 @@ def test_a_manifest_has_the_sizes(folder: Path) -> None:
         assert config(given).model_name == "auto"
         assert config(given, "model=tiny_gpt2").model_name == "tiny_gpt2"
     assert config(f"infer.model_dir={folder.parent}").model_name == "smollm2_135m"
+
+
+@pytest.mark.parametrize("mode", ["predict", "serve", "chat", "bench", "doctor"])
+def test_an_export_is_run_by_its_folder_alone(folder: Path, mode: str) -> None:
+    (folder / "manifest.json").write_text('{"schema": 1, "layout": "resizable", "graphs": {}}')
+    prompts = ["predict_data=x"] if mode == "predict" else []
+    for given in (f"model={folder}", f"infer.model_dir={folder}"):
+        found: Any = resolve(parse([f"run_mode={mode}", given, *prompts], heads()))[0]
+        assert (found.model_name, found.backend) == ("auto", "mslite")
+        assert found.infer.model_dir == str(folder)
+        words = [f"run_mode={mode}", given, "backend=auto", *prompts]
+        assert resolve(parse(words, heads()))[0].backend == "mslite"
+
+
+def test_a_manifest_of_something_else_is_a_checkpoint(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"name": "web app"}')
+    run = resolve(parse([f"model={folder}", "predict_data=x"], heads()))[0]
+    assert (run.load_checkpoint, run.backend) == (str(folder), "auto")
 
 
 def test_where_a_manifest_may_lie_is_no_model_to_export(folder: Path) -> None:
@@ -88,3 +113,53 @@ def test_folders_that_say_nothing(folder: Path) -> None:
     assert config(f"infer.model_dir={'a' * 300}").model_name == "smollm2_135m"
     with pytest.raises(ConfigError, match="no NUL in a path"):
         config("infer.model_dir=a\0b")
+
+
+# MindFormers has a whole ratio of widths, so no word for the last.
+CASES = sorted(
+    {path.parent.name for path in REFERENCE.glob("*/model.safetensors")} - {"gpt2_inner"}
+)
+
+BASES = {
+    "bloom": "bloom_560m",
+    "gpt2": "gpt2",
+    "qwen2": "qwen2_7b",
+    "qwen3": "qwen3_8b",
+    "mistral": "mistral_7b",
+    "olmo2": "olmo2_1b",
+    "granite": "granite3.1_2b",
+    "chatglm_6b": "glm_6b",
+    "smollm3": "smollm3_3b",
+    "glm": "glm4_9b_hf",
+    "glm4": "glm4_9b_0414",
+    "chatglm": "glm2_6b",
+    "gemma2": "gemma2_2b",
+    "gemma3_text": "gemma3_1b",
+    "qwen3_moe": "qwen3_30b_a3b",
+    "mixtral": "mixtral_8x7b",
+    "phi3": "phi4",
+    "starcoder2": "starcoder2_3b",
+    "gpt_neox": "pythia_160m",
+    "llama": "mistral_7b",  # whose window is not the model's
+}
+
+
+def alternating() -> Decoder:
+    """A Qwen3 in which every other layer has a window, with biases."""
+    model = model_config_of(REFERENCE / "qwen3_tied")
+    window = replace(model.blocks[0], attention=replace(model.attention, window=8))
+    return replace(model, blocks=(model.blocks[0], window, model.blocks[2]))
+
+
+@pytest.mark.parametrize("case", [*CASES, "alternating"])
+def test_reads_back(case: str, resolve: Callable[..., RunConfig], tmp_path: Path) -> None:
+    model = alternating() if case == "alternating" else model_config_of(REFERENCE / case)
+    # The yaml is laid over the model that it names, as it is written for that one.
+    named = BASES[model.architecture]
+    config = resolve(f"model={named}", "predict_data=hi")
+    path = tmp_path / "model.yaml"
+    text = model_yaml(model, config, 32, "mindir_lite", use_past=True)
+    path.write_text(text, encoding="utf-8")
+    assert is_ours(path)
+    found = resolve("--config", str(path), "predict_data=hi", "load_checkpoint=random")
+    assert found.model_config() == model

@@ -12,33 +12,50 @@ Faults = Callable[..., str]
 TINY = "model=tiny_llama"
 MODEL = "model.model_config"
 SAMPLED = f"{MODEL}.is_sample_acceleration=true"
+PAST = f"{MODEL}.use_past=false"
 PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.mindir")
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["engine=graph-cell"], "engine has an effect only with backend=mslite or run_mode=export"),
-        (["export.layout=dynamic"], "export.layout has an effect only with backend=mslite"),
-        (["infer.model_dir=x"], "infer.model_dir has an effect only with backend=mslite"),
         (
-            ["backend=mslite", "export.layout=dynamic", "engine=lite-worker"],
-            "export.layout=dynamic runs in engine=graph-cell, not lite-worker",
+            ["engine=graph-cell", "backend=ms"],
+            "engine has an effect only with backend=mslite or run_mode=export",
+        ),
+        (
+            ["export.layout=resizable", "backend=ms"],
+            "export.layout has an effect only with backend=mslite",
+        ),
+        (
+            ["infer.model_dir=x", "backend=native"],
+            "infer.model_dir has an effect only with backend=mslite",
+        ),
+        (
+            ["backend=mslite", "export.layout=static_pair", "engine=lite-worker"],
+            "export.layout=static_pair runs in engine=lite or graph-cell, not lite-worker",
         ),
         (
             ["backend=mslite", "infer.model_type=mindir_lite", "engine=graph-cell"],
-            "infer.model_type=mindir_lite is for MindSpore Lite",
+            "is of export.layout=resizable, not of export.layout=auto, engine=graph-cell",
         ),
         (
             ["backend=mslite", "export.weight_fp16=true", "infer.model_type=mindir"],
             "needs infer.model_type=mindir_lite",
         ),
-        (["backend=mslite", f"{MODEL}.use_past=false"], "use_past=false is not available with"),
-        (["infer.model_type=mindir_lite"], "infer.model_type has an effect only with"),
-        (["infer.infer_seq_length=5"], "infer.infer_seq_length has an effect only with"),
-        (["export.target=Ascend"], "export.target has an effect only with"),
-        (["infer.enc_key=0123456789abcdef"], "infer.enc_key has an effect only with"),
-        ([SAMPLED], "is_sample_acceleration has an effect only with"),
+        (["backend=mslite", PAST, "export.layout=static_pair"], "static_pair has a cache"),
+        (["backend=mslite", PAST, "quant=a16w8"], "quant=a16w8 has a cache"),
+        (
+            ["infer.model_type=mindir_lite", "backend=ms"],
+            "infer.model_type has an effect only with",
+        ),
+        (
+            ["infer.infer_seq_length=5", "backend=ms"],
+            "infer.infer_seq_length has an effect only with",
+        ),
+        (["export.target=Ascend", "backend=ms"], "export.target has an effect only with"),
+        (["infer.enc_key=0123456789abcdef", "backend=ms"], "infer.enc_key has an effect only with"),
+        ([SAMPLED, "backend=ms"], "is_sample_acceleration has an effect only with"),
         (
             ["backend=mslite", "infer.rank_id=1", "do_sample=true"],
             "give all of them the same: seed=1",
@@ -54,8 +71,8 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
         ),
         (["backend=mslite", SAMPLED, "min_new_tokens=2"], "so min_new_tokens=2 cannot be done"),
         (
-            ["backend=mslite", SAMPLED, "export.layout=dynamic"],
-            "is_sample_acceleration needs export.layout=static_pair; got dynamic",
+            ["backend=mslite", SAMPLED, "export.layout=resizable"],
+            "is_sample_acceleration needs export.layout=static_pair; got resizable",
         ),
         (
             ["backend=mslite", "export.target=Ascend", "export.layout=resizable"],
@@ -63,7 +80,7 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
         ),
         (
             ["backend=mslite", "export.layout=resizable", "infer.enc_key=0123456789abcdef"],
-            "infer.enc_key needs export.layout=dynamic or static_pair",
+            "infer.enc_key needs export.layout=static_pair",
         ),
         (["backend=mslite", "infer.enc_key=short"], "infer.enc_key: got 5 bytes, expected one of"),
         (["backend=mslite", "infer.enc_key=env:NO_SUCH"], "no environment variable NO_SUCH"),
@@ -73,19 +90,30 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
         ),
         (["backend=mslite", "infer.model_dir=d", *PATHS], "both say which model"),
         (["backend=mslite", "infer.infer_seq_length=1000"], "at most the model's context of 256"),
-        (["backend=mslite", "engine=lite", "export.layout=dynamic"], "runs in engine=graph-cell"),
+        (
+            ["backend=ms", "engine=native"],
+            "engine=native is backend=native; got backend=ms",
+        ),
     ],
 )
-def test_what_does_not_go_together(faults: Faults, settings: list[str], expected: str) -> None:
+def test_conflicting_settings_are_refused(
+    faults: Faults, settings: list[str], expected: str
+) -> None:
     assert expected in faults(TINY, "predict_data=hi", *settings)
 
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ([PATHS[0]], "infer.increment_model_path is empty; an export writes both of a pair"),
+        ([*PATHS, PAST], "infer.increment_model_path: model.model_config.use_past=false writes"),
+        (
+            [*PATHS, "infer.model_type=mindir_lite"],
+            "not of infer.prefill_model_path: MindSpore Lite 2.0, the one for CPUs, keeps no cache"
+            " in a graph between runs",
+        ),
+        ([PAST, "infer.model_type=mindir_lite"], "not of model.model_config.use_past=false: Mind"),
         ([*PATHS, "export_output=x"], "both say where to write"),
-        ([*PATHS, "export.layout=dynamic"], "infer.prefill_model_path needs export.layout="),
+        ([*PATHS, "export.layout=resizable"], "infer.prefill_model_path needs export.layout="),
         (
             [PATHS[0], "infer.increment_model_path=e/f/b.mindir"],
             "expected two names in one folder",
@@ -108,13 +136,16 @@ def test_a_key_is_never_shown(faults: Faults) -> None:
     "settings",
     [
         ["run_mode=export", *PATHS],
+        ["run_mode=export", PATHS[0]],
+        ["run_mode=export", PATHS[0], PAST],
+        ["backend=mslite", "predict_data=hi", PAST],
         ["run_mode=export", SAMPLED, "export.layout=static_pair"],
         ["backend=auto", "predict_data=hi"],
         ["backend=mslite", "predict_data=hi", SAMPLED],
         ["backend=mslite", "predict_data=hi", "infer.prefill_model_path=one.mindir"],
     ],
 )
-def test_what_does(resolve: Resolve, settings: list[str]) -> None:
+def test_matching_settings_are_taken(resolve: Resolve, settings: list[str]) -> None:
     resolve(TINY, *settings)
 
 
@@ -136,6 +167,9 @@ def test_a_yaml_that_exports_goes_where_run_mindformer_writes(
     assert places("run_mode=export") == ("", "", False)
     file.write_text(text + "run_mode: export\n")
     assert places() == (f"./{there[0]}", f"./{there[1]}", True)
-    assert places("export_output=x") == places("export.layout=dynamic") == ("", "", False)
+    assert places("export_output=x") == places("export.layout=resizable") == ("", "", False)
+    no_past = text.replace("}}\n", "}, model_config: {use_past: false}}\n")
+    file.write_text(no_past + "run_mode: export\n")
+    assert places() == (f"./{there[0]}", "", True)
     file.write_text(text + "run_mode: export\noutput_dir: ./elsewhere\n")
     assert places("overwrite=false")[0] == "./elsewhere/mindir_full_checkpoint/rank_0"

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from lite_runner import run_modes
-from lite_runner.config.prompt import BASE, Message, Request, adapter_name, items_of
-from lite_runner.config.requests import read_requests
+from lite_runner.architectures.spec import Prefix
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.prompt import (
+    BASE,
+    Message,
+    Request,
+    adapter_name,
+    check_prefixes,
+    items_of,
+    with_ending,
+)
+from lite_runner.config.prompts import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 
@@ -32,7 +42,7 @@ def test_messages_on_the_command_line(resolve: Resolve) -> None:
     assert requests(resolve, "chat=true", both) == [CHAT, Request("b", id=2, seed=3)]
 
 
-def test_what_looks_like_json_and_is_no_prompt_stays_a_text(resolve: Resolve) -> None:
+def test_json_that_is_no_prompt_stays_a_text(resolve: Resolve) -> None:
     for text in ('[{"id": 3}]', "[1, 2]", "{prompt: x}", "[{]"):
         assert requests(resolve, f"predict_data={text}") == [Request(text)]
 
@@ -56,7 +66,6 @@ def test_the_system_message(resolve: Resolve) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ([INLINE], "predict_data: messages need chat=true"),
         (["predict_data=x", "system=y"], "system= needs chat=true"),
         (["predict_data=[{prompt: a, sed: 3}]"], "predict_data[0].sed: no such key; did you mean"),
         (["predict_data=[{role: user}]"], "predict_data[0].content: missing"),
@@ -64,10 +73,6 @@ def test_the_system_message(resolve: Resolve) -> None:
         (["predict_data=[a, {role: user, content: b}]"], "messages ({role, content}) and prompts"),
         (["predict_data=[{prompt: a, adapter: fr}]"], "predict_data[0]: adapter 'fr' needs"),
         (["predict_data=[{prompt: a, max_new_tokens: 0}]"], "max_new_tokens: got 0, expected"),
-        (
-            ["predict_data=[b, {prompt: a, top_k: 3}]"],
-            "predict_data[1]: top_k=3 has an effect only",
-        ),
         (["predict_data=[{prompt: a, num_beams: 3}]"], "predict_data[0].num_beams: no such key"),
         (["predict_data=[{prompt: a, stop: ''}]"], "predict_data[0]: stop: an empty string would"),
         (["predict_data=nowhere.jsonl"], "no file nowhere.jsonl; a text that ends in .jsonl"),
@@ -75,7 +80,7 @@ def test_the_system_message(resolve: Resolve) -> None:
         (["predict_data=notes.md"], "as a prompt: predict_data=['notes.md']"),
     ],
 )
-def test_what_is_wrong_shows_before_anything_is_read(
+def test_errors_show_before_anything_is_read(
     resolve: Resolve,
     settings: list[str],
     expected: str,
@@ -108,3 +113,33 @@ def test_adapters_of_prompts(resolve: Resolve) -> None:
     assert [one.adapter for one in by_run] == ["fr", "de", None]
     with pytest.raises(ConfigError, match="prompts with adapters of their own"):
         resolve("model=tiny_llama", *given, "adapter_id=[de,de,de]")
+
+
+PREFIX = Prefix(124, (121, 120))
+PLAIN = GenerationConfig()
+
+
+def test_prompts_of_other_models_need_nothing() -> None:
+    check_prefixes(None, [[5]], [GenerationConfig(prompt_logprobs=0)])
+
+
+def test_each_prompt_that_lacks_something_is_named() -> None:
+    check_prefixes(PREFIX, [[5, 121, 124, 7]], [PLAIN])
+    with pytest.raises(ConfigError) as caught:
+        check_prefixes(PREFIX, [[5], [5, 121, 124], [5, 124]], [PLAIN] * 3)
+    assert "prompt 0 has no token 124 (sop)" in caught.value.message
+    assert "prompt 2 has no token 121 or 120" in caught.value.message
+    assert "prompt 1" not in caught.value.message
+    with pytest.raises(ConfigError, match=r"a\.txt has no token 124"):
+        check_prefixes(PREFIX, [[5]], [PLAIN], ["a.txt"])
+
+
+def test_a_prompt_has_no_likelihood() -> None:
+    with pytest.raises(ConfigError, match="prompt_logprobs: each token of a prefix sees"):
+        check_prefixes(PREFIX, [[5, 121, 124]], [GenerationConfig(prompt_logprobs=0)])
+
+
+def test_a_text_is_ended() -> None:
+    assert with_ending(PREFIX, [5, 6]) == [5, 6, 121, 124]
+    assert with_ending(PREFIX, [5, 121, 124, 6]) == [5, 121, 124, 6]
+    assert with_ending(None, [5, 6]) == [5, 6]

@@ -6,18 +6,26 @@ from pathlib import Path
 import pytest
 
 from lite_runner import run_modes
-from lite_runner.config.quantization import Quant, Quantization, Scheme
+from lite_runner.config.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.sizing.need import memory_need, parameter_count, weight_bytes
-from lite_runner.weights.quantization.quantize import schemes
+from lite_runner.sizing.memory import memory_need, parameter_count, weight_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import (
     QuantizationManifest,
     weights_bytes,
 )
+from tests.models import reference_model
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
+
+
+def test_a_tied_head_is_the_embedding_that_stays_float() -> None:
+    for case, table in (("llama_tied_mha", True), ("llama", False)):
+        model = reference_model(case)
+        kept = schemes(model, Quantization("a16w8", kept=("lm_head",)))
+        left = schemes(model, Quantization("a16w8")).keys() - kept.keys()
+        assert left == {"model.tok_embeddings.embedding_weight" if table else "lm_head.weight"}
 
 
 def test_settings_to_schemes() -> None:
@@ -39,8 +47,16 @@ def test_settings_to_schemes() -> None:
         (["quant=a16w8", "quant_group=32"], "quant_group=32 needs quant=a16w4"),
         (["quant_group=32"], "quant_group=32 needs quant=a16w4"),
         (
+            ["modules_to_not_convert=[w2]"],
+            "modules_to_not_convert needs quant=a16w8, a16w4 or a8w8",
+        ),
+        (
+            ["quant=a8w8", "modules_to_not_convert=[lm_head,w9]"],
+            "got 'w9', which is in no name of the model's modules (embedding_weight, wq, wk, wv",
+        ),
+        (
             ["quant=a16w8", "backend=mslite", "export.layout=resizable"],
-            "quant=a16w8 is not available with export.layout=resizable",
+            "quant=a16w8 is not available with backend=mslite: graphs compute with floats",
         ),
         (
             ["quant=a8w8", "model.model_config.use_past=false"],
@@ -49,7 +65,9 @@ def test_settings_to_schemes() -> None:
         (["quantize_output=x"], "quantize_output has no effect with run_mode=predict"),
     ],
 )
-def test_what_does_not_go_together(settings: list[str], expected: str, faults: Faults) -> None:
+def test_conflicting_settings_are_refused(
+    settings: list[str], expected: str, faults: Faults
+) -> None:
     assert expected in faults("model=tiny_llama", "predict_data=x", *settings)
 
 
@@ -67,7 +85,7 @@ def test_what_does_not_go_together(settings: list[str], expected: str, faults: F
         ),
         (
             ["run_mode=export", "quant=a16w8", "engine=lite"],
-            "quant=a16w8 is not available with engine=lite",
+            "quant=a16w8 is not available with run_mode=export: graphs compute with floats",
         ),
         (["run_mode=slora", "quant=a16w8"], "quant=a16w8 is not available with run_mode=slora"),
     ],
@@ -118,7 +136,7 @@ def test_a_yaml_of_run_mindformer(
         ("7", "quantization_config: got 7, expected a section"),
     ],
 )
-def test_what_of_it_means_something_else(
+def test_quantizations_of_other_meaning(
     section: str, expected: str, faults: Faults, tmp_path: Path
 ) -> None:
     (tmp_path / "x.yaml").write_text(YAML.format(section=section))

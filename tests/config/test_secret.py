@@ -7,14 +7,14 @@ import pytest
 
 from lite_runner.backends.workers.python import worker_environment
 from lite_runner.config.argv import parse
-from lite_runner.config.cluster import Cluster
 from lite_runner.config.help import config_text
+from lite_runner.config.parallel import Cluster
 from lite_runner.config.secret import (
     HIDDEN,
     encryption_key,
     hidden,
-    read_keys,
-    remember,
+    read_key,
+    take_key,
     without_keys,
 )
 from lite_runner.distributed import msrun
@@ -50,16 +50,6 @@ def test_a_file_is_read_again(tmp_path: Path) -> None:
         assert encryption_key(f"file:{tmp_path / 'key'}") == key.encode()
 
 
-def test_a_rank_has_the_key_of_its_launcher(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(b"\xff" * 16)
-    config = {"infer": {"enc_key": f"file:{tmp_path / 'key'}"}}
-    keys = read_keys(config)
-    assert read_keys({"infer": {"enc_key": ""}}) == read_keys({}) == {}
-    (tmp_path / "key").unlink()
-    remember(keys)
-    assert encryption_key(config["infer"]["enc_key"]) == b"\xff" * 16
-
-
 def test_the_variable_that_held_a_key_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELD_A_KEY", KEY)
     monkeypatch.setenv("LITE_RUNNER_TEST", "kept")
@@ -68,7 +58,7 @@ def test_the_variable_that_held_a_key_is_not_passed_on(monkeypatch: pytest.Monke
     for environ in (
         without_keys(os.environ),
         worker_environment(),
-        msrun.environment(Path("events"), Cluster(2, 2), {}),
+        msrun.environment(Path("events"), Path(), Cluster(2, 2), {}),
     ):
         assert "HELD_A_KEY" not in environ
         assert environ["LITE_RUNNER_TEST"] == "kept"
@@ -84,7 +74,7 @@ def test_the_variable_that_held_a_key_is_not_passed_on(monkeypatch: pytest.Monke
         (HIDDEN, "does not hold the key"),
     ],
 )
-def test_what_is_no_key(given: str, expected: str) -> None:
+def test_invalid_keys(given: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         encryption_key(given)
 
@@ -112,3 +102,23 @@ def test_cfg_shows_where_a_key_is_but_not_the_key(given: str, shown: str) -> Non
         parse([*EXPORT, f"infer.enc_key={given}", "--cfg", "job"], heads()), schemas()
     )
     assert f"enc_key: {shown}\n" in text.replace(f"'{HIDDEN}'", HIDDEN)
+
+
+def test_the_key_is_read_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_KEY", "one")
+    (tmp_path / "key").write_text("two\n")
+    assert read_key("key", "") is None
+    assert read_key("key", "env:SERVE_KEY") == b"one"
+    assert read_key("key", "key") == read_key("key", "file:key") == b"two"
+    (tmp_path / "empty").write_text("\n")
+    for given in ("env:NOT_THERE", "nothing", "empty", "sk-the-key-itself"):
+        with pytest.raises(ConfigError) as raised:
+            read_key("key", given)
+        assert "sk-" not in str(raised.value)
+
+
+def test_a_key_that_is_taken_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert take_key("serve.api_key", "env:MY_KEY") == b"secret"
+    assert "MY_KEY" not in os.environ
+    assert take_key("serve.api_key", "") is None

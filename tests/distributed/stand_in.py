@@ -1,4 +1,4 @@
-"""Stands in for lite_runner/rank.py under a real msrun: fails in the way that its argument names.
+"""Stands in for a run's ranks under a real msrun: fails in the way that its argument names.
 
 No rank computes anything, so that MindSpore is not imported but by msrun itself.
 """
@@ -73,7 +73,7 @@ def main(fault: str, message: str) -> None:
 
 def generate(fault: str, rank: int) -> None:
     """What a rank does once its model is loaded: steps, until it is told to stop."""
-    from lite_runner.config.ranks import Ranks
+    from lite_runner.config.parallel import Ranks
     from lite_runner.distributed.stopping import STOP_FILE, StopCondition, StopFlags
 
     sender = connect(rank)
@@ -104,6 +104,8 @@ def fail(fault: str, message: str) -> None:
         raise LookupError(message)
     elif fault == "exits":
         sys.exit(3)
+    elif fault == "is suspended":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "is killed":
         # A process of its own is left behind, as a compiler's would be.
         subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER_S})", message])

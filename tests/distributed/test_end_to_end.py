@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,12 +18,16 @@ from safetensors.numpy import save_file
 
 from lite_runner.config.argv import parse
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import ROOT
 
 PROMPT = "I love Beijing, because"
 JOB = ("model=tiny_llama", "max_new_tokens=12", "context.device_target=CPU")
 TP2 = (*JOB, "parallel=tp2")
+GUIDED = [
+    {"prompt": "a", "guided_regex": "[0-9]{5}"},
+    {"prompt": "b", "guided_choice": ["yes", "no"]},
+]
 
 
 @dataclass
@@ -62,6 +67,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
         "node 0": (*node, "parallel.node_rank=0"),
         "node 1": (*node, "parallel.node_rank=1"),
         "too long": (*TP2, "max_new_tokens=null", "predict_data=" + "x" * 5000),
+        "guided": (*TP2, f"predict_data={json.dumps(GUIDED)}", "temperature=2"),
         "broken": (*TP2, "predict_data=a", f"load_checkpoint={broken}"),
     }
     started = {}
@@ -97,6 +103,13 @@ def test_two_ranks_say_what_one_says(jobs: dict[str, Done], name: str) -> None:
     assert len(row["token_ids"]) == 12 and row["prompt"] == PROMPT
     assert (single.result["world_size"], job.result["world_size"]) == (1, 2)
     assert job.err.count("12 tokens, load") == 1
+
+
+def test_ranks_follow_grammars(jobs: dict[str, Done]) -> None:
+    job = jobs["guided"]
+    assert job.code == 0, job.err
+    first, second = (row["text"] for row in job.result["results"])
+    assert re.fullmatch("[0-9]{5}", first) and second in ("yes", "no")
 
 
 def test_the_second_machine_prints_nothing(jobs: dict[str, Done]) -> None:

@@ -15,10 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lite_runner.config.cluster import Cluster
+from lite_runner.config.parallel import Cluster
 from lite_runner.distributed import job
-from lite_runner.distributed.job import Limits, run_ranks
-from lite_runner.distributed.processes import exit_code, has_ended
+from lite_runner.distributed.job import (
+    Limits,
+    exit_code,
+    exit_text,
+    has_ended,
+    last_lines,
+    run_ranks,
+    scheduler_text,
+    tail,
+)
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 
 HERE = Path(__file__).resolve().parent
@@ -103,6 +111,16 @@ def test_a_rank_that_fails_ends_all(
     for part in (*parts, f"log: {tmp_path}/msrun/worker_1.log"):
         assert part in text
     assert text.endswith("\n  -> get another") is (fault == "reports")
+
+
+def test_a_rank_that_is_suspended_is_named(
+    tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "SCHEDULER_POLL_S", 0.2)
+    with pytest.raises(RunnerError, match=r"rank 1 \(process \d+\) has been suspended") as caught:
+        run(tmp_path, marker, "is suspended")
+    assert "kill -CONT" in caught.value.hint
+    wait_until_gone(marker)
 
 
 def test_a_hang_ends_with_the_time(tmp_path: Path, marker: str) -> None:
@@ -278,3 +296,35 @@ def test_two_nodes_on_loopback(tmp_path: Path, marker: str) -> None:
     assert second == ("", "")
     assert (tmp_path / "1/msrun/worker_1.log").is_file()
     wait_until_gone(marker)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0, "exit code 0"), (3, "exit code 3"), (-9, "killed by SIGKILL"), (-77, "by signal 77")],
+)
+def test_an_exit_code_in_words(code: int, expected: str) -> None:
+    assert expected in exit_text(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "expected"),
+    [
+        (-9, "timed out node", "the scheduler was ended by signal 9 (SIGKILL)"),
+        (1, "The total number of timed out node is 1.", "the scheduler has lost a rank"),
+        (None, "", "the scheduler has lost a rank"),
+        (1, "", "the scheduler ended before its ranks were done: exit code 1"),
+    ],
+)
+def test_why_a_scheduler_ended(code: int | None, log: str, expected: str) -> None:
+    assert scheduler_text(code, log) == expected
+
+
+def test_the_end_of_a_log_is_told(tmp_path: Path) -> None:
+    """Its last lines, without those that are empty."""
+    lines = [f"line {number}" for number in range(20)]
+    assert last_lines("\n\n".join(lines)) == [f"    {line}" for line in lines[-8:]]
+    assert last_lines("\nalone\n \n") == ["    alone"]
+    log = tmp_path / "log"
+    assert tail(log) == ""
+    log.write_bytes(b"x" * 70_000 + b"\xff\nend")
+    assert len(tail(log)) == 1 << 16 and tail(log).endswith("\ufffd\nend")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.cluster import Cluster
+from lite_runner.config.parallel import Cluster
 from lite_runner.distributed import msrun
 from lite_runner.errors import EnvironmentFault
 
@@ -57,11 +57,13 @@ def test_the_environment_of_another_job_is_left_out(
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("PATH", "/elsewhere")
     monkeypatch.setenv("KEPT", "yes")
-    found = msrun.environment(tmp_path / "events", Cluster(2, 1, node_rank=1), {"NEW": "1"})
+    cluster = Cluster(2, 1, node_rank=1)
+    found = msrun.environment(tmp_path / "events", tmp_path, cluster, {"NEW": "1"})
     assert not {"RANK_ID", "MS_ROLE", "MS_SIMULATION_LEVEL", "RANK_TABLE_FILE"} & found.keys()
     assert (found["KEPT"], found["NEW"]) == ("yes", "1")
     assert found["PATH"].split(":") == [str(Path(sys.executable).parent), "/elsewhere"]
     assert found["LITE_RUNNER_EVENTS"] == str(tmp_path / "events")
+    assert found["LITE_RUNNER_FOLDER"] == str(tmp_path)
 
 
 def test_ports() -> None:

@@ -23,12 +23,12 @@ from lite_runner.distributed.rank_table import (
     board_fault,
     device_range,
     merge,
+    read_rank_table,
 )
-from lite_runner.distributed.rank_table_file import read_rank_table
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.run_modes import faults as run_faults
 from lite_runner.run_modes import heads, resolve
-from lite_runner.system.small_file import MAX_FILE_BYTES
+from lite_runner.system.files import MAX_FILE_BYTES
 from tests.paths import FIXTURES
 
 SAMPLES = FIXTURES / "rank_tables"

@@ -1,4 +1,4 @@
-"""Two ranks that cannot meet; that they do is in test_checkup.py."""
+"""Two ranks that cannot meet; that they do is in test_machine.py."""
 
 from __future__ import annotations
 

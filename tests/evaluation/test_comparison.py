@@ -7,9 +7,9 @@ import math
 import pytest
 
 from lite_runner.evaluation.comparison import compare_scores
-from lite_runner.evaluation.scored import Scored, ScoredWindow
+from lite_runner.evaluation.scoring import Scored, ScoredWindow
+from lite_runner.output.comparison import SHOWN
 from lite_runner.output.report import Evaluation
-from lite_runner.output.score_comparison import SHOWN
 
 MINE = [[-1.0, -2.0], [-0.5]]
 
@@ -59,7 +59,7 @@ def test_the_token_that_differs_most() -> None:
     assert lines[5].split() == "3 to 3 0.50000 0.50000 0 3 same".split()
 
 
-def test_what_is_no_number_differs() -> None:
+def test_nan_differs() -> None:
     other = scored([[-1.0, -2.0], [-0.5]])
     other.windows[1].log_likelihoods[0] = math.nan  # type: ignore[index]
     found = compare_scores(("ms", scored(MINE)), ("mslite", other), tolerance=1.0)

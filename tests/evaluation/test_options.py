@@ -32,12 +32,11 @@ TEXT = f"eval_data={__file__}"
         (["eval_stride=257"], "eval_stride: got 257, expected at most the window of 256 tokens"),
         (["eval_window=8", "eval_stride=9"], "expected at most the window of 8 tokens"),
         (["backend=mslite"], "backend=mslite is not available with run_mode=eval"),
-        (["infer.model_dir=x"], "infer.model_dir has an effect only with backend=mslite"),
-        (["engine=native"], "engine has an effect only with backend=mslite"),
         (
-            ["backend=mslite", "infer.model_dir=x", "adapter_path=a"],
-            "adapter_path: no adapter can be merged into an exported model",
+            ["infer.model_dir=x", "backend=ms"],
+            "infer.model_dir has an effect only with run_mode=export",
         ),
+        (["engine=lite", "backend=ms"], "engine has an effect only with run_mode=export"),
         (["parallel=tp2"], "use_parallel=true has no effect with run_mode=eval"),
         (["predict_data=x"], "predict_data has no effect with run_mode=eval"),
         (["max_new_tokens=9"], "max_new_tokens has no effect with run_mode=eval"),
@@ -46,7 +45,7 @@ TEXT = f"eval_data={__file__}"
         (["predict_batch_size=2"], "predict_batch_size has no effect with run_mode=eval"),
     ],
 )
-def test_what_does_not_go_together(faults: Faults, settings: list[str], expected: str) -> None:
+def test_validation_errors(faults: Faults, settings: list[str], expected: str) -> None:
     assert expected in faults(*EVAL, TEXT, *settings)
 
 

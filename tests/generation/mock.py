@@ -14,11 +14,10 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
 from lite_runner.generation import (
     Completion,
+    Engine,
     Finished,
     Generation,
     Request,
-    Scheduler,
-    generate,
 )
 
 Logits = Callable[[list[int], int], NDArray[np.float32]]
@@ -195,8 +194,8 @@ def generated(
     **hooks: object,
 ) -> Generation:
     """All prompts in one call."""
-    scheduler = Scheduler(backend)
-    return generate(scheduler, requests_of(prompts, options, adapters), **hooks)  # type: ignore[arg-type]
+    engine = Engine(backend)
+    return engine.generate(requests_of(prompts, options, adapters), **hooks)  # type: ignore[arg-type]
 
 
 def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
@@ -204,13 +203,13 @@ def asked(prompt: Sequence[int], new: int = 3, **others: Any) -> Request:
     return Request(np.array(prompt, np.int32), options, **others)
 
 
-def served(scheduler: Scheduler, requests: Sequence[Request] = ()) -> dict[int, Completion]:
+def served(engine: Engine, requests: Sequence[Request] = ()) -> dict[int, Completion]:
     """What comes of all that is in line, by the request's number, after `requests` are added."""
     for request in requests:
-        scheduler.add(request)
+        engine.add(request)
     found = {}
-    while not scheduler.idle:
-        for event in scheduler.step():
+    while not engine.idle:
+        for event in engine.step():
             if isinstance(event, Finished):
                 found[event.id] = event.completion
     return found
@@ -220,4 +219,4 @@ def tokens_alone(
     backend: Callable[[], MockBackend], requests: Sequence[Request]
 ) -> list[list[int]]:
     """What each is continued with on a backend of its own."""
-    return [served(Scheduler(backend()), [request])[0].token_ids for request in requests]
+    return [served(Engine(backend()), [request])[0].token_ids for request in requests]

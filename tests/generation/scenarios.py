@@ -1,4 +1,4 @@
-"""Requests that come and go at random, and a scheduler that is watched while it serves them."""
+"""Requests that come and go at random, and an engine that is watched while it serves them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Completion, Finished, Request, Scheduler
-from lite_runner.generation.job import Job
+from lite_runner.generation import Completion, Engine, Finished, Request
+from lite_runner.generation.decoding import Job
 from tests.generation.mock import Logits, MockBackend, cached_logits
 
 LENGTH, MOST_NEW, EOS = 64, 6, (3, 9)
@@ -118,7 +118,7 @@ class Run:
         self.scenario = scenario
         self.backend = scenario.backend(logits)
         self.budget = scenario.least + scenario.budget
-        self.scheduler = Scheduler(self.backend, self.budget, prefix_cache=scenario.prefix_cache)
+        self.engine = Engine(self.backend, self.budget, prefix_cache=scenario.prefix_cache)
         self.requests: dict[int, Request] = {}  # by the scheduler's number
         self.cancelled: set[tuple[int, int]] = set()  # sequences, by number and index
         self.tokens: dict[tuple[int, int], list[int]] = {}  # told of, without eos
@@ -135,30 +135,30 @@ class Run:
         for now in range(21 + sum(map(_most_steps, todo))):
             while todo and todo[0][0] <= now:
                 request = todo.pop(0)[1]
-                ids.append(self.scheduler.add(request))
+                ids.append(self.engine.add(request))
                 self.requests[ids[-1]] = request
             for when, which, index in cancels:
                 if when == now and which < len(ids):
                     self.cancel(ids[which], index)
-            if self.scheduler.idle and not todo:
+            if self.engine.idle and not todo:
                 break
             self.step()
-        assert self.scheduler.idle and not todo
+        assert self.engine.idle and not todo
         assert not any(self.backend.adapters.pins.values())
-        assert self.scheduler.step() == []
+        assert self.engine.step() == []
         return self
 
     def cancel(self, id: int, index: int | None) -> None:
-        for event in self.scheduler.finish(id, index=index):
+        for event in self.engine.finish(id, index=index):
             assert event.id == id and index in (None, event.completion.return_index)
             self.cancelled.add((id, event.completion.return_index))
             self._finished(event)
         self.check_slots()
 
     def step(self) -> None:
-        line, expected = list(self.scheduler._waiting), [*self._first_in_line()]
-        events = self.scheduler.step()
-        assert [job for job in line if job not in self.scheduler._waiting] == expected
+        line, expected = list(self.engine.scheduler._waiting), [*self._first_in_line()]
+        events = self.engine.step()
+        assert [job for job in line if job not in self.engine.scheduler._waiting] == expected
         self.check_slots()
         for event in events:
             if isinstance(event, Finished):
@@ -170,7 +170,7 @@ class Run:
 
     def check_slots(self) -> None:
         """No slot is two requests', and an adapter is pinned as often as requests with it run."""
-        jobs = self.scheduler._running
+        jobs = self.engine.scheduler._running
         slots = [slot for job in jobs for slot in job.slots_in_use()]
         assert len(set(slots)) == len(slots) and all(job.search.lanes() for job in jobs)
         pins = Counter(job.request.adapter for job in jobs if job.request.adapter)
@@ -179,11 +179,11 @@ class Run:
     def _first_in_line(self) -> Iterator[Job]:
         """Those who are to have slots in the next step: first come first served, but that the base
         model overtakes those who wait for an adapter's slot."""
-        jobs, info = self.scheduler._running, self.scenario.info
+        jobs, info = self.engine.scheduler._running, self.scenario.info
         free = info["slots"] - sum(len(job.slots_in_use()) for job in jobs)
         adapters = {job.request.adapter for job in jobs} - {None}
         overtaking = False
-        for job in self.scheduler._waiting:
+        for job in self.engine.scheduler._waiting:
             if job.search.width > free:
                 return
             name = job.request.adapter
@@ -196,7 +196,7 @@ class Run:
 
     def _watched(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Every sequence has its token, and prompts have the rest of the budget, in their order."""
-        jobs = self.scheduler._running
+        jobs = self.engine.scheduler._running
         owners = {slot: job for job in jobs for slot in job.slots_in_use()}
         decoded = {row.slot for row in rows if not row.length}
         assert decoded == {slot for slot, job in owners.items() if job.decoding}

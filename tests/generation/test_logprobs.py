@@ -13,10 +13,9 @@ from scipy.special import log_softmax
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import (
     Completion,
+    Engine,
     Logprobs,
     Request,
-    Scheduler,
-    generate,
     logprobs_of,
     prompt_logprobs_of,
 )
@@ -26,7 +25,7 @@ from tests.generation.mock import MockBackend, generated, hashed_logits
 TOLERANCE = 1e-4
 TOP = 5
 CASES = [
-    *((case, "fused") for case in references.every()),
+    *((case, "native") for case in references.every()),
     *((case, "online") for case in ("bloom", "qwen3")),
 ]
 Reference = Callable[[str], Any]
@@ -41,7 +40,7 @@ def test_they_equal_transformers(case: str, kind: str, reference: Reference) -> 
     options = GenerationConfig(max_new_tokens=1, logprobs=TOP, prompt_logprobs=scored)
     texts = [np.append(*pair) for pair in zip(known.prompts, known.forced, strict=True)]
     requests = [Request(text, options) for text in texts]
-    made = generate(Scheduler(model), requests).completions
+    made = Engine(model).generate(requests).completions
     steps = known.forced.shape[1]
     for text, completion, after, whole in zip(
         texts, made, known.logits, known.logits_no_cache, strict=True
@@ -71,14 +70,14 @@ def assert_most_likely(found: Logprobs, wanted: np.ndarray) -> None:
 
 def test_a_drawn_text_has_the_same_as_a_prompt(reference: Reference) -> None:
     known = reference("llama")
-    model = known.fused(3, 64)
+    model = known.native(3, 64)
     options = GenerationConfig(max_new_tokens=9, logprobs=2, do_sample=True, temperature=2.0)
     requests = [Request(prompt, options) for prompt in known.prompts]
-    made = generate(Scheduler(model), requests).completions
+    made = Engine(model).generate(requests).completions
     again = GenerationConfig(max_new_tokens=1, prompt_logprobs=2)
     for prompt, completion in zip(known.prompts, made, strict=True):
         text = np.append(prompt, np.array(completion.drawn, np.int32))
-        (scored,) = generate(Scheduler(model), [Request(text, again)]).completions
+        (scored,) = Engine(model).generate([Request(text, again)]).completions
         for name in ("chosen", "top_ids", "top"):
             behind = getattr(scored.prompt_logprobs, name)[len(prompt) - 1 :]
             assert np.array_equal(getattr(completion.logprobs, name), behind)

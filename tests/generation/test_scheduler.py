@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.errors import ConfigError
-from lite_runner.generation import Finished, Scheduler
+from lite_runner.generation import Engine, Finished
 from lite_runner.generation.request import Event
 from tests.generation.mock import Logits, asked, cached_logits, served, tokens_alone
 from tests.generation.scenarios import Run, Scenario, alone, begins, same, scenarios
@@ -99,7 +99,7 @@ def test_a_step_that_fails_is_done_again(
 
         return called
 
-    step = run.scheduler.step
+    step = run.engine.step
 
     def again() -> list[Event]:
         while True:
@@ -109,7 +109,7 @@ def test_a_step_that_fails_is_done_again(
 
     run.forward = broken(run.forward, after)
     run.backend.copy = broken(run.backend.copy, False)  # type: ignore[method-assign]
-    run.scheduler.step = again  # type: ignore[method-assign]
+    run.engine.step = again  # type: ignore[method-assign]
     check_texts(run.go())
     assert len(run.backend.steps) <= 300
 
@@ -138,79 +138,79 @@ TEXT = np.random.default_rng(2).integers(0, 16, 40).tolist()
 
 def test_nobody_waits_for_a_prompt_that_comes_later(backend: Callable[..., Any]) -> None:
     """Those in between would overtake."""
-    scheduler = Scheduler(backend(slots=4), 8)
-    scheduler.add(asked(TEXT, priority=1))
-    scheduler.step()
-    first = scheduler.add(asked([*TEXT[:30], 1], priority=0))
-    scheduler.step()
-    scheduler.add(asked(TEXT[::-1], priority=0))
-    order = list(served(scheduler))
+    engine = Engine(backend(slots=4), 8)
+    engine.add(asked(TEXT, priority=1))
+    engine.step()
+    first = engine.add(asked([*TEXT[:30], 1], priority=0))
+    engine.step()
+    engine.add(asked(TEXT[::-1], priority=0))
+    order = list(served(engine))
     assert order[0] == first
 
 
 def test_a_sequence_that_is_cancelled_early_frees_its_slot(backend: Callable[..., Any]) -> None:
     mock = backend(slots=3)
-    scheduler = Scheduler(mock, 6)
-    several = scheduler.add(asked(TEXT, options={"num_return_sequences": 3, "do_sample": True}))
-    scheduler.step()
-    scheduler.add(asked([4], priority=-1))
-    assert len(scheduler.finish(several, index=0)) == 1
-    scheduler.step()
-    assert scheduler.waiting == 1  # the prompt is computed in the first slot
-    assert len(scheduler.finish(several, index=2)) == 1
-    scheduler.step()
-    assert scheduler.waiting == 0
-    scheduler.add(asked([5, 6], priority=-1, new=20))
-    assert set(served(scheduler)) == {0, 1, 2}
+    engine = Engine(mock, 6)
+    several = engine.add(asked(TEXT, options={"num_return_sequences": 3, "do_sample": True}))
+    engine.step()
+    engine.add(asked([4], priority=-1))
+    assert len(engine.finish(several, index=0)) == 1
+    engine.step()
+    assert engine.scheduler.waiting == 1  # the prompt is computed in the first slot
+    assert len(engine.finish(several, index=2)) == 1
+    engine.step()
+    assert engine.scheduler.waiting == 0
+    engine.add(asked([5, 6], priority=-1, new=20))
+    assert set(served(engine)) == {0, 1, 2}
 
 
 def test_a_slot_that_was_left_early_is_the_next_ones(backend: Callable[..., Any]) -> None:
     """A request that is over says nothing of a slot that another has had since."""
-    scheduler = Scheduler(backend(slots=2), 6)
-    pair = scheduler.add(asked([3], 6, options={"num_return_sequences": 2, "do_sample": True}))
-    scheduler.step()
-    scheduler.finish(pair, index=0)
-    long = scheduler.add(asked(TEXT))
-    scheduler.step()
-    scheduler.finish(pair)
-    again = scheduler.add(asked(TEXT))
-    found = served(scheduler)
+    engine = Engine(backend(slots=2), 6)
+    pair = engine.add(asked([3], 6, options={"num_return_sequences": 2, "do_sample": True}))
+    engine.step()
+    engine.finish(pair, index=0)
+    long = engine.add(asked(TEXT))
+    engine.step()
+    engine.finish(pair)
+    again = engine.add(asked(TEXT))
+    found = served(engine)
     assert [found[id].cached_tokens for id in (long, again)] == [0, len(TEXT) - 1]
 
 
 def test_a_copied_beginning_is_its_own_requests(backend: Callable[..., Any]) -> None:
     """Not that of one which had the slot before, and still runs in others."""
     mock = backend(slots=4)
-    scheduler = Scheduler(mock, 6)
+    engine = Engine(mock, 6)
     sampled = {"num_return_sequences": 2, "do_sample": True}
-    pair = scheduler.add(asked([7] * 20, 40, options=sampled, priority=9))
-    while not scheduler.step():
+    pair = engine.add(asked([7] * 20, 40, options=sampled, priority=9))
+    while not engine.step():
         pass
-    scheduler.finish(pair, index=0)
+    engine.finish(pair, index=0)
     for _ in range(3):
-        scheduler.add(asked(TEXT))
+        engine.add(asked(TEXT))
     while len(mock.copies) < 2:
-        scheduler.step()
+        engine.step()
     last = asked([7] * 20, priority=-1)
-    scheduler.finish(1)
-    id = scheduler.add(last)
-    assert [served(scheduler)[id].token_ids] == tokens_alone(backend, [last])
+    engine.finish(1)
+    id = engine.add(last)
+    assert [served(engine)[id].token_ids] == tokens_alone(backend, [last])
 
 
-def test_what_is_cancelled_while_it_waits_had_nothing_cached(backend: Callable[..., Any]) -> None:
-    scheduler = Scheduler(backend(slots=3), 8)
-    scheduler.add(asked(TEXT))
-    waits = scheduler.add(asked(TEXT))
-    scheduler.step()
-    (event,) = scheduler.finish(waits)
+def test_a_request_cancelled_while_queued_had_nothing_cached(backend: Callable[..., Any]) -> None:
+    engine = Engine(backend(slots=3), 8)
+    engine.add(asked(TEXT))
+    waits = engine.add(asked(TEXT))
+    engine.step()
+    (event,) = engine.finish(waits)
     assert event.completion.cached_tokens == 0
 
 
 def test_an_end_is_told_though_the_step_failed(backend: Callable[..., Any]) -> None:
     mock = backend(slots=3)
-    scheduler = Scheduler(mock)
-    scheduler.add(asked([1], adapter="b"))
-    other = scheduler.add(asked([1]))
+    engine = Engine(mock)
+    engine.add(asked([1], adapter="b"))
+    other = engine.add(asked([1]))
     del mock.adapters.known["b"]
     forward = mock.forward
 
@@ -219,29 +219,57 @@ def test_an_end_is_told_though_the_step_failed(backend: Callable[..., Any]) -> N
 
     mock.forward = fails
     with pytest.raises(RuntimeError):
-        scheduler.step()
+        engine.step()
     mock.forward = forward
-    events = scheduler.step()
+    events = engine.step()
     assert isinstance(events[0], Finished) and events[0].completion.finish_reason == "error"
     assert [event.id for event in events] == [0, other]
 
 
-def test_what_was_not_told_is_told_at_the_end(backend: Callable[..., Any]) -> None:
+def test_unreported_events_are_reported_at_the_end(backend: Callable[..., Any]) -> None:
     mock = backend(slots=3)
-    scheduler = Scheduler(mock)
-    gone = scheduler.add(asked([1], adapter="b"))
-    scheduler.add(asked([1]))
+    engine = Engine(mock)
+    gone = engine.add(asked([1], adapter="b"))
+    engine.add(asked([1]))
     del mock.adapters.known["b"]
     mock.forward, forward = None, mock.forward
     with pytest.raises(TypeError):
-        scheduler.step()
+        engine.step()
     mock.forward = forward
-    (event,) = scheduler.finish(gone)
+    (event,) = engine.finish(gone)
     assert event.completion.finish_reason == "error" and event.error is not None
-    assert all(event.id != gone for event in scheduler.step())
+    assert all(event.id != gone for event in engine.step())
 
 
 @pytest.mark.parametrize("token", [-1, 16])
 def test_a_token_that_is_none_is_refused(backend: Callable[..., Any], token: int) -> None:
     with pytest.raises(ConfigError, match=rf"request: got token {token}, expected 0 to 15"):
-        Scheduler(backend()).add(asked([1, token]))
+        Engine(backend()).add(asked([1, token]))
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_prompts_beside_decoding_are_cut_by_the_time_that_they_take(
+    backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, scored: bool
+) -> None:
+    clock, token_s = [0.0], 0.0025 if scored else 0.001
+    monkeypatch.setattr("lite_runner.generation.scheduler.time.perf_counter", lambda: clock[0])
+    mock = backend(slots=2, max_length=2000, most_logits=512)
+    forward = mock.forward
+
+    def forward_for_a_while(rows: Any) -> Any:
+        clock[0] += token_s * sum(len(row.tokens) for row in rows)
+        return forward(rows)
+
+    mock.forward = forward_for_a_while
+    engine = Engine(mock, step_s=0.1)
+    options = {"prompt_logprobs": 1} if scored else {}
+    long = asked([index % 16 for index in range(1200)], options=options)
+    requests = [asked([1, 2], new=40), long]
+    engine.add(requests[0])
+    engine.step()
+    found = served(engine, [long])
+    prompts = [len(rows[-1].tokens) for rows in mock.steps[1:] if len(rows[-1].tokens) > 1]
+    assert prompts[0] == 64 and max(prompts[:-1]) <= (64 if scored else 100)
+    assert min(prompts[:-1]) >= 16
+    alone = [served(Engine(backend(slots=2, max_length=2000)), [one])[0] for one in requests]
+    assert [found[0].token_ids, found[1].token_ids] == [one.token_ids for one in alone]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -9,6 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.paths import ROOT
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -122,5 +126,44 @@ def test_the_scripts_of_mindformers_are_ours_where_there_are_none(run: Run, tmp_
     assert missing.returncode == 2 and "error: mine.py: no such file" in missing.stderr
     wrong = run(*runner, "--device_target", "GPU", "mine.py")
     assert wrong.returncode == 2 and "invalid choice: 'GPU'" in wrong.stderr
+    ours = run(*runner, "scripts/examples/distribute_generate/generate_custom.py", "--help")
+    assert ours.returncode == 0 and "--model_parallel" in ours.stdout
+    data = run(*runner, "mindformers/tools/dataset_preprocess/bloom/make_mindrecord.py", "--N=5")
+    assert data.returncode == 2 and "data to train with, and nothing is trained" in data.stderr
     (tmp_path / "here/export.py").write_text("print('mine')")
     assert run(*runner, "export.py").stdout == "mine\n"
+
+
+def test_run_mindformer_answers_as_mindformers_does(run: Run, tmp_path: Path) -> None:
+    """Its texts with their prompts, on the screen and in the current folder, once per prompt."""
+    prompts, two = ["model=tiny_llama", "--predict_data", "ab", "c"], "num_return_sequences=2"
+    rows = ["do_sample=true", "seed=1", "max_new_tokens=3", two]
+    script = str(ROOT / "run_mindformer.py")
+    done = run(script, *prompts, *rows)
+    assert done.returncode == 0, done.stderr
+    made = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    assert [len(one["text_generation_text"]) for one in made] == [2, 2]
+    assert all(text[:1] == "a" for text in made[0]["text_generation_text"])
+    found = tmp_path / "here/text_generation_result.txt"
+    assert ast.literal_eval(found.read_text("utf-8")) == made
+    latest = tmp_path / "here/outputs/latest/text_generation_result.txt"
+    assert latest.read_text("utf-8") == found.read_text("utf-8")
+
+    found.unlink()
+    found.mkdir()
+    again = run("-m", "lite_runner.mindformers", "run_mindformers.py", *prompts, *rows)
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    assert "Is a directory; the texts are in " in again.stderr
+    plain = run(script, *prompts, "output_format=jsonl", "max_new_tokens=2")
+    assert plain.stdout.startswith('{"id": 0')
+
+
+def test_run_mindformer_has_defaults_where_they_mean_something(run: Run) -> None:
+    script = str(ROOT / "run_mindformer.py")
+    for arguments in (["run_mode=doctor"], ["run_mode=export"], ["use_parallel=true"]):
+        done = run(script, "model=tiny_llama", "predict_data=", *arguments, "--cfg", "job")
+        config = yaml.safe_load(done.stdout)
+        formats = {"run_mode=doctor": "text", "run_mode=export": None}
+        assert config.get("output_format") == formats.get(arguments[0], "mindformers")
+        logs = "output/msrun_log" if arguments == ["use_parallel=true"] else ""
+        assert config["parallel"]["log_dir"] == logs

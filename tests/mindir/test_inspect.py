@@ -12,53 +12,17 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 
-from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
-from lite_runner.backends.engines.start import EngineOptions
-from lite_runner.backends.exported import open_exported
+from lite_runner.backends.lite.engines.start import EngineOptions
+from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir import write_static_pair
 from lite_runner.mindir.inspect import foreign_manifest, read_graph
-from lite_runner.mindir.manifest import Graph, GraphName
+from lite_runner.mindir.manifest import GraphName
 from lite_runner.mindir.skim import read_model
-from lite_runner.mindir.write_dynamic import export_dynamic
-from lite_runner.mindir.write_resizable import export_resizable
-from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
-from lite_runner.weights.checkpoint import open_checkpoint
-from lite_runner.weights.read_ahead import ReadAhead
+from tests.mindir.conftest import BATCH, LENGTH, Export
 from tests.models import reference_model
-from tests.paths import REFERENCE
 from tests.sizes import resized
-
-BATCH, LENGTH = 2, 48
-
-Export = tuple[Decoder, Path, dict[GraphName, Graph]]
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Export]:
-    """`exported("llama", "static_pair", sampled=True)`: its model, folder and graphs."""
-    kept: dict[object, Export] = {}
-
-    def export(case: str, layout: str = "static_pair", **options: Any) -> Export:
-        key = case, layout, *options.items()
-        if key not in kept:
-            model, folder = reference_model(case), tmp_path_factory.mktemp(f"{case}_{layout}")
-            weights = ReadAhead(open_checkpoint(REFERENCE / case, model))
-            settings = {"dtype": "float32", "enc_key": None, "seq_length": LENGTH, **options}
-            if layout == "static_pair":
-                settings = {"batch_size": BATCH, "sampled": False, **settings}
-                graphs = export_static_pair(model, weights, folder, stems_of("tiny"), **settings)
-            elif layout == "dynamic":
-                graphs = export_dynamic(model, weights, folder, "tiny", **settings)
-            else:
-                graphs = export_resizable(
-                    model, weights, folder, "tiny", batch_size=1, seq_length=LENGTH
-                )
-            kept[key] = model, folder, graphs
-        return kept[key]
-
-    return export
 
 
 def paths(one: Export) -> dict[GraphName, Path]:
@@ -122,17 +86,6 @@ def test_graphs_with_the_token_alone(
     assert answer.sum() == 1.0 and answer.shape == (1, one[0].vocab_size)
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_a_dynamic_graph_tells_its_slots(exported: Callable[..., Export], slots: int) -> None:
-    one = exported("llama", "dynamic", slots=slots)
-    manifest = foreign_manifest(paths(one), one[0], "tiny")
-    assert (manifest.layout, manifest.batch_size, manifest.seq_length) == ("dynamic", slots, LENGTH)
-    assert manifest.graphs["model"].inputs == one[2]["model"].inputs
-    more = resized(one[0], n_kv_heads=one[0].n_kv_heads * 5)
-    with pytest.raises(ArtifactError, match="cannot infer the rows"):
-        foreign_manifest(paths(one), more, "tiny")
-
-
 @pytest.mark.parametrize("case", ["bloom", "llama", "gpt2", "qwen2_window"])
 def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
     one = exported(case, "resizable")
@@ -155,7 +108,6 @@ def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
         ({"intermediate_size": 100}, "elements of a feed-forward weight"),
         ({"qkv_has_bias": True}, "qkv_has_bias: got False, expected True"),
         ({"family": "bloom"}, "which is a bloom"),
-        ({"seq_length": 40}, "at most 40"),
     ],
 )
 def test_a_pair_of_another_model(

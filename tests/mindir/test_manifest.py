@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import random
 import shutil
@@ -13,34 +14,41 @@ from typing import Any
 
 import pytest
 
-from lite_runner.backends.engines.start import EngineOptions
-from lite_runner.backends.exported import open_exported
+from lite_runner.backends.lite.engines.start import EngineOptions
+from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.config.manifest_file import CHECKSUM
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.mindir.manifest import MANIFEST, Graph, Manifest, TensorSpec, read_manifest
+from lite_runner.mindir.manifest import (
+    MANIFEST,
+    Graph,
+    Layout,
+    Manifest,
+    TensorSpec,
+    read_manifest,
+)
 from lite_runner.system.files import sha256_of
 from tests.models import model_named
 from tests.mutations import mutated
-from tests.paths import ROOT
 
-FROZEN = ROOT / "tests/fixtures/frozen/artifacts"  # in the flat form, and without a checksum
 MUTATIONS = 400
 Change = Callable[[dict[str, Any]], object]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return copied("dynamic", tmp_path)
+def folder(artifact: Callable[[Layout], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(artifact("resizable"), tmp_path / "resizable"))
 
 
-def copied(name: str, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(FROZEN / name, tmp_path / name))
-
-
-def change(folder: Path, how: Change) -> None:
+def change(folder: Path, how: Change, *, signed: bool = True) -> None:
+    """Change the manifest; `signed`: and its checksum."""
     path = folder / MANIFEST
     raw = json.loads(path.read_text(encoding="utf-8"))
+    if signed:
+        del raw[CHECKSUM]
     how(raw)
+    if signed:
+        text = json.dumps(raw, sort_keys=True, separators=(",", ":"))
+        raw[CHECKSUM] = hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps(raw), encoding="utf-8")
 
 
@@ -50,23 +58,10 @@ def opened(folder: Path) -> None:
     open_exported(manifest.paths(folder), manifest, engine, slots=1).close()
 
 
-def test_every_one_that_users_may_have_is_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for path in sorted(FROZEN.glob(f"*/{MANIFEST}")):
-        folder = copied(path.parent.name, tmp_path)
-        assert read_manifest(folder).files == read_manifest(folder).files
-        has_checksum = CHECKSUM in json.loads(path.read_text())
-        told = capsys.readouterr().err.count(f"{folder}: ")
-        assert told == (0 if has_checksum else 1)  # a user is told once
-
-
-def test_what_is_written_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_written_is_read(folder: Path) -> None:
     manifest = read_manifest(folder)
-    capsys.readouterr()
     manifest.write(folder)
     assert read_manifest(folder) == manifest
-    assert not capsys.readouterr().err
     assert len(json.loads((folder / MANIFEST).read_text())[CHECKSUM]) == 64
 
 
@@ -87,6 +82,7 @@ def set_(*path: str | int) -> Callable[[object], Change]:
 
 SHA = "0" * 64
 FILE = set_("graphs", "model", "file")
+BLOCK = ("model", "blocks", 0)  # the only run of equal ones
 
 
 @pytest.mark.parametrize(
@@ -94,14 +90,14 @@ FILE = set_("graphs", "model", "file")
     [
         (FILE(True), "graphs.model.file: got true, expected a text"),
         (FILE("a\0b"), "graphs.model.file"),
-        (FILE("../auto_graph.mindir"), "naming a file of the artifact"),
+        (FILE("../tiny_graph.mindir"), "naming a file of the artifact"),
         (FILE("manifest.json"), "names the file 'manifest.json', which is not the artifact's"),
         (set_("graphs", "model", "others")(["b.mindir"]), "names the file 'b.mindir'"),
         (set_("source")("\ud800"), "surrogate"),
-        (set_("model", "theta")(float("inf")), "Infinity"),
-        (set_("model", "theta")(0), "theta is 0"),
-        (set_("files", "auto_graph.mindir")(5), "files.auto_graph.mindir: got 5"),
-        (set_("files", "auto_graph.mindir")("ab"), "64 hexadecimal digits"),
+        (set_(*BLOCK, "attention", "rotary", "theta")(float("inf")), "Infinity"),
+        (set_(*BLOCK, "attention", "rotary", "theta")(0), "theta is 0"),
+        (set_("files", "tiny_graph.mindir")(5), "files.tiny_graph.mindir: got 5"),
+        (set_("files", "tiny_graph.mindir")("ab"), "64 hexadecimal digits"),
         (set_("files", "/etc/passwd")(SHA), "naming a file of the artifact"),
         (set_("files")({}), "which is not the artifact's"),
         (set_("batch_size")("2"), "batch_size: got '2', expected an integer"),
@@ -113,18 +109,18 @@ FILE = set_("graphs", "model", "file")
         (set_("model_type")(5), "model_type: got 5"),
         (set_("target")("GPU"), "target: got 'GPU'"),
         (set_("precision")("int8"), "precision: got 'int8'"),
-        (set_("model", "num_layers")(-1), "-1 layers"),
-        (set_("model", "num_layers")(10**12), "layers, expected 1 to"),
-        (set_("model", "n_kv_heads")(3), "do not divide"),
+        (set_(*BLOCK, "layers")(-1), "-1 layers"),
+        (set_(*BLOCK, "layers")(10**12), "layers, expected 1 to"),
+        (set_(*BLOCK, "attention", "kv_heads")(3), "do not divide"),
         (set_("model", "vocab_size")(95), "vocabulary of 95"),
-        (set_("model", "family")("zzz"), "'zzz' is not known"),
+        (set_("model", "architecture")("zzz"), "'zzz' is not known"),
         (set_("model")(None), "model: got null"),
         (set_("tokenizer")(["../../etc/passwd"]), "tokenizer[0]"),
         (set_("tokenizer")(["other.json"]), "names the file 'other.json'"),
         (set_("versions")({"mindspore": 2}), "versions.mindspore: got 2"),
         (set_("encrypted")(1), "encrypted: got 1"),
         (set_("adapter_sha256")("x"), "adapter_sha256"),
-        (set_("graphs")({}), "expected model with layout dynamic"),
+        (set_("graphs")({}), "expected model with layout resizable"),
         (set_("graphs", "zzz")({}), "graphs: a name: got 'zzz'"),
         (set_("graphs", "model", "inputs", 0, "dtype")("zzz"), "type 'zzz', which no graph has"),
         (set_("graphs", "model", "inputs", 0, "shape")([1.5]), "shape[0]: got 1.5"),
@@ -145,7 +141,6 @@ def test_what_is_wrong_is_told(folder: Path, how: Change, told: str) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        set_("model", "rope_scaling")(None),
         set_("model", "blocks", 0, "attention", "rotary", "theta")(500.0),
         set_("versions", "mindspore")("2.3.0"),
         set_(CHECKSUM)(SHA),
@@ -153,52 +148,50 @@ def test_what_is_wrong_is_told(folder: Path, how: Change, told: str) -> None:
     ],
 )
 def test_the_checksum_finds_every_edit(folder: Path, how: Change) -> None:
-    read_manifest(folder).write(folder)
-    change(folder, how)
-    with pytest.raises(ArtifactError, match=r"edited or damaged|rope_scaling"):
+    change(folder, how, signed=False)
+    with pytest.raises(ArtifactError, match="edited or damaged"):
         read_manifest(folder)
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "told"),
+    ("layout", "how", "told"),
     [
-        ("dynamic", set_("model", "hidden_size")(128), "hidden_size: got"),
-        ("dynamic", set_("model", "num_layers")(1), "num_layers: got 2, expected 1"),
-        ("dynamic", set_("model", "head_dim")(8), "expected"),
-        ("dynamic", set_("batch_size")(4), "elements of a layer's cache"),
-        ("dynamic", set_("seq_length")(16), "elements of a layer's cache"),
-        ("dynamic", set_("sampled")(True), "it returns logits"),
-        ("dynamic", set_("graphs", "model", "inputs", 1, "shape")([2]), "it takes"),
-        ("dynamic", set_("model", "intermediate_size")(12), "feed-forward"),
-        ("pair", set_("seq_length")(16), "elements of a layer's cache"),
-        ("pair", set_("model", "num_layers")(1), "num_layers"),
-        ("pair", set_("graphs", "prefill", "inputs", 0, "dtype")("int64"), "it takes"),
-        ("resizable", set_("model", "num_layers")(1), "num_layers|inputs are not those"),
+        ("static_pair", set_("model", "hidden_size")(128), "hidden_size: got"),
+        ("static_pair", set_(*BLOCK, "layers")(1), "num_layers: got 2, expected 1"),
+        ("static_pair", set_(*BLOCK, "attention", "head_dim")(8), "expected"),
+        ("static_pair", set_(*BLOCK, "feed_forward", "width")(12), "feed-forward"),
+        ("static_pair", set_("batch_size")(4), "elements of a layer's cache"),
+        ("static_pair", set_("seq_length")(16), "elements of a layer's cache"),
+        ("static_pair", set_("sampled")(True), "it returns logits"),
+        ("static_pair", set_("graphs", "prefill", "inputs", 0, "dtype")("int64"), "it takes"),
+        ("static_pair", set_("graphs", "prefill", "inputs", 1, "shape")([3]), "it takes"),
+        ("resizable", set_(*BLOCK, "layers")(1), "num_layers|inputs are not those"),
     ],
 )
 def test_numbers_are_held_against_the_graph(
-    tmp_path: Path, name: str, how: Change, told: str
+    artifact: Callable[[Layout], Path], tmp_path: Path, layout: Layout, how: Change, told: str
 ) -> None:
-    folder = copied(name, tmp_path)
+    folder = Path(shutil.copytree(artifact(layout), tmp_path / layout))
     change(folder, how)
     with pytest.raises(ArtifactError, match=told):
         opened(folder)
 
 
-@pytest.mark.parametrize("name", ["dynamic", "pair", "a16w8", "ms"])
-@pytest.mark.parametrize("is_flat", [True, False])
-def test_mutations_are_refused_or_read(tmp_path: Path, name: str, is_flat: bool) -> None:
-    folder = copied(name, tmp_path)
-    path = folder / MANIFEST
-    whole: Manifest = read_manifest(folder)
-    if not is_flat:
-        whole.write(folder)
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    raw.pop(CHECKSUM, None)
-    generator = random.Random(name)
-    for _ in range(MUTATIONS):
+@pytest.mark.parametrize("layout", ["resizable", "static_pair"])
+def test_mutations_are_refused_or_read(
+    artifact: Callable[[Layout], Path], tmp_path: Path, layout: Layout
+) -> None:
+    folder = Path(shutil.copytree(artifact(layout), tmp_path / layout))
+    whole, generator = (folder / MANIFEST).read_text(encoding="utf-8"), random.Random(layout)
+
+    def mutate(raw: dict[str, Any]) -> None:
         changed = mutated(copy.deepcopy(raw), generator)
-        path.write_text(json.dumps(changed), encoding="utf-8")
+        raw.clear()
+        raw.update(changed)
+
+    for _ in range(MUTATIONS):
+        (folder / MANIFEST).write_text(whole, encoding="utf-8")
+        change(folder, mutate)
         try:
             found = read_manifest(folder)
         except (ArtifactError, ConfigError) as error:
@@ -222,7 +215,7 @@ def manifest(tmp_path: Path) -> Manifest:
     for path in (folder / "model.mindir", folder / "other.mindir", tmp_path / "outside.mindir"):
         path.write_bytes(b"graph")
     return Manifest(
-        layout="dynamic",
+        layout="resizable",
         model_name="tiny_llama",
         model=model_named("tiny_llama"),
         source="random",

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from lite_runner.api.exported import sizes_in_graphs
-from lite_runner.architectures.flat import ModelConfig
 from lite_runner.backends.base import Row
-from lite_runner.backends.engines.start import EngineOptions, choose_engine
-from lite_runner.backends.exported import open_exported
-from lite_runner.backends.graph_outputs import logits_of
+from lite_runner.backends.lite.engines.start import EngineOptions, choose_engine
+from lite_runner.backends.lite.layouts import logits_of, open_exported
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.inspect import foreign_manifest
 from lite_runner.mindir.manifest import GraphName
 from tests.paths import FIXTURES
+from tests.sizes import ModelConfig
 
 FIXTURES = FIXTURES / "mindformers"
 Graphs = Callable[..., list[Path]]

@@ -9,53 +9,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mindspore.train.mind_ir_pb2 import ModelProto
+from mindspore.train.mind_ir_pb2 import GraphProto, ModelProto, TensorProto
 
 from lite_runner.errors import ArtifactError
+from lite_runner.mindir import skim
 from lite_runner.mindir.inspect import foreign_manifest, read_graph
-from lite_runner.mindir.lite_rewrite import rewrite_for_lite
 from lite_runner.mindir.manifest import GraphName
-from lite_runner.mindir.operators import resolve
+from lite_runner.mindir.skim import mindir_version
+from lite_runner.mindir.writer import rewrite_for_lite
+from tests.mindir.conftest import Export
 from tests.models import reference_model
-from tests.paths import ROOT
 
-FROZEN = ROOT / "tests/fixtures/frozen/artifacts"
 MUTATIONS = 150
+Reader = tuple[Path, Callable[[Path], object]]
 
 
 def _inspect(path: Path) -> None:
-    foreign_manifest({"model": path}, reference_model("llama"), "tiny")
+    """As the only graph, or as the prefill of a pair."""
+    graphs: dict[GraphName, Path] = {"model": path}
+    if (other := path.with_name("tiny_inc_graph.mindir")).exists():
+        graphs = {"prefill": path, "increment": other}
+    foreign_manifest(graphs, reference_model("llama"), "tiny")
 
 
-def _inspect_pair(path: Path) -> None:
-    other = FROZEN / "pair/auto_inc_graph.mindir"
-    graphs: dict[GraphName, Path] = {"prefill": path, "increment": other}
-    foreign_manifest(graphs, reference_model("bloom_6_heads"), "tiny")
-
-
-def _resolve(path: Path) -> None:
-    resolve(path, Path("/here/operators.so"), path.with_name("resolved.mindir"))
-
-
-READERS: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "one graph": ("dynamic/auto_graph.mindir", _inspect),
-    "pair": ("pair/auto_prefill_graph.mindir", _inspect_pair),
-    "resizable": ("resizable/auto_graph.mindir", _inspect),
-    "native": ("a16w8/auto_graph.mindir", _resolve),
-    "rewritten": ("dynamic/auto_graph.mindir", rewrite_for_lite),
-}
-
-
-@pytest.fixture(params=READERS)
-def reader(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Callable[[Path], None]]:
+@pytest.fixture(params=["static_pair", "resizable", "rewritten"])
+def reader(
+    request: pytest.FixtureRequest, exported: Callable[..., Export], tmp_path: Path
+) -> Reader:
     """A copy of a graph, with what lies beside it, and what reads it."""
-    name, read = READERS[request.param]
-    folder = tmp_path / "copy"
-    shutil.copytree((FROZEN / name).parent, folder)
-    return folder / Path(name).name, read
+    if request.param == "rewritten":
+        _, folder, graphs = exported("llama", "resizable", rewritten=False)
+    else:
+        _, folder, graphs = exported("llama", request.param)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    read = rewrite_for_lite if request.param == "rewritten" else _inspect
+    read(Path(shutil.copy(copy / next(iter(graphs.values())).file, copy / "whole.mindir")))
+    return copy / next(iter(graphs.values())).file, read
 
 
-def test_damaged_bytes(reader: tuple[Path, Callable[[Path], None]]) -> None:
+def test_damaged_bytes(reader: Reader) -> None:
     path, read = reader
     whole, generator = path.read_bytes(), random.Random(0)
     for turn in range(MUTATIONS):
@@ -83,11 +75,15 @@ def _name_node(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_name_parameter, _name_input, _name_node])
-@pytest.mark.parametrize("read", [read_graph, _resolve, rewrite_for_lite])
+@pytest.mark.parametrize("read", [read_graph, rewrite_for_lite])
 def test_a_name_that_is_not_utf_8(
-    tmp_path: Path, change: Callable[[Any], None], read: Callable[[Path], object]
+    exported: Callable[..., Export],
+    tmp_path: Path,
+    change: Callable[[Any], None],
+    read: Callable[[Path], object],
 ) -> None:
-    model = ModelProto.FromString((FROZEN / "dynamic/auto_graph.mindir").read_bytes())
+    _, folder, graphs = exported("llama", "static_pair")
+    model = ModelProto.FromString((folder / graphs["prefill"].file).read_bytes())
     change(model)
     path = tmp_path / "a.mindir"
     path.write_bytes(model.SerializeToString().replace(b"zqzqzqzq", b"\xff" * 8))
@@ -125,9 +121,7 @@ def _no_values(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [_scalar_input, _huge, _negative, _no_output_shape, _no_values])
-def test_damaged_shapes(
-    reader: tuple[Path, Callable[[Path], None]], change: Callable[[Any], None]
-) -> None:
+def test_damaged_shapes(reader: Reader, change: Callable[[Any], None]) -> None:
     path, read = reader
     model = ModelProto.FromString(path.read_bytes())
     change(model)
@@ -136,3 +130,33 @@ def test_damaged_shapes(
         read(path)
     except ArtifactError as error:
         assert path.name in str(error)
+
+
+@pytest.mark.parametrize("version", [None, 0, 1, 3, 2**40])
+def test_the_version_of_a_file(tmp_path: Path, version: int | None) -> None:
+    model = ModelProto(ir_version="0.1.1", producer_name="MindSpore", little_endian=True)
+    model.graph.name = "graph" * 100
+    if version is not None:
+        model.mind_ir_version = version
+    path = tmp_path / "a.mindir"
+    path.write_bytes(model.SerializeToString())
+    assert mindir_version(path) == version
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 30, b"\x0a\x7fshort", b"not a model" * 9])
+def test_what_is_no_mindir(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "a.mindir"
+    path.write_bytes(data)
+    assert mindir_version(path) is None
+    assert mindir_version(tmp_path / "missing") is None
+
+
+def test_the_numbers_of_fields_are_those_of_mindspore() -> None:
+    def numbers(message: Any, *names: str) -> list[int]:
+        return [message.DESCRIPTOR.fields_by_name[name].number for name in names]
+
+    model = numbers(ModelProto, "graph", "model_version", "mind_ir_version")
+    assert model == [skim._GRAPH, skim._MODEL_VERSION, skim._MIND_IR_VERSION]
+    assert numbers(GraphProto, "node", "parameter") == [skim._NODE, skim._PARAMETER]
+    assert {*numbers(GraphProto, "name", "input", "output")} == skim._KEPT
+    assert {*numbers(TensorProto, "name", "dims", "data_type")} == skim._SHAPE

@@ -9,7 +9,7 @@ import pytest
 from mindspore.train import mind_ir_pb2
 from numpy.typing import NDArray
 
-from lite_runner.backends.engines.worker import WorkerEngine
+from lite_runner.backends.lite.engines.worker import WorkerEngine
 from lite_runner.mindir.manifest import Graph
 from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.weights.checkpoint import open_checkpoint

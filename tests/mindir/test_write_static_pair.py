@@ -9,7 +9,7 @@ import pytest
 from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
-from lite_runner.backends.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of

@@ -168,7 +168,7 @@ def test_paths_that_are_no_pair(ours: Path, manifest: bool) -> None:
     assert "only one of a pair" in refusal("model=tiny_llama", single)
 
 
-def test_what_nobody_can_tell(foreign: Path) -> None:
+def test_ambiguous_graphs(foreign: Path) -> None:
     paths = pair(foreign)
     assert "no manifest.json says which model it is" in refusal("model=auto", *paths)
     assert "which is a bloom" in refusal("model=tiny_bloom", *paths)
@@ -198,7 +198,7 @@ def test_two_yaml_files_in_a_folder_end_in_4(
         ((), "no MindIR"),
         (("x.ms",), "a .ms, but no manifest.json"),
         (("x.mindir", "y.mindir"), "got x.mindir, y.mindir"),
-        (("x_prefill_graph.mindir",), "only one of a pair, there is no ...inc_graph.mindir"),
+        (("x_inc_graph.mindir",), "only one of a pair, there is no ...prefill_graph.mindir"),
         (("x_inc_graph.mindir", "y.mindir"), "there is no ...prefill_graph.mindir"),
         (("x_inc_graph.mindir", "y_inc_graph.mindir"), "got x_inc_graph.mindir, y_inc_graph"),
         (("a.mindir", "b.mindir", "c.mindir"), "got 3 MindIR files"),
@@ -254,7 +254,8 @@ def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
 
 
 def test_cheap_checks_come_before_mindspore(foreign: Path) -> None:
-    (foreign / INCREMENT).unlink()
+    (foreign / PREFILL).rename(foreign / "x.mindir")
+    (foreign / INCREMENT).rename(foreign / "y.mindir")
     code = (
         "import sys; from lite_runner.app import main;"
         f"code = main(['backend=mslite', 'model=tiny_llama', 'infer.model_dir={foreign}',"

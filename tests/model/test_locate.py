@@ -13,10 +13,16 @@ from lite_runner.app import main
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
-from lite_runner.model.locate import locate, locate_cached, locate_for_plan
-from lite_runner.weights import source
+from lite_runner.model.locate import (
+    check_same_model,
+    locate,
+    locate_cached,
+    locate_for_plan,
+    quantization_of,
+)
 from lite_runner.weights.formats import gguf_metadata
-from tests.models import reference_model
+from lite_runner.weights.source import Repository
+from tests.models import model_named, reference_model
 from tests.paths import REFERENCE
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -27,10 +33,10 @@ LLAMA = f"load_checkpoint={REFERENCE / 'llama'}"
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("something is fetched")
 
-    monkeypatch.setattr(source, "_fetch_from_hub", fail)
+    monkeypatch.setattr(Repository, "fetch", fail)
 
 
 def test_the_sizes_are_the_checkpoints(configure: Configure) -> None:
@@ -56,7 +62,7 @@ def test_a_checkpoint_without_sizes_needs_a_named_model(configure: Configure) ->
 
 
 @pytest.mark.usefixtures("no_network")
-def test_what_is_not_in_the_cache_has_no_path(configure: Configure) -> None:
+def test_an_uncached_source_has_no_path(configure: Configure) -> None:
     files = locate_cached(configure("model=tiny_llama", HUB))
     assert files.path is None and not files.is_here
     assert files.location() == "hf://someone/model: would be fetched"
@@ -66,7 +72,7 @@ def test_what_is_not_in_the_cache_has_no_path(configure: Configure) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-def test_what_is_here_is_located_without_the_network(configure: Configure) -> None:
+def test_a_cached_source_is_located_without_the_network(configure: Configure) -> None:
     config = configure("model=auto", LLAMA)
     assert locate_cached(config) == locate(config) == locate_for_plan(config)
 
@@ -77,7 +83,7 @@ def from_hub(monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = Path("snapshot")
     folder.mkdir()
     shutil.copy(REFERENCE / "llama/config.json", folder)
-    monkeypatch.setattr(source, "_fetch_from_hub", lambda *arguments: folder)
+    monkeypatch.setattr(Repository, "fetch", lambda self, **options: folder)
     return folder
 
 
@@ -131,7 +137,7 @@ def test_the_key_of_a_missing_source_is_named(configure: Configure) -> None:
             locate(config)
 
 
-def test_how_shards_are_read_is_the_configs(
+def test_reading_shards_follows_the_config(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = locate(configure("model=auto", LLAMA))
@@ -164,7 +170,7 @@ def test_an_adapter_is_merged_into_weights_only(configure: Configure) -> None:
     "line",
     [
         ["predict_data=the end"],
-        ["predict_data=the end", "context.kernels=false"],
+        ["predict_data=the end", "context.cache=false"],
         ["predict_data=the end", "quant=a16w8"],
         ["predict_data=the end", "dry_run=true"],
         ["run_mode=convert", "convert_format=huggingface", "convert_output=hf"],
@@ -189,3 +195,23 @@ def test_the_header_of_a_gguf_is_parsed_once_in_a_run(
     monkeypatch.setattr(gguf_metadata._Reader, "header", counted)
     assert main(["verbosity=0", "model=auto", "load_checkpoint=model.gguf", *line]) == 0
     assert parsed == [Path("model.gguf")]
+
+
+def test_context_and_special_tokens_are_the_runs_to_choose() -> None:
+    model = model_named("tiny_llama")
+    check_same_model(replace(model, seq_length=7, eos_token_id=(5,)), model, Path("x"))
+    with pytest.raises(ArtifactError, match=r"^x is another model than the config's: .*vocab_size"):
+        check_same_model(model, reference_model("llama"), Path("x"))
+
+
+def test_a_quantized_checkpoint_says_how(configure: Configure) -> None:
+    line = ["model=tiny_llama", "load_checkpoint=random"]
+    assert main(["run_mode=quantize", *line, "quant=a16w4", "quantize_output=q"]) == 0
+    stored = quantization_of(configure("model=tiny_llama"), Path("q"))
+    assert (stored.quant, stored.group) == ("a16w4", 32)
+    same = configure("model=tiny_llama", "quant=a16w4")
+    assert quantization_of(same, Path("q")) == stored
+    with pytest.raises(ArtifactError, match=r"leave quant= out, or give .*load_checkpoint=random"):
+        quantization_of(configure("model=tiny_llama", "quant=a16w8"), Path("q"))
+    Path("plain").mkdir()
+    assert quantization_of(same, Path("plain")) == same.quantization

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,3 +71,62 @@ def test_texts_end_with_the_models_tokens_and_the_tokenizers(configure: Configur
     tokenizer = tokenizer_of(config, files)
     model = replace(files.model, eos_token_id=(5, 257))
     assert end_tokens(model, tokenizer) == (5, 257, 259, 260)
+
+
+BELLE = "Human: {{ messages[-1].content }} \n\nAssistant:"
+
+
+@pytest.mark.parametrize("given", [BELLE, "belle.jinja"])
+def test_a_chat_template_that_is_named_comes_first(configure: Configure, given: str) -> None:
+    Path("belle.jinja").write_text(BELLE, encoding="utf-8")
+    settings = {"processor": {"tokenizer": {"chat_template": given}}}
+    Path("belle.yaml").write_text(json.dumps(settings), encoding="utf-8")
+    config = configure(*RANDOM, "--config", "belle.yaml")
+    tokenizer = tokenizer_of(config, locate(config))
+    chat = tokenizer.encode_chat([{"role": "user", "content": "Hi"}])
+    assert tokenizer.decode(chat) == "Human: Hi \n\nAssistant:"
+
+
+def test_a_chat_template_that_is_not_there(configure: Configure) -> None:
+    config = configure(*RANDOM, "processor.tokenizer.chat_template=belle.jinja")
+    with pytest.raises(ArtifactError, match=r"chat_template: belle\.jinja: No such file"):
+        tokenizer_of(config, locate(config))
+
+
+def test_the_tokens_of_a_config_are_laid_over_the_files(configure: Configure) -> None:
+    write_tiny_gguf(Path("model.gguf"))
+
+    def ids(*settings: str) -> list[int]:
+        config = configure(*GGUF, *(f"processor.tokenizer.{one}" for one in settings))
+        return tokenizer_of(config, locate(config)).encode("the")
+
+    files = tokenizer_of(configure(*GGUF), locate(configure(*GGUF)))
+    text, bos = files.encode("the", add_special_tokens=False), files.bos_token_id
+    eos = files.eos_token_ids[0]
+    assert bos is not None
+    assert ids("add_bos_token=true") == [bos, *text]
+    assert ids("add_bos_token=false") == text
+    assert ids("add_bos_token=false", "add_eos_token=true") == [*text, eos]
+    assert ids("add_eos_token=true") == [*ids(), eos]  # bos as the files say
+    other = files.token_of(text[0])
+    assert ids("add_bos_token=true", f"bos_token={other}") == [text[0], *text]
+    prefixed = files.encode(" the", add_special_tokens=False)
+    assert ids("add_bos_token=false", "add_prefix_space=true") == prefixed
+    with pytest.raises(ArtifactError, match="'<none>' is not in the vocabulary"):
+        ids("eos_token=<none>")
+    config = configure(*GGUF, f"processor.tokenizer.additional_special_tokens=[{other}]")
+    special = tokenizer_of(config, locate(config))
+    assert text[0] in special.special_ids and special.decode(text) != files.decode(text)
+
+
+@pytest.mark.parametrize("run_mode", ["predict predict_data=x", "chat", "serve"])
+def test_special_tokens_of_a_message_are_text_where_that_is_typed(
+    configure: Configure, run_mode: str
+) -> None:
+    given = ["processor.tokenizer.chat_template={{ messages[0].content }}"]
+    for typed, expected in (("true", [257]), ("false", [*b"</s>"])):
+        mode = [*f"run_mode={run_mode}".split(), f"special_tokens_in_text={typed}"]
+        config = configure(*RANDOM, *mode, *given)
+        tokenizer = tokenizer_of(config, locate(config))
+        assert tokenizer.encode_chat([{"role": "user", "content": "</s>"}]) == expected
+        assert tokenizer.encode("</s>") == [257]  # no message

@@ -1,9 +1,10 @@
-"""The operators, called as ctypes and MindSpore call them, with each set of instructions."""
+"""The operators, called by ctypes, with each set of instructions."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from hypothesis import settings
 from numpy.typing import NDArray
 
 from lite_runner import native
-from lite_runner.native.layout import Layout
+from lite_runner.native import matrices, packing
+from lite_runner.native.model import CACHE, BoundLayer, BoundModel
+from lite_runner.native.structs import Block, NormValues
+from tests.native.in_numpy import BASE, NO_ROPE, Floats
 
-Floats = NDArray[np.float32]
+Words = NDArray[np.int32]
+Pool = NDArray[Any]  # of adapters
 
 
 class Operators:
@@ -26,7 +31,7 @@ class Operators:
         self.set_threads = self._library.lite_runner_set_threads
 
     def choose(self, instructions: str) -> bool:
-        """Whether this machine has the instructions, which are used from here on."""
+        """Use these instructions from here on; False if this machine lacks them."""
         return bool(self._library.lite_runner_choose(instructions.encode()))
 
     def linear(self, block: NDArray[np.uint8], out: int, x: Floats) -> Floats:
@@ -39,28 +44,85 @@ class Operators:
         )
         return result
 
-    def call(self, name: str, *inputs: NDArray[Any] | Layout, shape: tuple[int, int]) -> Floats:
-        """What an AOT operator makes of its inputs: float32 of the `shape`."""
-        result = np.full(shape, np.nan, np.float32)
-        blocks = (one.block() if isinstance(one, Layout) else one for one in inputs)
-        assert self.code(name, *blocks, result) == 0
-        return result
+    def embedding(
+        self, block: Block, words: Words, shape: tuple[int, int], *pool: Pool, places: Words = BASE
+    ) -> Floats:
+        """Hidden states of the `shape` [capacity, hidden] of a step's tokens."""
+        layers = [(block, (), *pool), (_plain_head(shape[1]), ())]
+        return self.step(layers, words, shape, places=places)[0]
 
-    def code(self, name: str, *arrays: NDArray[Any]) -> int:
-        """What an AOT operator returns, given its inputs and then its output."""
-        assert all(array.flags.c_contiguous for array in arrays)
-        count = len(arrays)
-        shapes = [(ctypes.c_int64 * array.ndim)(*array.shape) for array in arrays]
-        code: int = getattr(self._library, name)(
-            count,
-            (ctypes.c_void_p * count)(*(array.ctypes.data for array in arrays)),
-            (ctypes.c_int * count)(*(array.ndim for array in arrays)),
-            (ctypes.c_void_p * count)(*(ctypes.addressof(one) for one in shapes)),
-            (ctypes.c_char_p * count)(*(array.dtype.name.encode() for array in arrays)),
-            None,
-            None,
-        )
-        return code
+    def layer(
+        self,
+        block: Block,
+        words: Words,
+        x: Floats,
+        *pool: Pool,
+        cache: Sequence[NDArray[Any]] = (),
+        rope: Floats = NO_ROPE,
+        places: Words = BASE,
+    ) -> Floats:
+        """Hidden states behind an attention or feed-forward layer; `cache`: see CACHE."""
+        words, first = _looked_up(x, words)
+        layers = [(first, ()), (block, cache, *pool), (_plain_head(x.shape[1]), ())]
+        return self.step(layers, words, x.shape, rope=rope, places=places)[0]
+
+    def head(
+        self, block: Block, words: Words, x: Floats, vocab: int, *pool: Pool, places: Words = BASE
+    ) -> Floats:
+        """Logits [rows, vocab] of those rows of x that the step wants."""
+        words, first = _looked_up(x, words)
+        layers = [(first, ()), (block, (), *pool)]
+        return self.step(layers, words, x.shape, places=places, logits=(words[1], vocab))[1]
+
+    def step(
+        self,
+        layers: Sequence[tuple[Any, ...]],  # of each its block, its cache, its adapters if any
+        words: Words,
+        shape: tuple[int, int],
+        *,
+        rope: Floats = NO_ROPE,
+        places: Words = BASE,
+        logits: tuple[int, int] = (0, 1),
+    ) -> tuple[Floats, Floats]:
+        """Hidden states of the `shape` behind embedding and layers, and `logits` of that shape.
+        Raises ValueError for a step that is not computed."""
+        bound = (BoundLayer * len(layers))()
+        for into, (block, cache, *pools) in zip(bound, layers, strict=True):
+            into.block = block.ctypes.data
+            if cache:
+                into.cache_type = ("float32", "float16", "int8").index(cache[0].dtype.name)
+                into.cache_length = cache[0].shape[1] * cache[0].shape[3]
+            for name, array in zip(CACHE, cache, strict=False):
+                setattr(into, name, array.ctypes.data)
+            for pool in pools:
+                into.pool, into.pool_stride = pool.ctypes.data, pool.shape[1]
+                into.pool_bfloat16 = pool.dtype == np.uint16
+        model = BoundModel(len(layers), bound, 0.0, capacity=shape[0], logit_rows=logits[0])
+        for name in ("vocabulary", "slots", "positions", "rope_rows", "adapter_slots"):
+            setattr(model, name, 1 << 31)  # steps of the tests are within their model
+        x, found = (np.full(size, np.nan, np.float32) for size in (shape, logits))
+        arrays = words, rope, None if places is BASE else places, x, found
+        assert all(one is None or one.flags.c_contiguous for one in arrays)
+        pointers = [one if one is None else ctypes.c_void_p(one.ctypes.data) for one in arrays]
+        size = ctypes.c_int64(len(words))
+        if self._library.lite_runner_step(ctypes.byref(model), pointers[0], size, *pointers[1:]):
+            raise ValueError("not computed")
+        return x, found
+
+
+def _plain_head(hidden: int) -> Block:
+    """One that nobody wants logits of."""
+    norm = NormValues(np.ones(hidden, np.float32), None, 1.0)
+    return packing.head(None, norm, None, hidden=hidden).block()
+
+
+def _looked_up(x: Floats, words: Words) -> tuple[Words, Block]:
+    """The step with the live rows of x as its tokens, and an embedding that has them."""
+    count = words[0]
+    words = words.copy()
+    words[2 : 2 + count] = np.arange(count)
+    table = matrices.matrix(x[: max(count, 1)])
+    return words, packing.embedding(table, None, None, None, hidden=x.shape[1]).block()
 
 
 # The test of the sanitizers runs the others again with a library of its own, which is slow.

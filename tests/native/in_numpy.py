@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices
-from lite_runner.native.layout import Norm
+from lite_runner.native.structs import NormValues
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import narrowed, widened
 
@@ -28,12 +28,12 @@ def close(kind: str) -> float:
     return CLOSE_INTEGERS if kind in ("int8", "int4") else CLOSE
 
 
-def a_norm(size: int, centred: bool, rng: np.random.Generator) -> Norm:
+def a_norm(size: int, centred: bool, rng: np.random.Generator) -> NormValues:
     gamma = rng.standard_normal(size, np.float32)
-    return Norm(gamma, rng.standard_normal(size, np.float32) if centred else None, 1e-5)
+    return NormValues(gamma, rng.standard_normal(size, np.float32) if centred else None, 1e-5)
 
 
-def normed(x: Floats, norm: Norm) -> Wide:
+def normed(x: Floats, norm: NormValues) -> Wide:
     wide = x.astype(np.float64)
     if norm.beta is not None:
         wide = wide - wide.mean(-1, keepdims=True)

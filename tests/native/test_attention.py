@@ -1,7 +1,8 @@
-"""Attention as MindSpore calls it, against NumPy in float64."""
+"""Attention against NumPy in float64."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing
 from tests.native.in_numpy import (
-    BASE,
     Floats,
     Wide,
     a_matrix,
@@ -106,8 +106,7 @@ class Layer:
         x = np.full((CAPACITY, self.hidden), np.nan, np.float32)
         x[:count] = self.x[slots, positions]
         step = step_words(CAPACITY, np.array(slots), np.array(positions))
-        shape = (CAPACITY, self.hidden)
-        result = operators.call("Layers", x, step, self.rope, BASE, self.block, *cache, shape=shape)
+        result = operators.layer(self.block, step, x, cache=cache, rope=self.rope)
         assert np.isnan(result[count:]).all()
         return result[:count]
 
@@ -309,7 +308,7 @@ def test_a_step_may_be_empty(operators: Any) -> None:
 
 @pytest.mark.parametrize("cache", sorted(CACHES))
 def test_a_slot_is_used_again(operators: Any, cache: str) -> None:
-    """What a longer row has left in the cache does not matter to the next."""
+    """Keys of a longer row that are left in the cache do not matter to the next."""
     layer = Layer(16, 2, 2, 16, True, False, False, True, False, cache=cache, weights="float32")
     alone, _ = outputs(layer, operators, [[(1, p) for p in range(140)], [(1, 140)]])
     held = layer.fresh_cache()
@@ -335,28 +334,25 @@ def test_a_token_that_is_no_number_stays_in_its_slot(operators: Any, cache: str)
 
 
 @pytest.mark.parametrize("cache", sorted(CACHES))
-@pytest.mark.parametrize("which", [0, 127, 128, 255, 256, 299])
-@pytest.mark.parametrize("together", [1, 30])
-def test_a_key_that_is_no_number_is_not_passed_over(
-    operators: Any, cache: str, which: int, together: int
-) -> None:
+def test_a_key_that_is_no_number_is_not_passed_over(operators: Any, cache: str) -> None:
     """Such as an overflow of float16 makes: the values alone would be numbers."""
     layer = Layer(16, 1, 2, 16, True, False, False, True, False, cache=cache, weights="float32")
-    held = layer.fresh_cache()
-    layer.run(operators, held, [0] * 300, list(range(300)))
-    if cache == "int8":
-        held[2][0, which] = np.nan
-    else:
-        held[0][0, which // 32, :, which % 32] = np.nan
-    after = layer.run(operators, held, [0] * together, list(range(300, 300 + together)))
-    assert np.isnan(after).all()
+    filled = layer.fresh_cache()
+    layer.run(operators, filled, [0] * 300, list(range(300)))
+    for which, together in itertools.product((0, 127, 128, 255, 256, 299), (1, 30)):
+        held = [one.copy() for one in filled]
+        if cache == "int8":
+            held[2][0, which] = np.nan
+        else:
+            held[0][0, which // 32, :, which % 32] = np.nan
+        after = layer.run(operators, held, [0] * together, list(range(300, 300 + together)))
+        assert np.isnan(after).all(), (which, together)
 
 
 @pytest.mark.parametrize("cache", sorted(CACHES))
 @pytest.mark.parametrize("window", [1, 45, 128, 172])
-@pytest.mark.parametrize("together", [1, 30])
 def test_what_is_before_the_window_is_not_looked_at(
-    operators: Any, cache: str, window: int, together: int
+    operators: Any, cache: str, window: int
 ) -> None:
     """A single token, or the first of some: what it does not see may be anything."""
     layer = Layer(
@@ -367,8 +363,12 @@ def test_what_is_before_the_window_is_not_looked_at(
     )
     held = layer.fresh_cache()
     layer.run(operators, held, [0] * 300, list(range(300)))
-    last = list(range(300, 300 + together))
-    before = layer.run(operators, [one.copy() for one in held], [0] * together, last)
+
+    def behind(together: int) -> Floats:
+        copies = [one.copy() for one in held]
+        return layer.run(operators, copies, [0] * together, list(range(300, 300 + together)))
+
+    before = [behind(together) for together in (1, 30)]
     filler, first = layer.fresh_cache(), 301 - window
     keys, values, key_scales, value_scales = held
     for position in range(first):
@@ -377,12 +377,11 @@ def test_what_is_before_the_window_is_not_looked_at(
         values[0, :, position] = filler[1][0, :, position]
         if cache == "int8":
             key_scales[0, position] = value_scales[0, position] = np.nan
-    after = layer.run(operators, [one.copy() for one in held], [0] * together, last)
-    np.testing.assert_array_equal(after, before)
+    for together, expected in zip((1, 30), before, strict=True):
+        np.testing.assert_array_equal(behind(together), expected)
     if window > 1:  # the first that it sees it does
         if cache == "int8":
             value_scales[0, first] = np.nan
         else:
             values[0, :, first] = np.nan
-        after = layer.run(operators, held, [0] * together, last)
-        assert np.isnan(after[0]).all()
+        assert all(np.isnan(behind(together)[0]).all() for together in (1, 30))

@@ -1,7 +1,8 @@
-"""The operators but attention as MindSpore calls them, against NumPy in float64."""
+"""The layers but attention, against NumPy in float64."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.native import matrices, packing
-from lite_runner.native.layout import Norm, aligned
+from lite_runner.native.structs import NormValues, aligned
 from tests.native.in_numpy import (
-    BASE,
     CLOSE,
-    NO_ROPE,
     Floats,
     Wide,
     a_matrix,
@@ -31,7 +30,7 @@ CAPACITY = 500
 
 @dataclass(frozen=True)
 class FeedForward:
-    """What the layers of the test differ in."""
+    """The differences between the layers of the test."""
 
     gated: bool
     centred: bool
@@ -80,7 +79,7 @@ def test_feed_forward(operators: Any) -> None:
         x = np.full((CAPACITY, hidden), np.nan, np.float32)
         x[:count] = rng.standard_normal((count, hidden), np.float32)
         step = step_words(CAPACITY, np.zeros(count), np.arange(count))
-        result = operators.call("Layers", x, step, NO_ROPE, BASE, block, shape=x.shape)
+        result = operators.layer(block, step, x)
         assert np.isnan(result[count:]).all()
         inner = [normed(x[:count], norm) @ values(up).T for up in ups]
         if layer.bias:
@@ -94,7 +93,7 @@ def test_feed_forward(operators: Any) -> None:
         # The last row is the same alone.
         last = np.ascontiguousarray(x[count - 1 : count])
         step = step_words(1, np.zeros(1), np.zeros(1))
-        alone = operators.call("Layers", last, step, NO_ROPE, BASE, block, shape=last.shape)
+        alone = operators.layer(block, step, last)
         np.testing.assert_array_equal(alone[0], result[count - 1])
 
     check()
@@ -121,7 +120,7 @@ def activations(operators: Any, inputs: Floats, gated: bool) -> Floats:
         if gated
         else matrices.matrix(zeros, inputs),
         matrices.matrix(np.eye(size, dtype=np.float32)),
-        Norm(np.ones(size, np.float32), None, 1.0),
+        NormValues(np.ones(size, np.float32), None, 1.0),
         None,
         hidden=size,
         wide=size,
@@ -129,7 +128,7 @@ def activations(operators: Any, inputs: Floats, gated: bool) -> Floats:
         residual=False,
     ).block()
     x, step = np.zeros((1, size), np.float32), step_words(1, np.zeros(1), np.zeros(1))
-    result: Floats = operators.call("Layers", x, step, NO_ROPE, BASE, block, shape=(1, size))[0]
+    result: Floats = operators.layer(block, step, x)[0]
     return result
 
 
@@ -176,72 +175,79 @@ def test_no_number_reaches_the_output_of_its_row(operators: Any, kind: str, gate
     ).block()
     x = rng.standard_normal((7, 32), np.float32)
     step = step_words(7, np.zeros(7), np.arange(7))
-    before = operators.call("Layers", x, step, NO_ROPE, BASE, block, shape=x.shape)
+    before = operators.layer(block, step, x)
     x[3, 5] = np.nan
-    after = operators.call("Layers", x, step, NO_ROPE, BASE, block, shape=x.shape)
+    after = operators.layer(block, step, x)
     assert np.isnan(after[3]).all()
     np.testing.assert_array_equal(np.delete(after, 3, 0), np.delete(before, 3, 0))
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "int8", "int4"])
-@pytest.mark.parametrize("positions", [False, True])
-@pytest.mark.parametrize("centred", [None, False, True])
-@pytest.mark.parametrize("hidden", [8, 33, 64])
-def test_embedding(
-    operators: Any, kind: str, positions: bool, centred: bool | None, hidden: int
-) -> None:
-    rng = np.random.default_rng(hidden)
-    table = a_matrix(101, hidden, kind, rng)
-    places = rng.standard_normal((50, hidden), np.float32) if positions else None
-    norm = None if centred is None else a_norm(hidden, centred, rng)
-    block = packing.embedding(matrices.matrix(table), places, norm, None, hidden=hidden).block()
-    tokens, at = rng.integers(0, 101, 23), rng.integers(0, 50, 23)
-    step = step_words(40, np.zeros(23), at, tokens)
-    result = operators.call("Embedding", step, BASE, block, shape=(40, hidden))
-    assert np.isnan(result[23:]).all()
-    rows = values(table)[tokens]
-    rows = rows if places is None else rows + places[at]
-    if norm is None:
-        np.testing.assert_allclose(result[:23], rows, rtol=3e-7, atol=1e-6)
-    else:
-        expected = normed(rows, norm)
-        np.testing.assert_allclose(result[:23], expected, rtol=0, atol=CLOSE)
-    if norm is None and places is None and kind != "int4":
-        np.testing.assert_array_equal(result[:23], rows.astype(np.float32))
+def test_embedding(operators: Any, kind: str) -> None:
+    for positions, centred, hidden in itertools.product(
+        (False, True), (None, False, True), (8, 33, 64)
+    ):
+        rng = np.random.default_rng(hidden)
+        table = a_matrix(101, hidden, kind, rng)
+        places = rng.standard_normal((50, hidden), np.float32) if positions else None
+        norm = None if centred is None else a_norm(hidden, centred, rng)
+        block = packing.embedding(matrices.matrix(table), places, norm, None, hidden=hidden).block()
+        tokens, at = rng.integers(0, 101, 23), rng.integers(0, 50, 23)
+        step = step_words(40, np.zeros(23), at, tokens)
+        result = operators.embedding(block, step, (40, hidden))
+        assert np.isnan(result[23:]).all()
+        rows = values(table)[tokens]
+        rows = rows if places is None else rows + places[at]
+        if norm is None:
+            np.testing.assert_allclose(result[:23], rows, rtol=3e-7, atol=1e-6)
+        else:
+            expected = normed(rows, norm)
+            np.testing.assert_allclose(result[:23], expected, rtol=0, atol=CLOSE)
+        if norm is None and places is None and kind != "int4":
+            np.testing.assert_array_equal(result[:23], rows.astype(np.float32))
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("wanted", [(0,), (22,), (4, 0, 4, 21), tuple(range(23))])
-def test_head(
-    operators: Any, kind: str, tied: bool, centred: bool, wanted: tuple[int, ...]
-) -> None:
-    rng = np.random.default_rng(len(wanted))
-    hidden, vocab = 64, 101
-    table, own = a_matrix(vocab, hidden, kind, rng), a_matrix(vocab, hidden, kind, rng)
-    norm = a_norm(hidden, centred, rng)
-    embedding = packing.embedding(matrices.matrix(table), None, None, None, hidden=hidden).block()
-    matrix = None if tied else matrices.matrix(own)
-    head = packing.head(matrix, norm, None, hidden=hidden).block()
-    x = np.full((40, hidden), np.nan, np.float32)
-    x[:23] = rng.standard_normal((23, hidden), np.float32)
-    step = step_words(40, np.zeros(23), np.arange(23), wanted=wanted)
-    shape = (len(wanted) + 3, vocab)
-    result = operators.call("Head", x, step, BASE, head, embedding, shape=shape)
-    assert np.isnan(result[len(wanted) :]).all()
-    expected = normed(x[list(wanted)], norm) @ values(table if tied else own).T
-    np.testing.assert_allclose(
-        result[: len(wanted)], expected, rtol=0, atol=close(kind) * (1 + abs(expected).max())
-    )
-    for index, row in enumerate(wanted):
-        one = step_words(40, np.zeros(23), np.arange(23), wanted=(row,))
-        alone = operators.call("Head", x, one, BASE, head, embedding, shape=(1, vocab))
-        np.testing.assert_array_equal(alone[0], result[index])
+@pytest.mark.parametrize(
+    ("kind", "tied", "centred"),
+    [
+        ("float32", False, False),
+        ("float32", True, True),
+        ("int8", False, True),
+        ("int8", True, False),
+        ("int4", False, False),
+        ("int4", True, True),
+    ],
+)
+def test_head(operators: Any, kind: str, tied: bool, centred: bool) -> None:
+    rng = np.random.default_rng(0)
+    hidden, vocab, count = 64, 101, 23
+    weight, norm = a_matrix(vocab, hidden, kind, rng), a_norm(hidden, centred, rng)
+    matrix = matrices.matrix(weight)
+    first = packing.embedding(matrix, None, None, None, hidden=hidden).block()
+    head = packing.head(None if tied else matrix, norm, None, hidden=hidden).block()
+    tokens = rng.integers(0, vocab, count)
+    x = rng.standard_normal((count, hidden), np.float32)
+    if tied:
+        x = values(weight)[tokens].astype(np.float32)
+
+    def logits(wanted: tuple[int, ...]) -> Floats:
+        step = step_words(40, np.zeros(count), np.arange(count), tokens, wanted)
+        if not tied:
+            return operators.head(head, step, np.pad(x, ((0, 17), (0, 0))), vocab)
+        layers = [(first, ()), (head, ())]
+        return operators.step(layers, step, (40, hidden), logits=(len(wanted), vocab))[1]
+
+    alone = [logits((row,))[0] for row in range(count)]
+    for wanted in ((0,), (22,), (4, 0, 4, 21), tuple(range(count))):
+        result = logits(wanted)
+        expected = normed(x[list(wanted)], norm) @ values(weight).T
+        room = close(kind) * (1 + abs(expected).max())
+        np.testing.assert_allclose(result, expected, rtol=0, atol=room)
+        np.testing.assert_array_equal(result, np.array([alone[row] for row in wanted]))
 
 
 def test_a_layer_of_an_unknown_kind_is_refused(operators: Any) -> None:
     block, x = aligned(512), np.zeros((1, 8), np.float32)
     block[0] = 99
-    step = step_words(1, np.zeros(1), np.zeros(1))
-    assert operators.code("Layers", x, step, NO_ROPE, BASE, block, x) != 0
+    with pytest.raises(ValueError, match="not computed"):
+        operators.layer(block, step_words(1, np.zeros(1), np.zeros(1)), x)

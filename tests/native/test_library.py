@@ -1,4 +1,4 @@
-"""Which library of the operators is used, and what is said where there is none that can be."""
+"""The library of the operators: stale and missing builds are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lite_runner.native import fingerprint
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[bytes | None], EnvironmentFault]:
-    """What `library` says of a file of these bytes, or of none."""
+    """The error of `library` for a file of these bytes, or none."""
 
     def refused(content: bytes | None) -> EnvironmentFault:
         monkeypatch.setattr(native, "LIBRARY", tmp_path / "operators.so")

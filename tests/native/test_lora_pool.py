@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing
-from lite_runner.native.layout import Norm
 from lite_runner.native.lora_pool import PoolLayout, Target
+from lite_runner.native.structs import NormValues
 
 RANK = 5
 PLACES = 3
@@ -28,7 +28,7 @@ PLACE = RNG.integers(-1, PLACES, CAPACITY).astype(np.int32)
 PLACE[:3] = -1, 0, 2
 PLACE[8:15] = 1
 X = RNG.standard_normal((CAPACITY, HIDDEN), np.float32)
-NORM = Norm(RNG.standard_normal(HIDDEN, np.float32), None, 1e-5)
+NORM = NormValues(RNG.standard_normal(HIDDEN, np.float32), None, 1e-5)
 
 
 def numbers(*shape: int) -> Floats:
@@ -89,7 +89,7 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
     outs = (heads * dim, kv_heads * dim, kv_heads * dim)
     weights = [*(numbers(out, HIDDEN) for out in outs), numbers(HIDDEN, heads * dim)]
     rope = np.ones((2, dim), np.float32)
-    norms = [Norm(RNG.random(dim, np.float32), None, 1e-5) for _ in range(2)]
+    norms = [NormValues(RNG.random(dim, np.float32), None, 1e-5) for _ in range(2)]
     qk_norm = (norms[0], norms[1]) if head_norms else (None, None)
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
@@ -109,11 +109,9 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
         values = np.zeros((rows, 1, 128, 32), np.float32)
         none = np.zeros((1, 1), np.float32)
         for position in (0, 1):
-            x = X[:: 1 - 2 * position].copy()
-            found: Floats = operators.call(
-                "Layers",
-                *(x, step(position), rope, PLACE, block, keys, values, none, none, *pool),
-                shape=X.shape,
+            x, cache = X[:: 1 - 2 * position].copy(), (keys, values, none, none)
+            found: Floats = operators.layer(
+                block, step(position), x, *pool, cache=cache, rope=rope, places=PLACE
             )
         return found[:COUNT]
 
@@ -141,9 +139,7 @@ def test_feed_forward(operators: Any, gated: bool, changed: tuple[bool, ...]) ->
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
-        rope = np.zeros((1, 1), np.float32)
-        inputs = (X, step(), rope, PLACE, block, *pool)
-        found: Floats = operators.call("Layers", *inputs, shape=X.shape)
+        found: Floats = operators.layer(block, step(), X, *pool, places=PLACE)
         return found[:COUNT]
 
     check(weights, (changed[0] and gated, *changed[1:]), False, layer, call)
@@ -156,17 +152,17 @@ def test_head(operators: Any) -> None:
         return packing.head(matrices.matrix(weights[0]), NORM, layout, hidden=HIDDEN).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
-        unused = np.zeros(64, np.uint8)
-        words, shape = step(wanted=wanted), (COUNT, VOCAB)
-        found: Floats = operators.call("Head", X, words, PLACE, block, unused, *pool, shape=shape)
+        def logits(*wanted: int) -> Floats:
+            found: Floats = operators.head(
+                block, step(wanted=wanted), X, VOCAB, *pool, places=PLACE
+            )
+            return found
+
+        found = logits(*wanted)
         # The rows that are wanted have the adapters of their tokens, in whatever order.
-        backwards = step(wanted=wanted[::-1])
-        other = operators.call("Head", X, backwards, PLACE, block, unused, *pool, shape=shape)
-        np.testing.assert_array_equal(other[::-1], found)
+        np.testing.assert_array_equal(logits(*wanted[::-1])[::-1], found)
         for row in wanted:  # alone, and beside rows of the same adapter
-            words = step(wanted=(row,))
-            alone = operators.call("Head", X, words, PLACE, block, unused, *pool, shape=(1, VOCAB))
-            np.testing.assert_array_equal(alone[0], found[row])
+            np.testing.assert_array_equal(logits(row)[0], found[row])
         return found
 
     check([numbers(VOCAB, HIDDEN)], (True,), False, layer, call)
@@ -178,7 +174,7 @@ def test_embedding(operators: Any) -> None:
         return packing.embedding(table, None, None, layout, hidden=HIDDEN).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
-        found: Floats = operators.call("Embedding", step(), PLACE, block, *pool, shape=X.shape)
+        found: Floats = operators.embedding(block, step(), X.shape, *pool, places=PLACE)
         return found[:COUNT]
 
     check([numbers(VOCAB, HIDDEN)], (True,), True, layer, call)

@@ -1,69 +1,117 @@
-"""A model that is computed without MindSpore gives the bits of the one that MindSpore calls."""
+"""A step names only what the model has: whatever else its metadata says is an error, not memory."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+import resource
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
-from lite_runner.backends.native import NativeBackend
-from lite_runner.config.quantization import CacheType
+from lite_runner.backends.base import BASE, Row
+from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.backends.native.batch_metadata import BatchMetadata, empty_metadata
+from lite_runner.config.argv import parse
+from lite_runner.native.lora_pool import LoraSize
 from lite_runner.native.model import NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.run_modes import heads, resolve
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.conftest import Reference
 
-
-def opened(known: Any, quant: str, options: NativeOptions) -> NativeBackend:
-    weights = QuantizedWeights(known.tensors(quant), known.config)
-    packed = pack(known.config, weights, dequantize=quant == "none")
-    return NativeBackend(known.config, NativeModel(known.config, packed, 0), options)
+SLOTS, LENGTH, CAPACITY, ROWS, ADAPTERS = 2, 24, 6, 3, 2
 
 
-@pytest.mark.parametrize(
-    ("case", "quant", "cache"),
-    [
-        ("llama", "none", "fp32"),
-        ("bloom", "none", "fp16"),
-        ("gpt2", "a16w8", "fp32"),
-        ("qwen3", "a16w4", "int8"),
-        ("mistral", "none", "int8"),
-        ("granite", "none", "fp32"),
-        ("gemma2", "none", "fp32"),
-        ("chatglm_6b", "none", "fp32"),
-        ("qwen3_moe", "a16w8", "fp32"),
-    ],
-)
-def test_the_bits_are_those_of_the_compiled_graph(
-    case: str, quant: str, cache: CacheType, reference: Reference
-) -> None:
-    known = reference(case)
-    slots = len(known.prompts)
-    options = NativeOptions(slots, known.length, cache=cache)
-    compiled = known.fused(slots, known.length, quant=quant, cache=cache)
-    found = opened(known, quant, options)
-    assert found.info.engine.startswith("native, ")
-    assert replace(found.info, engine="") == replace(compiled.info, engine="")
-    assert found.compile_s == 0
-    wanted: NDArray[np.float32] = known.run(compiled)
-    np.testing.assert_array_equal(known.run(found), wanted)
-    found.grow(slots + 2, 40)
-    assert (found.info.slots, found.info.max_length >= 40) == (slots + 2, True)
-    np.testing.assert_array_equal(known.run(found), wanted)
+class Opened:
+    """A tiny model ready for steps of CAPACITY tokens with ROWS rows of logits."""
+
+    def __init__(self, case: str) -> None:
+        known = Reference(case)
+        self.config = known.config
+        weights = QuantizedWeights(known.tensors(), self.config)
+        queries = (
+            name for name in known.tensors() if re.search(r"(wq|dense1|query)\.weight", name)
+        )
+        size = LoraSize(ADAPTERS, rank=4, targets=frozenset(queries))
+        layers = pack(self.config, weights, size)
+        self.model = NativeModel(self.config, layers, ADAPTERS)
+        self.table = BatchMetadata(self.config, LENGTH, CAPACITY).table
+        self.model.resize(NativeOptions(SLOTS, LENGTH, lora=size), CAPACITY, self.table)
+
+    def fits(self, metadata: NDArray[np.int32], places: NDArray[np.int32] | None) -> bool:
+        """True if a step is within the model, by the meaning of its words (Step in layers.h)."""
+        count, wanted = metadata[:2]
+        if not (0 <= count <= CAPACITY and 0 <= wanted <= ROWS):
+            return False
+        ends = [self.config.vocab_size, SLOTS, LENGTH]
+        ends.append(len(self.table) if self.config.rotaries else LENGTH)
+        columns = list(metadata[2 : 2 + 4 * CAPACITY].reshape(4, CAPACITY)[:, :count])
+        if self.config.prefix is not None:
+            columns.append(metadata[-CAPACITY:][:count])
+            ends.append(LENGTH)
+        rows = metadata[2 + 4 * CAPACITY :][:wanted]
+        return (
+            all(((one >= 0) & (one < end)).all() for one, end in zip(columns, ends, strict=True))
+            and bool(((rows >= 0) & (rows < count)).all())
+            and (places is None or bool(((places >= BASE) & (places < ADAPTERS))[:count].all()))
+        )
 
 
-def test_slots_are_copied(reference: Reference) -> None:
-    known = reference("llama")
-    found = opened(known, "none", NativeOptions(3, known.length, cache="int8"))
-    tokens = np.arange(5, dtype=np.int32)
-    after = np.array([7], np.int32)
-    found.forward([Row(0, tokens, 0), Row(1, tokens + 20, 0)])
-    wanted = found.forward([Row(0, after, 5), Row(1, after, 5)]).copy()
-    found.copy([0, 1], [1, 2])
-    np.testing.assert_array_equal(found.forward([Row(1, after, 5), Row(2, after, 5)]), wanted)
-    found.close()
-    found.close()
+@pytest.fixture(scope="module", params=["llama", "gpt2", "gemma3", "chatglm_6b"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    return Opened(request.param)
+
+
+WORDS = st.integers(-2, 30) | st.sampled_from([2**31 - 1, -(2**31), 127, 128, 129])
+
+
+@given(data=st.data())
+def test_a_step_beyond_the_model_is_an_error(opened: Opened, data: Any) -> None:
+    metadata = empty_metadata(CAPACITY, ROWS, opened.config.prefix)
+    metadata[0] = data.draw(st.integers(-1, CAPACITY + 1))
+    metadata[1] = data.draw(st.integers(-1, ROWS + 1))
+    for place in data.draw(st.lists(st.integers(2, len(metadata) - 1), max_size=6)):
+        metadata[place] = data.draw(WORDS)
+    places = None
+    if data.draw(st.booleans()):
+        drawn = data.draw(st.lists(st.integers(-2, ADAPTERS), min_size=CAPACITY, max_size=CAPACITY))
+        places = np.array(drawn, np.int32)
+    if opened.fits(metadata, places):
+        logits = opened.model.run(metadata, opened.table, places, ROWS)
+        assert np.isfinite(logits[: metadata[1]]).all()
+    else:
+        with pytest.raises(ValueError, match="does not have"):
+            opened.model.run(metadata, opened.table, places, ROWS)
+
+
+def test_metadata_that_is_cut_short_is_an_error(opened: Opened) -> None:
+    metadata = empty_metadata(CAPACITY, 0, opened.config.prefix)
+    with pytest.raises(ValueError, match="does not have"):
+        opened.model.run(metadata[:-1].copy(), opened.table, None, 0)
+
+
+def test_a_step_without_memory_is_a_memory_error() -> None:
+    """It would end the process as std::bad_alloc. The next step works."""
+    sizes = ("num_layers=1", "intermediate_size=40000", "seq_length=512")
+    line = ["model=tiny_llama", *(f"model.model_config.{size}" for size in sizes)]
+    config = resolve(parse([*line, "predict_data=x"], heads()))[0].model_config()
+    assert config is not None
+    packed = pack(config, QuantizedWeights(random_checkpoint(config, 1), config))
+    found = NativeBackend(config, packed, NativeOptions(1, 512))
+    # Their hidden values take 82 MB: glibc has up to 64 MB of addresses in reserve.
+    tokens = np.arange(512, dtype=np.int32) % config.vocab_size
+    wanted = found.forward([Row(0, tokens[:4], 0)]).copy()
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms, limit[1]))
+    try:
+        with pytest.raises(MemoryError, match="native kernels"):
+            found.forward([Row(0, tokens, 0)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    np.testing.assert_array_equal(found.forward([Row(0, tokens[:4], 0)]), wanted)

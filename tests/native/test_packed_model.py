@@ -1,5 +1,5 @@
-"""What our own operators can compute, and what packing needs. Bytes: tests/test_frozen.py; what
-they mean: tests/backends/test_fused.py."""
+"""Models that the native kernels support, and the imports of packing. Bytes: tests/test_frozen.py;
+logits: tests/backends/native/test_backend.py."""
 
 from __future__ import annotations
 

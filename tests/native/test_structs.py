@@ -1,5 +1,4 @@
-"""What Python fills in is what the C++ reads: each field where it stands, each number that both
-sides name."""
+"""The ctypes structs match those of the C++: offsets of fields, constants of both sides."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from lite_runner.networks import ascend_layers, quantized_layers
+from lite_runner.networks import ascend_layers
 
 
 class RmsNorm(nn.Cell):
@@ -198,27 +198,104 @@ class QuantBatchMatmul(nn.Cell):
         return (y * scale * pertoken_scale.reshape(-1, 1)).astype(self.dtype)
 
 
+class MoeInitRoutingV2(nn.Cell):
+    """Rows of x [n, H] once for each expert of expert_idx [n, K], sorted by expert; where each
+    went [n * K]; how many rows each expert has [expert_num]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sort = ops.Sort()
+
+    def construct(
+        self,
+        x: Tensor,
+        expert_idx: Tensor,
+        active_num: int,
+        expert_capacity: int,
+        expert_num: int,
+        drop_pad_mode: int,
+        expert_tokens_count_or_cumsum_flag: int,
+        expert_tokens_before_capacity_flag: bool,
+    ) -> tuple[Tensor, ...]:
+        # No row is dropped, and 2 asks for counts.
+        assert (active_num, expert_capacity, drop_pad_mode) == (0, 0, 0)
+        assert expert_tokens_count_or_cumsum_flag == 2
+        chosen = expert_idx.shape[1]
+        wide = expert_idx.reshape(-1).astype(ms.float32)
+        index = ops.cumsum(ops.ones_like(wide), 0) - 1
+        order = self.sort(wide * 4096 + index)[1]  # stable
+        places = self.sort(order.astype(ms.float32))[1]
+        counts = ops.one_hot(expert_idx.reshape(-1), expert_num, 1, 0).sum(0)
+        return ops.gather(x, order // chosen, 0), places, counts, counts
+
+
+class GroupedMatmulV4(nn.Cell):
+    """x [m, K] by weight [E, K, N]: the first group_list[0] rows by the first expert, and so on."""
+
+    def construct(
+        self,
+        x: list[Tensor],
+        weight: list[Tensor],
+        bias: None = None,
+        scale: None = None,
+        offset: None = None,
+        antiquant_scale: None = None,
+        antiquant_offset: None = None,
+        pre_token_scale: None = None,
+        group_list: Tensor | None = None,
+        split_item: int = 0,
+        group_type: int = -1,
+        group_list_type: int = 0,
+    ) -> tuple[Tensor]:
+        assert (split_item, group_type, group_list_type) == (3, 0, 1)
+        rows, weights = x[0].astype(ms.float32), weight[0].astype(ms.float32)
+        index = ops.cumsum(ops.ones_like(rows[:, :1]), 0) - 1
+        ends = ops.cumsum(group_list.astype(ms.float32), 0)
+        owner = (index >= ends.reshape(1, -1)).astype(ms.int32).sum(1)
+        y = ops.zeros_like(ops.matmul(rows, weights[0]))
+        for expert in range(weights.shape[0]):
+            mine = (owner == expert).astype(ms.float32).reshape(-1, 1)
+            y = y + mine * ops.matmul(rows, weights[expert])
+        return (y.astype(x[0].dtype),)
+
+
+class MoeTokenUnpermute(nn.Cell):
+    """The sum of permuted_tokens [n * K, H] at sorted_indices [n * K], times probs [n, K]."""
+
+    def construct(
+        self,
+        permuted_tokens: Tensor,
+        sorted_indices: Tensor,
+        probs: Tensor,
+        padded_mode: bool,
+        restore_shape: None,
+    ) -> Tensor:
+        assert not padded_mode and restore_shape is None
+        found = ops.gather(permuted_tokens.astype(ms.float32), sorted_indices, 0)
+        found = found.reshape(-1, probs.shape[1], found.shape[1])
+        y = (found * probs.astype(ms.float32).expand_dims(-1)).sum(1)
+        return y.astype(permuted_tokens.dtype)
+
+
 # The names by which the networks call them -> what stands in.
 STAND_INS = {
-    ascend_layers: {
-        "RmsNorm": RmsNorm,
-        "ReshapeAndCache": ReshapeAndCache,
-        "PagedAttention": PagedAttentionMask,
-        "PagedAttentionMask": PagedAttentionMask,
-        "FlashAttentionScore": FlashAttentionScore,
-    },
-    quantized_layers: {
-        "WeightQuantBatchMatmul": WeightQuantBatchMatmul,
-        "nibbles": nibbles,
-        "DynamicQuantExt": DynamicQuantExt,
-        "QuantBatchMatmul": QuantBatchMatmul,
-    },
+    "RmsNorm": RmsNorm,
+    "ReshapeAndCache": ReshapeAndCache,
+    "PagedAttention": PagedAttentionMask,
+    "PagedAttentionMask": PagedAttentionMask,
+    "FlashAttentionScore": FlashAttentionScore,
+    "MoeInitRoutingV2": MoeInitRoutingV2,
+    "GroupedMatmulV4": GroupedMatmulV4,
+    "MoeTokenUnpermute": MoeTokenUnpermute,
+    "WeightQuantBatchMatmul": WeightQuantBatchMatmul,
+    "nibbles": nibbles,
+    "DynamicQuantExt": DynamicQuantExt,
+    "QuantBatchMatmul": QuantBatchMatmul,
 }
 
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks for Ascend are built of the stand-ins."""
-    for module, cells in STAND_INS.items():
-        for name, cell in cells.items():
-            monkeypatch.setattr(module, name, cell)
+    for name, cell in STAND_INS.items():
+        monkeypatch.setattr(ascend_layers, name, cell)

@@ -21,24 +21,30 @@ from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
-from lite_runner.architectures.flat import ModelConfig
-from lite_runner.backends import graph_cache, mindspore_network
+from lite_runner.architectures.spec import Experts, FeedForward
 from lite_runner.backends.base import Row
-from lite_runner.backends.device import set_device
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.mindspore import backend as mindspore_network
+from lite_runner.backends.mindspore import graph_cache
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.mindspore.device import set_device
 from lite_runner.config.quantization import Quant, Quantization
-from lite_runner.networks import ascend_layers, device_layers
-from lite_runner.networks.decoder import DecoderCell
-from lite_runner.networks.device_layers import linear
+from lite_runner.networks import ascend_layers, decoder
+from lite_runner.networks.ascend_layers import (
+    GroupedMixture,
+    LinearIntegers,
+    QuantizedLinear,
+    signed_nibbles,
+)
+from lite_runner.networks.decoder import Decode, DecoderCell, Prefill
 from lite_runner.networks.layers import Attention, BuildOptions, CacheSize
-from lite_runner.networks.quantized_layers import LinearIntegers, signed_nibbles
-from lite_runner.networks.steps import Decode, Prefill
 from lite_runner.system import environment
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
-from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from tests.sizes import resized
+from tests.paths import FIXTURES
+from tests.sizes import ModelConfig, resized
 
 LAYERS = 2
 Reference = Callable[[str], Any]
@@ -70,7 +76,7 @@ def cpu() -> None:
 
 
 def primitives(network: nn.Cell, kind: str, slots: int, folder: Path) -> Counter[str]:
-    """How often each operator stands in an exported step."""
+    """The number of each operator in an exported step."""
     one = Tensor(np.zeros(1, np.int32))
     if kind == "prefill":
         step: nn.Cell = Prefill(network)
@@ -153,19 +159,19 @@ def test_stock_layers_where_the_fused_ones_do_not_serve(
 ) -> None:
     options = BuildOptions(CacheSize(3, 200), dtype, fused=fused)
     config = resized(FAMILIES[family], head_dim=head_dim)
-    assert device_layers.layers_for(options, config) is device_layers.STOCK
+    assert decoder.layers_for(options, config) is decoder.STOCK
 
 
 @pytest.mark.parametrize(
     ("windows", "layers"),
     [
-        ((511, 511), device_layers.STOCK),
-        ((None, 511), device_layers.STOCK),  # one layer is enough: all share the step's inputs
-        ((None, 512), device_layers.FUSED),  # of the whole context
+        ((511, 511), decoder.STOCK),
+        ((None, 511), decoder.STOCK),  # one layer is enough: all share the step's inputs
+        ((None, 512), decoder.FUSED),  # of the whole context
     ],
 )
 def test_no_window_by_fused_attention(
-    windows: tuple[int | None, ...], layers: device_layers.Layers
+    windows: tuple[int | None, ...], layers: decoder.Layers
 ) -> None:
     """A single token's operator is told a length alone, and would show it all of the row."""
     config = FAMILIES["llama"]
@@ -174,7 +180,7 @@ def test_no_window_by_fused_attention(
         for block, window in zip(config.blocks, windows, strict=True)
     )
     options = BuildOptions(CacheSize(3, 200), ms.float16, fused=True)
-    assert device_layers.layers_for(options, replace(config, blocks=blocks)) is layers
+    assert decoder.layers_for(options, replace(config, blocks=blocks)) is layers
 
 
 # The arithmetic, with stand-ins
@@ -186,7 +192,7 @@ def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mindspore_network, "set_device", lambda *_, **__: None)
     monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
     monkeypatch.setenv("MS_DISABLE_INTERNAL_KERNELS_LIST", "FlashAttentionScore")  # as we set it
-    monkeypatch.setattr(device_layers, "supports", lambda *_: True)
+    monkeypatch.setattr(decoder, "supports", lambda *_: True)
     monkeypatch.setattr(ascend_layers, "BLOCK", 16)  # several blocks a slot, the last not full
     monkeypatch.setattr(graph_cache, "_claimed", True)  # a stand-in is nothing to keep
 
@@ -198,6 +204,65 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
     model = known.online(len(known.prompts), known.length, device="Ascend")
     assert isinstance(model._network.blocks[0].attention, ascend_layers.FusedAttention)
     assert relative_error(known.run(model), known.logits) <= 1e-4
+
+
+@pytest.mark.usefixtures("on_ascend")
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "qwen3_moe_step"])
+def test_a_mixtures_logits_equal_transformers(
+    case: str, reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder, "TYPES", (ms.float32,))
+    # Mixtral has a window, and so the stock attention.
+    monkeypatch.setattr(decoder, "supports", lambda _, model: set(model.windows) == {None})
+    known = reference(case)
+    model = known.online(len(known.prompts), known.length, device="Ascend")
+    mixtures = [block.experts for block in model._network.blocks if block.experts is not None]
+    assert mixtures and all(isinstance(one, GroupedMixture) for one in mixtures)
+    assert relative_error(known.run(model), known.logits) <= 1e-4
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("renormalized", [True, False])
+def test_a_grouped_mixture_is_the_sum_of_its_chosen_experts(
+    renormalized: bool, relative_error: Error
+) -> None:
+    """With an expert that nobody chose, and one that all did."""
+    count, chosen, hidden, width, tokens = 6, 2, 16, 24, 5
+    rng = np.random.default_rng(7)
+    gates, ups = rng.standard_normal((2, count, width, hidden)).astype(np.float32) / 4
+    downs = rng.standard_normal((count, hidden, width)).astype(np.float32) / 4
+    router = rng.standard_normal((count, hidden)).astype(np.float32)
+    x = np.abs(rng.standard_normal((tokens, hidden))).astype(np.float32)
+    router[3], router[4] = -9, 9
+    given = FeedForward(width, True, False, experts=Experts(count, chosen, renormalized))
+    options = BuildOptions(None, ms.float32, fused=True)
+    layer = GroupedMixture(options, given, router, gates, ups, downs, None)
+    scores = x @ router.T
+    factors = np.exp(scores - scores.max(-1, keepdims=True))
+    factors /= factors.sum(-1, keepdims=True)
+    wanted = np.zeros_like(x)
+    for row, each in enumerate(factors):
+        best = np.argsort(-each)[:chosen]
+        assert 3 not in best and 4 in best
+        for expert in best:
+            gate = gates[expert] @ x[row]
+            inner = gate / (1 + np.exp(-gate)) * (ups[expert] @ x[row])
+            share = each[best].sum() if renormalized else 1
+            wanted[row] += each[expert] / share * (downs[expert] @ inner)
+    assert relative_error(layer(Tensor(x)).asnumpy(), wanted) <= 1e-5
+
+
+def test_the_front_end_takes_a_grouped_mixture(tmp_path: Path) -> None:
+    reference = FIXTURES / "reference" / "qwen3_moe"
+    config = model_config_of(reference)
+    assert config is not None
+    options = BuildOptions(CacheSize(3, 48), ms.float16, fused=True)
+    network = DecoderCell(config, ReadAhead(open_checkpoint(reference, config)), options)
+    layers = len(config.blocks)
+    for kind in ("prefill", "decode"):
+        found = primitives(network, kind, 3, tmp_path)
+        assert found["GroupedMatmulV4"] == 3 * layers
+        assert found["MoeInitRoutingV2"] == found["InnerMoeTokenUnpermute"] == layers
 
 
 def test_a_windows_logits_equal_transformers(
@@ -213,13 +278,20 @@ def test_a_windows_logits_equal_transformers(
     assert relative_error(known.run(model), known.logits) <= 1e-2
 
 
-def test_plain_operators_on_atlas_800(
-    reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("soc", "pynative"), [("Ascend910A", False), ("Ascend910B3", True)])
+def test_plain_operators_on_atlas_800_and_in_pynative_mode(
+    soc: str,
+    pynative: bool,
+    reference: Reference,
+    relative_error: Error,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """PagedAttention reads its lengths from the input of a graph."""
     monkeypatch.setattr(mindspore_network, "set_device", lambda *_, **__: None)
-    monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910A")
+    monkeypatch.setattr(environment, "ascend_soc", lambda: soc)
     known = reference("llama")
-    model = known.online(len(known.prompts), known.length, device="Ascend", dtype="float16")
+    given = {"device": "Ascend", "dtype": "float16", "pynative": pynative}
+    model = known.online(len(known.prompts), known.length, **given)
     assert isinstance(model._network.blocks[0].attention, Attention)
     assert relative_error(known.run(model), known.logits) <= 1e-2
 
@@ -308,7 +380,7 @@ def test_a_linear_layer_of_integers(
 ) -> None:
     weight = weight_of(10, 96, bits, group)
     bias = np.arange(10, dtype=np.float32)
-    layer = linear(BuildOptions(None, dtype, fused=True), weight, bias)
+    layer = QuantizedLinear(BuildOptions(None, dtype, fused=True), weight, bias)
     x = np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32)
     wanted = x @ weight.float32().T + bias
     assert layer.widths == (96, 10)
@@ -327,7 +399,7 @@ def test_a_linear_layer_of_integers_by_integers(group: int, relative_error: Erro
     by_row = quantize(weight.float32(), 8, 0)
     product = np.rint(x / scales).astype(np.int64) @ by_row.values.T.astype(np.int64)
     wanted = product * scales * by_row.scales
-    assert relative_error(linear(options, weight)(Tensor(x)).asnumpy(), wanted) <= 1e-5
+    assert relative_error(QuantizedLinear(options, weight)(Tensor(x)).asnumpy(), wanted) <= 1e-5
 
 
 def test_signed_nibbles_stand_for_the_same_values() -> None:

@@ -18,18 +18,17 @@ from safetensors.numpy import save_file
 from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import BASE, Row
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native import NativeBackend
-from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.native.model import NativeOptions
-from lite_runner.networks import steps
+from lite_runner.native.packed_model import pack
+from lite_runner.networks import decoder
 from lite_runner.networks.decoder import DecoderCell
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.lora.adapter import Adapter, LoraPair
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.lora.target_modules import sites
 from lite_runner.weights.tensor import DType, LazyTensor
 from tests.paths import FIXTURES
 
@@ -66,7 +65,7 @@ def backend(
         lora = pool_size(adapters, len(adapters), rounded=rounded)
     if fused:
         own = NativeOptions(slots=slots, length=16, lora=lora)
-        return open_compiled(model, InMemory(model, weights), own, adapters)
+        return NativeBackend(model, pack(model, InMemory(model, weights), lora), own, adapters)
     options = MindSporeOptions(slots=slots, length=16, dtype=dtype, use_past=use_past, lora=lora)
     return MindSporeBackend(model, lambda name: weights[name].copy(), options, adapters)
 
@@ -119,10 +118,10 @@ def pinned(network: MindSporeBackend | NativeBackend, name: str) -> int:
     ("family", "way"),
     [
         *(
-            (family, way)
-            for way in ({}, {"fused": True})
+            (family, {"fused": True})
             for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE, *LAYER_NORM, *SPARSE, "glm")
         ),
+        *((family, {}) for family in (*FAMILIES, "gemma2", "gpt_neox", "mixtral")),
         ("llama", {"use_past": False}),
     ],
     ids=str,
@@ -400,7 +399,7 @@ def test_what_bfloat16_does_not_hold_finds_no_room_beside_what_it_does() -> None
 def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, weights = base_of("llama")
     monkeypatch.setattr(
-        steps,
+        decoder,
         "DecoderCell",
         lambda model, weights, options: DecoderCell(model, weights, replace(options, lora=None)),
     )

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import ast
 import errno
 import json
 import logging
 import os
 import re
 import resource
+import stat
 import subprocess
 import sys
 import threading
@@ -47,6 +47,7 @@ def test_folder_is_named_by_date_time_mode_and_model(tmp_path: Path) -> None:
     folder = make(tmp_path / "outputs")
     assert folder.path == tmp_path / "outputs/2026-01-31/120005-predict-tiny_llama"
     assert list(folder.path.iterdir()) == []  # the probe is gone
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
 def test_a_model_name_cannot_leave_the_folder(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ except EnvironmentFault as fault:
     print(fault.message)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "text_generation_result.txt: File too large" in done.stdout, done.stderr
+    assert "result.json: File too large" in done.stdout, done.stderr
     assert list((tmp_path / "latest").iterdir()) == []
 
 
@@ -137,10 +138,7 @@ def test_a_failed_write_leaves_the_old_file(
     with pytest.raises(EnvironmentFault, match="No space left"):
         folder.write_result(result(row(text=" Paris")))
     assert (folder.path / "result.json").read_text() == before
-    assert sorted(path.name for path in folder.path.iterdir()) == [
-        "result.json",
-        "text_generation_result.txt",
-    ]
+    assert [path.name for path in folder.path.iterdir()] == ["result.json"]  # and no empty texts
 
 
 def test_result_json_has_the_schema(tmp_path: Path) -> None:
@@ -172,20 +170,14 @@ def test_result_json_has_the_schema(tmp_path: Path) -> None:
     assert content["peak_rss_mib"] > 1
 
 
-def test_text_file_has_the_form_of_mindformers(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+def test_answers_have_the_form_of_mindformers() -> None:
     rows = [row(), row(text=" 北京\n"), row("a=b 'q'", "!"), row("a=b 'q'", "?")]
-    path = folder.path / "text_generation_result.txt"
-
-    folder.write_result(result(row()))
-    assert path.read_text() == "[{'text_generation_text': ['I love Beijing']}]"
-
-    folder.write_result(result(*rows), texts_per_prompt=2)
-    assert ast.literal_eval(path.read_text(encoding="utf-8")) == [
+    assert result(row()).answers() == [{"text_generation_text": ["I love Beijing"]}]
+    assert result(*rows).answers(2) == [
         {"text_generation_text": ["I love Beijing", "I love 北京\n"]},
         {"text_generation_text": ["a=b 'q'!", "a=b 'q'?"]},
     ]
-    assert "北京" in path.read_text(encoding="utf-8")
+    assert result(row()).answers(chat=True) == [{"text_generation_text": [" Beijing"]}]
 
 
 def test_a_prompt_that_was_no_utf8_is_kept_escaped(tmp_path: Path) -> None:

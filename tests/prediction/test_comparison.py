@@ -9,10 +9,9 @@ import pytest
 
 from lite_runner.config.generation import FinishReason
 from lite_runner.output.comparison import Comparison
-from lite_runner.output.merge import RankResult
 from lite_runner.output.report import RowResult
-from lite_runner.prediction.comparison import Compared, compare
-from lite_runner.prediction.kept_logits import KeptLogits
+from lite_runner.prediction.comparison import Compared, StoredLogits, compare
+from lite_runner.prediction.complete import RankResult
 
 LOGITS = np.array([[0, 4, 1], [0, 1, 5], [3, 2.98, 0]], np.float32)
 
@@ -20,7 +19,7 @@ LOGITS = np.array([[0, 4, 1], [0, 1, 5], [3, 2.98, 0]], np.float32)
 def run(
     folder: Path, tokens: list[int], logits: np.ndarray, reason: FinishReason = "length"
 ) -> Compared:
-    kept = KeptLogits(folder, 3)
+    kept = StoredLogits(folder, 3)
     for row in logits:
         kept.add(0, 0, row, row)
     rows = [RowResult("p", "t", tokens, 1, len(tokens), reason)]
@@ -70,7 +69,18 @@ def test_an_end_token_counts(tmp_path: Path) -> None:
     assert compared(ended, run(tmp_path / "c", [1, 2], LOGITS[:0], "stop")).same
 
 
-def test_what_is_no_number_differs(tmp_path: Path) -> None:
+def test_nan_differs(tmp_path: Path) -> None:
     other = np.full_like(LOGITS, np.nan)
     found = compared(run(tmp_path / "a", [1, 2, 0], LOGITS), run(tmp_path / "b", [1, 2, 0], other))
     assert not found.same
+
+
+def test_steps_come_back_in_order(tmp_path: Path) -> None:
+    kept = StoredLogits(tmp_path / "kept", 3)
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for row in rows:
+        kept.add(4, 0, row, row)
+    kept.add(4, 1, rows[1], rows[1])
+    np.testing.assert_array_equal(kept.steps(4, 0), rows)
+    np.testing.assert_array_equal(kept.steps(4, 1), rows[1:])
+    assert kept.steps(0, 0).shape == (0, 3)

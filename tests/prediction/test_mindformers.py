@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from lite_runner.app import main
-from lite_runner.backends.mindformers.release_1_0 import V1_0_2
+from lite_runner.backends.mindformers.releases import V1_0_2
+from lite_runner.backends.mindformers.start import write_checkpoint
 from lite_runner.config.argv import parse
 from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.plan.mindformers_checkpoint import write_checkpoint
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.tensor import LazyTensor
@@ -117,7 +117,7 @@ def test_end_tokens_options_of_a_prompt_and_beams(capsys: pytest.CaptureFixture[
 def test_a_dry_run_shows_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*MODEL, "predict_data=a", "dry_run=true"]) == 0
     said = capsys.readouterr().out
-    assert "operators     MindFormers 1.0.2's, on mindspore 2.0.0" in said
+    assert "backend       mindformers: MindFormers 1.0.2's, on mindspore 2.0.0" in said
     assert "type: BloomLMHeadModel" in said and "load_checkpoint: random" in said
 
 
@@ -140,7 +140,7 @@ def test_a_worker_that_fails(
     assert words in refused(capsys, code, *MODEL, "predict_data=a", "max_new_tokens=2")
 
 
-def test_what_is_refused_before_anything_is_loaded(
+def test_unsupported_options_are_refused_before_loading(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", "/nowhere/python")

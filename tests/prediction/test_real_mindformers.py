@@ -19,17 +19,20 @@ from lite_runner.app import main
 from lite_runner.architectures import chatglm, parameters
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.backends.mindformers.process import MindFormersProcess
-from lite_runner.backends.mindformers.release import MindFormersRelease, Sizes, static_length
-from lite_runner.backends.mindformers.release_1_0 import V1_0_2
-from lite_runner.backends.mindformers.release_1_9 import V1_9_0
-from lite_runner.backends.native import NativeOptions
-from lite_runner.backends.native_compiled import open_compiled
+from lite_runner.backends.mindformers.releases import (
+    V1_0_2,
+    V1_9_0,
+    MindFormersRelease,
+    Sizes,
+    static_length,
+)
+from lite_runner.backends.mindformers.run import MindFormersRun
+from lite_runner.backends.mindformers.start import OpenMindFormers, write_checkpoint
+from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Generator, Request, ScheduledGenerator
+from lite_runner.generation import Engine, Generator, Request
 from lite_runner.model.files import ModelFiles
-from lite_runner.plan.mindformers_checkpoint import write_checkpoint
-from lite_runner.plan.mindformers_run import MindFormersRun
-from lite_runner.plan.open_mindformers import OpenMindFormers
+from lite_runner.native.packed_model import pack
 from lite_runner.prediction.mindformers import MindFormersGenerator
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyTensor
@@ -39,6 +42,7 @@ from tests.test_real_mindformers import CONFIGS
 
 SAVED = FIXTURES / "mindformers"  # by the real one
 STEPS, LENGTH = 6, 16
+V1_0_2_ENGINE, ATTEMPTS = "mindformers-1.0.2", 4
 PROMPTS = [[5, 9, 33], [7, 12, 40, 41, 8, 30, 21], [6]]
 GROUPED = CONFIGS["llama"]  # 4 heads on 2
 LINEAR = RopeScaling("linear", 4.0, original_seq_length=4)
@@ -147,17 +151,35 @@ def theirs(
     return MindFormersGenerator(OpenMindFormers(process, run, folder, ExitStack()))
 
 
-def ours(files: ModelFiles) -> ScheduledGenerator:
+def ours(files: ModelFiles) -> Engine:
     model = files.model
     options = NativeOptions(slots=3, length=LENGTH)
     weights = QuantizedWeights(files.whole(), model)
-    return ScheduledGenerator(open_compiled(model, weights, options), prefix_cache=False)
+    layers = pack(model, weights)
+    return Engine(NativeBackend(model, layers, options), prefix_cache=False)
 
 
 def generated(
     generator: Generator, options: GenerationConfig, prompts: list[list[int]] = PROMPTS
 ) -> tuple[list[list[int]], Logits]:
-    """The tokens of each prompt, and the logits of each step."""
+    """The tokens of each prompt, and the logits of each step. Of MindFormers 1.0.2 those that two
+    runs in a row agree in: on a busy machine MindSpore 2.0.0 computes one prompt in a hundred
+    otherwise, from its first token on."""
+    found = generated_once(generator, options, prompts)
+    if generator.engine != V1_0_2_ENGINE:
+        return found
+    for _ in range(ATTEMPTS):
+        former, found = found, generated_once(generator, options, prompts)
+        if found[0] == former[0] and all(
+            np.array_equal(found[1][index], former[1][index]) for index in found[1]
+        ):
+            return found
+    pytest.fail(f"{ATTEMPTS} runs of {generator.engine}, no two alike")
+
+
+def generated_once(
+    generator: Generator, options: GenerationConfig, prompts: list[list[int]]
+) -> tuple[list[list[int]], Logits]:
     logits: Logits = {}
     requests = [
         Request(np.array(prompt, np.int32), options, keep_logits=options.num_beams == 1)

@@ -14,11 +14,11 @@ import pytest
 import safetensors.numpy as st
 
 from lite_runner.app import main
+from lite_runner.backends.lite.export.job import spec_of
+from lite_runner.backends.lite.export.opening import folder_in_cache
 from lite_runner.config.argv import parse
-from lite_runner.export.cache import folder_in_cache
-from lite_runner.export.spec import spec_of
+from lite_runner.model.adapters import with_adapter
 from lite_runner.model.locate import locate
-from lite_runner.model.merged_adapter import with_adapter
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.tensor import LazyTensor
@@ -153,7 +153,7 @@ def tokens(run: Run, *overrides: str) -> list[list[int]]:
     return [row["token_ids"] for row in result["results"]]
 
 
-@pytest.mark.parametrize("layout", ["resizable", "dynamic"])
+@pytest.mark.parametrize("layout", ["resizable", "static_pair"])
 def test_an_export_with_an_adapter_computes_like_the_merged_checkpoint(
     run: Run,
     layout: str,

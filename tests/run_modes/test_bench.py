@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
-from lite_runner.bench.cell_job import CellJob
+from lite_runner.bench.options import CellJob
 from lite_runner.bench.report import Cell
 
 Run = Callable[..., dict[str, Any]]
@@ -28,10 +28,11 @@ def test_a_grid_is_measured_told_and_compared(
     run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     result = run(*SMALL, "bench.batch=[1,2]", "bench.adapters=[0,2]", "context.threads=2")
-    told = capsys.readouterr().out
+    told, said = capsys.readouterr()
+    assert said.count("backend=native: lite-runner's own kernels") == 1
     folder = Path("outputs/latest").resolve()
     assert told == (folder / "bench.md").read_text() and told.startswith("# tiny_llama\n")
-    assert result["run_mode"] == "bench" and result["engine"].startswith("mindspore")
+    assert result["run_mode"] == "bench" and result["engine"].startswith("native, ")
     assert (result["results"], result["load_checkpoint"]) == ([], "random")
     cells = result["bench"]["cells"]
     assert [(one["settings"]["adapters"], one["settings"]["batch"]) for one in cells] == [
@@ -69,23 +70,23 @@ def test_dry_run_names_every_cell(run: Run, capsys: pytest.CaptureFixture[str]) 
         (["bench.new=1"], "bench.new: got 1, expected"),
         (["bench.batch=[]"], "bench.batch: got [], expected at least one value"),
         (["parallel=tp2"], "use_parallel=true has no effect with run_mode=bench"),
-        (["engine=lite"], "engine has an effect only with backend=mslite"),
+        (["engine=lite", "backend=ms"], "engine has an effect only with backend=mslite"),
         (["predict_data=hi"], "predict_data has no effect with run_mode=bench"),
         (
             ["bench.quant=[a16w4,a16w8]", "bench.backend=mslite", "engine=lite"],
-            "quant=a16w4 is not available with engine=lite",
+            "quant=a16w4 is not available with backend=mslite",
         ),
         (["bench.prompt=300"], "bench: no cell is left to measure: 303 tokens do not fit"),
         (["bench.compare=none"], "bench.compare: none: No such file or directory"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_unmeasurable_cells_are_refused(
     run: Run, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert said in refused(capsys, *ONE, *arguments)
 
 
-def test_what_some_cells_cannot_is_said_in_theirs(
+def test_errors_of_cells_are_reported_in_their_rows(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = ["bench.quant=[none,a16w9]", "bench.backend=[ms,mslite]"]
@@ -98,10 +99,10 @@ def test_what_some_cells_cannot_is_said_in_theirs(
 def test_a_cell_that_fails_fails_the_run_when_all_is_written(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(job: CellJob) -> Cell:
-        return Cell(settings=job.settings, error="no memory")
+    def measured(job: CellJob) -> tuple[Cell, str]:
+        return Cell(settings=job.settings, error="no memory"), ""
 
-    monkeypatch.setattr("lite_runner.bench.runner._measured", measured)
+    monkeypatch.setattr("lite_runner.bench.bench._measured", measured)
     said = refused(capsys, *ONE, code=1)
     assert "error: 1 of 1 cells failed" in said and "bench.md says why" in said
     result = json.loads(Path("outputs/latest/result.json").read_text())
@@ -112,12 +113,12 @@ def test_a_cell_that_fails_fails_the_run_when_all_is_written(
 def test_ctrl_c_leaves_the_cells_before_it(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measured(job: CellJob) -> Cell:
+    def measured(job: CellJob) -> tuple[Cell, str]:
         if job.settings.batch == 2:
             raise KeyboardInterrupt
-        return Cell(settings=job.settings, error="no memory")
+        return Cell(settings=job.settings, error="no memory"), ""
 
-    monkeypatch.setattr("lite_runner.bench.runner._measured", measured)
+    monkeypatch.setattr("lite_runner.bench.bench._measured", measured)
     assert "interrupted" in refused(capsys, *ONE, "bench.batch=[1,2]", code=130)
     result = json.loads(Path("outputs/latest/result.json").read_text())
     assert result["bench"]["interrupted"] and len(result["bench"]["cells"]) == 1
@@ -126,11 +127,11 @@ def test_ctrl_c_leaves_the_cells_before_it(
 def test_cells_are_told_what_the_run_was_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[CellJob] = []
 
-    def measured(job: CellJob) -> Cell:
+    def measured(job: CellJob) -> tuple[Cell, str]:
         jobs.append(CellJob.from_json(json.loads(json.dumps(job.to_json()))))
         return Cell(settings=job.settings, error="")
 
-    monkeypatch.setattr("lite_runner.bench.runner._measured", measured)
+    monkeypatch.setattr("lite_runner.bench.bench._measured", measured)
     monkeypatch.setattr("lite_runner.plugins._registered", ["/own.py"])
     monkeypatch.setenv("KEY", "0123456789abcdef")
     main([*ONE, "backend=mslite", "infer.enc_key=env:KEY", "bench.threads=3", "kv_cache=fp16"])

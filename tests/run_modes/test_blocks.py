@@ -1,4 +1,5 @@
-"""A GGUF file in its own blocks: quant=null, and quant=a8, which rounds the inputs to 8 bits."""
+"""GGUF files in their own blocks (quant=null, and quant=a8, which rounds the inputs to 8 bits), and
+in parts."""
 
 from __future__ import annotations
 
@@ -11,35 +12,26 @@ import pytest
 
 from tests.paths import REFERENCE
 from tests.refusals import refused
+from tests.tiny_gguf import write_tiny_gguf
 
 Run = Callable[..., dict[str, Any]]
 PREDICT = ["predict_data=['some words','others']", "max_new_tokens=12", "logprobs=2"]
 
 
-def tokens(result: dict[str, Any]) -> list[list[int]]:
-    return [row["token_ids"] for row in result["results"]]
-
-
 def test_every_way_to_compute_gives_the_same(run: Run, small_gguf: Path) -> None:
-    """With and without MindSpore, from a folder and from the cache."""
+    """From the cache and in memory, at the first start and at later ones."""
     line = [f"model={small_gguf}", "quant=a8", *PREDICT]
-    online = run(*line)
-    offline = run(*line, "backend=mslite", "engine=native")
-    assert offline["engine"].startswith("native, ")
-    assert offline["results"] == online["results"]
-    run("run_mode=export", f"model={small_gguf}", "quant=a8", "export.layout=packed")
-    (folder,) = Path("outputs").glob("*packed*")
-    given = run("backend=mslite", f"infer.model_dir={folder}", *PREDICT)
-    assert tokens(given) == tokens(online)
-    refused(["backend=mslite", f"infer.model_dir={folder}", "quant=a8w8", *PREDICT], 4)
+    first, again, uncached = (run(*line, *more) for more in ([], [], ["context.cache=false"]))
+    assert first["engine"].startswith("native, ")
+    assert first["results"] == again["results"] == uncached["results"]
     finer = run(f"model={small_gguf}", *PREDICT)
-    assert finer["results"] != online["results"]  # log probabilities
+    assert finer["results"] != first["results"]  # log probabilities
 
 
 def test_the_cache_keeps_both(
     run: Run, small_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = [f"model={small_gguf}", "backend=auto", *PREDICT]
+    line = [f"model={small_gguf}", *PREDICT]
     for quant in ("quant=null", "quant=a8"):
         run(*line, quant)
         assert "in the cache from now on" in capsys.readouterr().err
@@ -48,17 +40,28 @@ def test_the_cache_keeps_both(
         assert "in the cache from now on" not in capsys.readouterr().err
 
 
+def test_blocks_are_not_rounded_to_16_bits(
+    run: Run, small_gguf: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`compute_dtype: float16`, as MindFormers' yamls have it, is about the floats of a model."""
+    line, half = [f"model={small_gguf}", *PREDICT], "model.model_config.compute_dtype=float16"
+    plain, kept = run(*line), run(*line, half)
+    assert "the file's blocks stay as they are" in capsys.readouterr().err
+    assert kept["results"] == plain["results"]
+    assert run(*line, half, "quant=none")["results"] != plain["results"]
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "says"),
     [
-        (["context.kernels=false"], 2, "quant=a8 needs this project's own operators"),
+        (["backend=ms"], 2, "quant=a8 is of backend=native"),
         (["model=tiny_llama"], 2, "quant=a8 needs a quantized GGUF file"),
         (["model=floats"], 4, "quant=a8 computes with the blocks of a quantized GGUF file"),
         (["quant_group=32"], 2, "quant_group=32 needs quant=a16w4"),
         (["model.model_config.use_past=false"], 2, "quant=a8 is not available with"),
     ],
 )
-def test_what_a8_does_not_go_with(
+def test_a8_is_refused_with(
     small_gguf: Path,
     capsys: pytest.CaptureFixture[str],
     settings: list[str],
@@ -83,3 +86,27 @@ def test_a8_is_not_written(
 ) -> None:
     refused([*mode, f"model={small_gguf}", "quant=a8"], 2)
     assert "quant" in capsys.readouterr().err
+
+
+def test_a_split_file_is_read_from_any_part_or_its_folder(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("parts").mkdir()
+    write_tiny_gguf(Path("whole.gguf"))
+    write_tiny_gguf(Path("parts/x.gguf"), split=5)
+    parts = sorted(Path("parts").iterdir())
+    assert [part.name for part in parts] == [f"x-0000{one}-of-00003.gguf" for one in (1, 2, 3)]
+    whole = run("model=whole.gguf", *PREDICT)
+    for path in (*parts, Path("parts")):
+        capsys.readouterr()
+        assert run(f"model={path}", *PREDICT)["results"] == whole["results"]
+        packed = "in the cache from now on" in capsys.readouterr().err
+        assert packed == (path == parts[0])  # whichever part was named
+    content = bytearray(parts[1].read_bytes())
+    content[-1] ^= 1
+    parts[1].write_bytes(content)
+    assert run(f"model={parts[0]}", *PREDICT)["results"] != whole["results"]
+    assert "in the cache from now on" in capsys.readouterr().err
+    parts[1].unlink()
+    refused([f"model={parts[2]}", *PREDICT], 4)
+    assert f"there is no {parts[1].name}" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.app import main
-from lite_runner.doctor import checkup
+from lite_runner.doctor import machine as checkup
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.system import environment, packages
 
@@ -44,7 +44,7 @@ def test_a_healthy_machine(machine: list[Check], capsys: pytest.CaptureFixture[s
     assert not Path("outputs").exists() and not Path("cache").exists()
 
 
-def test_what_fails_makes_exit_code_3(
+def test_a_failed_check_exits_with_3(
     machine: list[Check], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.append(Check("disk", lambda: Finding("fail", "full", "space", "make some")))

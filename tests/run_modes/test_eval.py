@@ -16,13 +16,13 @@ from scipy.special import log_softmax
 
 from lite_runner.app import main
 from lite_runner.backends.base import Row
-from lite_runner.backends.mindspore import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse
-from lite_runner.evaluation import opening
-from lite_runner.evaluation.perplexity import windows
+from lite_runner.evaluation import scoring
+from lite_runner.evaluation.scoring import windows
 from lite_runner.run_modes import heads, resolve
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
 from tests.evaluation.fake_backend import FakeBackend, logits_of_positions
 from tests.refusals import refused
@@ -74,7 +74,7 @@ def test_a_run_equals_the_logits_token_by_token(
 
 
 def test_the_program_scores(folder: Path, cli: Cli) -> None:
-    done = cli(*EVAL, "backend=auto")
+    done = cli(*EVAL)
     assert done.returncode == 0, done.stderr
     result = json.loads((folder / "outputs/latest/result.json").read_text(encoding="utf-8"))
     ids = byte_tokenizer().encode(TEXT)
@@ -87,7 +87,7 @@ def test_the_program_scores(folder: Path, cli: Cli) -> None:
         f"perplexity {found['perplexity']:.4f}: {len(ids) - 1} of {len(ids)} tokens scored,"
         " 1 window of 256"
     ]
-    assert result["backend"] == "ms"
+    assert result["backend"] == "native"
 
 
 def test_an_adapter_is_merged(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_an_interrupted_run_writes_what_there_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = FakeBackend({1: KeyboardInterrupt()})
-    monkeypatch.setattr(opening, "load", lambda *_, **__: scorer)
+    monkeypatch.setattr(scoring, "open_planned", lambda *_, **__: scorer)
     (folder / "text.txt").write_text("\x01" * 40)
     found = run("eval_window=10", code=130)["evaluation"]
     assert found["interrupted"] and found["windows"] == 1
@@ -148,7 +148,7 @@ def test_a_text_that_cannot_be_scored_ends_in_2_before_loading(
     content: bytes,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(opening, "load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(scoring, "open_planned", lambda *_, **__: pytest.fail("loaded"))
     (folder / "text.txt").write_bytes(content)
     refused(EVAL, 2)
     assert expected in capsys.readouterr().err

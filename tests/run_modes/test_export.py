@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,16 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
-from lite_runner.export import cache, verify
+from lite_runner.backends.lite.export import opening, verify
+from lite_runner.backends.lite.export.job import spec_of
+from lite_runner.config.argv import parse
+from lite_runner.model.locate import locate
+from lite_runner.run_modes import heads, resolve
+from tests.paths import REFERENCE
 from tests.refusals import refused
 
 Run = Callable[..., dict[str, Any]]
-LAYOUTS = {"resizable": "lite-worker", "dynamic": "graph-cell", "static_pair": "graph-cell"}
+LAYOUTS = {"resizable": "lite-worker", "static_pair": "graph-cell"}
 PREDICT = ["predict_data=['some words','中文']", "max_new_tokens=6", "eos_token_id=[]"]
 
 
@@ -26,13 +34,13 @@ def lite(monkeypatch: pytest.MonkeyPatch, lite_python: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export of tiny_gpt2: dynamic, a row of 32 positions. It is not to be changed."""
+    """An export of tiny_gpt2: a pair for a row of 32 positions. It is not to be changed."""
     base = tmp_path_factory.mktemp("gpt2")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(base)
-        export = ["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]
+        export = ["run_mode=export", "model=tiny_gpt2", "export.layout=static_pair"]
         assert main([*export, "infer.infer_seq_length=32"]) == 0
-    return base / "outputs/tiny_gpt2_dynamic_s32"
+    return base / "outputs/tiny_gpt2_static_pair_s32"
 
 
 def tokens(result: dict[str, Any]) -> list[list[int]]:
@@ -59,7 +67,7 @@ def test_weights_of_16_bits_offline(run: Run, capsys: pytest.CaptureFixture[str]
     half = ["model=tiny_llama", *PREDICT, "model.model_config.compute_dtype=bfloat16"]
     online = run(*half)
     capsys.readouterr()
-    offline = run(*half, "backend=mslite", "export.layout=dynamic")
+    offline = run(*half, "backend=mslite")
     told = capsys.readouterr().err
     assert "exporting it first" in told
     assert told.count("compute in float32 on a CPU, with weights rounded to bfloat16") == 1
@@ -77,13 +85,15 @@ def test_the_exported_model_is_kept_and_used_again(
     second = run(*command)
     assert "exporting it first" not in capsys.readouterr().err
     assert tokens(second) == tokens(first) == tokens(online)
-    monkeypatch.setattr(cache, "code_digest", lambda: "of other code")
+    monkeypatch.setattr(opening, "code_digest", lambda: "of other code")
     run(*command)
     assert "exporting it first" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None:
+def test_an_export_is_a_folder_that_predict_takes(
+    run: Run, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = ["model=tiny_qwen2", f"export.layout={layout}", "predict_batch_size=2"]
     run("run_mode=export", *model)
     rows = "" if layout == "resizable" else "_b2"
@@ -98,6 +108,53 @@ def test_an_export_is_a_folder_that_predict_takes(run: Run, layout: str) -> None
         offline = run(*model, "backend=mslite", f"infer.model_dir={folder}", *PREDICT)
         assert offline["engine"] == LAYOUTS[layout]
         assert tokens(offline) == tokens(online)
+    capsys.readouterr()  # a server has the rows of the graphs, and their positions
+    assert main(["run_mode=serve", f"infer.model_dir={folder}", "dry_run=true"]) == 0
+    served = f" for {2 if rows else 8} x {manifest['seq_length']} tokens"
+    assert served in capsys.readouterr().out
+
+
+EXPORTS = """
+import sys
+from lite_runner.app import main
+
+for form in ("export.layout=static_pair", "infer.model_type=mindir_lite"):
+    export = ["run_mode=export", "model=tiny_llama", form]
+    assert main([*export, f"export_output={sys.argv[1]}/{form.partition('=')[2]}"]) == 0
+"""
+
+
+@pytest.mark.usefixtures("run")
+def test_the_same_export_has_the_same_bytes_in_every_process() -> None:
+    """Whatever the order of strings in sets: names, primitives and the manifest's digests."""
+    written = []
+    for seed in "12":
+        command = [sys.executable, "-c", EXPORTS, f"of_{seed}"]
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=env, capture_output=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+        files = sorted(Path(f"of_{seed}").glob("*/*"))
+        written.append({path.relative_to(f"of_{seed}"): path.read_bytes() for path in files})
+    assert {path.parts[0] for path in written[0]} == {"static_pair", "mindir_lite"}
+    assert written[0] == written[1]
+
+
+def test_an_export_in_the_cache_is_found_by_content(tmp_path: Path) -> None:
+    """Not by the times of its checkpoint, nor by where that is."""
+    folders = []
+    for name in ("first", "second", "changed"):
+        folder = tmp_path / name / "llama"
+        shutil.copytree(REFERENCE / "llama", folder)  # with times of its own
+        if name == "changed":
+            weights = folder / "model.safetensors"
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+        given = ["model=auto", f"load_checkpoint={folder}", "run_mode=export"]
+        config, _ = resolve(parse(given, heads()))
+        files = locate(config)
+        folders.append(opening.folder_in_cache(config, files, spec_of(config, files, 1, 64)))
+    assert folders[0] == folders[1] != folders[2]
 
 
 def test_converted_for_lite_in_a_folder_of_any_name(run: Run) -> None:
@@ -116,7 +173,7 @@ def test_a_changed_file_ends_in_4(
     tmp_path: Path, gpt2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(gpt2, tmp_path / "x"))
-    (graph,) = folder.glob("*.mindir")
+    graph = next(iter(folder.glob("*.mindir")))
     content = bytearray(graph.read_bytes())
     content[len(content) // 2] ^= 1
     graph.chmod(0o600)
@@ -145,27 +202,27 @@ def test_more_than_was_exported_for_ends_in_2(
 def test_an_existing_folder_is_kept(
     run: Run, gpt2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export = ["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"]
-    shutil.copytree(gpt2, "outputs/tiny_gpt2_dynamic")
+    export = ["run_mode=export", "model=tiny_gpt2", "export.layout=static_pair"]
+    shutil.copytree(gpt2, "outputs/tiny_gpt2_static_pair")
     refused(export, 2)
     assert "overwrite=true" in capsys.readouterr().err
     run(*export, "overwrite=true")
 
 
-def test_what_computes_something_else_does_not_get_its_name(
+def test_a_graph_with_other_results_is_not_written(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verify, "TOLERANCE", {"float32": -1.0})  # the logits are equal
-    refused(["run_mode=export", "model=tiny_gpt2", "export.layout=dynamic"], 4)
+    refused(["run_mode=export", "model=tiny_gpt2", "export.layout=static_pair"], 4)
     assert "computes something else in graph-cell" in capsys.readouterr().err
-    assert not list(Path("outputs").glob("*tiny_gpt2_dynamic*"))
+    assert not list(Path("outputs").glob("*tiny_gpt2_static_pair*"))
 
 
 def test_a_model_too_large_ends_in_3_before_it_is_loaded(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     big = ["model=llama2_70b", "load_checkpoint=random"]
-    refused(["run_mode=export", *big, "export.layout=dynamic"], 3)
+    refused(["run_mode=export", *big], 3)
     message = capsys.readouterr().err
     assert "memory: the run needs 552.6 GB (weights 275.9 GB" in message
     assert "export llama2_70b" not in message
@@ -197,7 +254,7 @@ def test_an_encrypted_export(
     run(*export, "infer.enc_key=0123456789abcdef")
     assert "0123456789abcdef" not in Path("outputs/latest/config.yaml").read_text()
     assert "0123456789abcdef" not in Path("outputs/latest/run.log").read_text()
-    folder = Path("outputs/tiny_gpt2_dynamic_encrypted_b2")
+    folder = Path("outputs/tiny_gpt2_static_pair_encrypted_b2")
     assert json.loads((folder / "manifest.json").read_text())["encrypted"]
     given = ["model=tiny_gpt2", "backend=mslite", f"infer.model_dir={folder}", *PREDICT]
     right = run(*given, "infer.enc_key=env:MY_KEY")
@@ -247,16 +304,77 @@ def test_an_export_to_two_paths(run: Run, capsys: pytest.CaptureFixture[str]) ->
     assert (folder / "mine.txt").read_text() == "kept"
 
 
-def test_auto_takes_an_exported_model_where_there_is_one(
-    run: Run, capsys: pytest.CaptureFixture[str]
+def test_a_pair_in_float16_holds_it_once(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    auto = ["model=tiny_gpt2", "backend=auto", *PREDICT]
-    online = run(*auto)
-    assert online["backend"] == "ms" and online["engine"].startswith("mindspore, ")
-    assert (
-        "backend=auto: ms, since no exported tiny_gpt2 is in the cache" in capsys.readouterr().err
+    """In files of half the size, and above MindSpore's 1 GB (here 0) in one for both graphs."""
+    monkeypatch.setattr("mindspore.train.serialization.TOTAL_SAVE", 0)
+    half = "model.model_config.compute_dtype=float16"
+    export = ["run_mode=export", "model=tiny_llama", "export.layout=static_pair"]
+    export += ["infer.infer_seq_length=32", "predict_batch_size=2"]
+    run(*export, "export_output=whole")
+    run(*export, half, "export_output=half")
+    assert "wrote half: static_pair, 1 MB" in capsys.readouterr().err
+    whole, first, second = (
+        Path(name, f"tiny_llama_{graph}_variables", "data_0").stat()
+        for name, graph in (("whole", "prefill"), ("half", "prefill"), ("half", "inc"))
     )
-    run("model=tiny_gpt2", "backend=mslite", *PREDICT)
-    offline = run(*auto)
-    assert (offline["backend"], offline["engine"]) == ("mslite", "lite-worker")
-    assert tokens(offline) == tokens(online)
+    assert first.st_ino == second.st_ino and first.st_size < 0.6 * whole.st_size
+    offline = run("backend=mslite", "infer.model_dir=half", *PREDICT)
+    assert tokens(offline) == tokens(run("model=tiny_llama", half, *PREDICT))
+
+
+@pytest.mark.parametrize("model", ["tiny_bloom", "tiny_llama"])
+def test_a_full_graph_alone(
+    run: Run, capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    """Without a cache and at the first path only, with its manifest and with the yaml alone."""
+    path = "infer.prefill_model_path=models/full_prefill.mindir"
+    export = ["run_mode=export", f"model={model}", "predict_batch_size=2"]
+    run(*export, "infer.infer_seq_length=48", path)
+    assert "infer.increment_model_path= writes a pair" in capsys.readouterr().err
+    online = tokens(run(f"model={model}", *PREDICT))
+    offline = run("backend=mslite", path, *PREDICT)
+    assert offline["engine"] == "graph-cell"
+    assert tokens(offline) == online
+    Path("models/manifest.json").unlink()
+    yaml = ["--config", f"models/{model}.yaml"]
+    assert "use_past: false" in Path(yaml[1]).read_text()
+    assert tokens(run(*yaml, "backend=mslite", path, *PREDICT)) == online
+    folder = [*yaml, "backend=mslite", "infer.model_dir=models"]
+    assert tokens(run(*folder, *PREDICT)) == online
+    refused([*yaml, "backend=mslite", path, *PREDICT, "engine=lite-worker"], 2)
+    assert "keeps no cache in a graph between runs" in capsys.readouterr().err
+
+
+def test_a_full_graph_on_demand_and_sampled(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    past = ["model=tiny_gpt2", "model.model_config.use_past=false", "backend=mslite", *PREDICT]
+    online = tokens(run("model=tiny_gpt2", *PREDICT))
+    sampled = "model.model_config.is_sample_acceleration=true"
+    assert tokens(run(*past)) == tokens(run(*past, sampled)) == online
+    pair = ["infer.prefill_model_path=m/a.mindir", "infer.increment_model_path=m/b.mindir"]
+    run("run_mode=export", "model=tiny_gpt2", *pair)
+    refused([*past, *pair], 2)
+    assert "m: exported with a cache, got model.model_config.use_past=false" in (
+        capsys.readouterr().err
+    )
+
+
+def test_integers_are_not_exported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is asked of the export, and whoever rounds; what is said instead can be typed."""
+    model = "model=tiny_llama"
+    run("run_mode=quantize", model, "quant=a16w8", "quantize_output=q")
+    capsys.readouterr()
+    for words in (
+        ["run_mode=export", "quant=a16w8"],
+        ["run_mode=export", "quant=a8w8", "export.layout=resizable"],
+        ["run_mode=export", "quant=a16w4", "infer.prefill_model_path=a.mindir"],
+        ["run_mode=export", "load_checkpoint=q"],
+        ["backend=mslite", "quant=a16w8", *PREDICT],
+        ["engine=graph-cell", "load_checkpoint=q", *PREDICT],
+    ):
+        refused([model, *words], 2)
+        said = capsys.readouterr().err
+        assert "graphs compute with floats" in said and "backend=native" in said, words
+        assert "load tiny_llama" not in said
+    run(model, "load_checkpoint=q", "backend=native", *PREDICT)

@@ -58,7 +58,7 @@ def test_they_give_the_perplexity_of_eval(run: Run) -> None:
     Path("text.txt").write_text(text, encoding="utf-8")
     wanted = run("verbosity=0", "run_mode=eval", "model=tiny_llama", "eval_data=text.txt")
     given = f"predict_data=[{json.dumps(text, ensure_ascii=False)}]"
-    for options in ([], ["model.model_config.use_past=false"], ["context.kernels=false"]):
+    for options in ([], ["model.model_config.use_past=false"], ["backend=ms"]):
         (row,) = run(*TINY, given, "max_new_tokens=1", "prompt_logprobs=0", *options)["results"]
         found = [one["logprob"] for one in row["prompt_logprobs"][1:]]
         assert len(found) == wanted["evaluation"]["scored_tokens"]
@@ -118,7 +118,7 @@ def test_of_the_real_model_they_equal_transformers(run: Run, smollm2_gguf: Path)
         (["prompt_logprobs=101"], "prompt_logprobs: got 101, expected"),
         (
             ["prompt_logprobs=0", "backend=mslite"],
-            "prompt_logprobs=0 is not available with backend",
+            "prompt_logprobs=0 is not available with backend=mslite",
         ),
         (
             ["logprobs=0", "run_mode=eval", "eval_data=x.txt"],
@@ -126,7 +126,7 @@ def test_of_the_real_model_they_equal_transformers(run: Run, smollm2_gguf: Path)
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_anything_is_read(
+def test_unavailable_logprobs_are_refused_before_reading(
     options: list[str],
     expected: str,
     capsys: pytest.CaptureFixture[str],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lite_runner import AutoModel
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate
@@ -46,26 +47,24 @@ def ids(*overrides: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("model", "operators"),
+    ("model", "backend"),
     [
-        ("tiny_llama", "context.kernels=true"),
-        ("tiny_bloom", "context.kernels=true"),
-        ("tiny_bloom", "context.kernels=false"),  # floats, whatever the model: one is enough
+        ("tiny_llama", "backend=native"),
+        ("tiny_bloom", "backend=ms"),  # floats, whatever the model: one is enough
     ],
 )
-def test_what_was_written_runs_as_what_is_rounded_on_the_way(
-    model: str, operators: str, capsys: pytest.CaptureFixture[str]
+def test_a_written_checkpoint_runs_as_one_rounded_while_loading(
+    model: str, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = [f"model={model}", "load_checkpoint=random"]
     files = quantized(*source)
     assert files == ["config.json", "model.safetensors", "quantization.json"]
-    expected = ids(*source, "quant=a16w4", operators)
+    expected = ids(*source, "quant=a16w4", backend)
     capsys.readouterr()
-    assert ids(f"model={model}", "load_checkpoint=q", "verbosity=1", operators) == expected
+    assert ids(f"model={model}", "load_checkpoint=q", "verbosity=1", backend) == expected
     told = capsys.readouterr().err
     assert "matrices as the checkpoint holds them" in told
-    stock = "fall back to dequantized weights" in told
-    assert stock or operators == "context.kernels=true"
+    assert ("fall back to dequantized weights" in told) == (backend == "backend=ms")
     # Converted, it is a plain checkpoint of those floats.
     convert = ["run_mode=convert", "convert_output=f.safetensors", "load_checkpoint=q"]
     assert main(["verbosity=0", f"model={model}", *convert]) == 0
@@ -75,7 +74,7 @@ def test_what_was_written_runs_as_what_is_rounded_on_the_way(
         np.testing.assert_array_equal(floats[name].read(), one.read())
 
 
-def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
     quantized(*TINY, "verbosity=1", quant="a16w8")
     told = capsys.readouterr().err
     size = Path("q/model.safetensors").stat().st_size
@@ -113,9 +112,9 @@ def test_a_contradiction_is_said_before_loading(capsys: pytest.CaptureFixture[st
     assert "this run asks for quant=a16w4 quant_group=64" in told
     assert ids("model=tiny_llama", "load_checkpoint=q", "quant=a16w4")
     for asked in ("engine=lite-worker", "model.model_config.use_past=false"):
-        offline = ["backend=mslite"] if asked.startswith("engine") else []
-        told = fault(capsys, *run, asked, *offline)
-        assert f"q: quant=a16w4 quant_group=32 is not available with {asked}" in told
+        told = fault(capsys, *run, asked)
+        where = "backend=mslite" if asked.startswith("engine") else asked
+        assert f"q: quant=a16w4 quant_group=32 is not available with {where}" in told
 
 
 def test_weights_of_8_bits_serve_both_settings() -> None:
@@ -125,7 +124,7 @@ def test_weights_of_8_bits_serve_both_settings() -> None:
         assert found == ids(*TINY, quant)
 
 
-def test_what_is_there_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     quantized(*TINY)
     before = Path("q/model.safetensors").read_bytes()
     again = [*QUANTIZE, *TINY, "quant=a16w8", "quantize_output=q"]
@@ -159,3 +158,47 @@ def test_a_checkpoint_that_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verbosity=0", *TINY, *cut]) == 0
     run = ["model=tiny_llama", "load_checkpoint=cut", "auto_trans_ckpt=true", "predict_data=hi"]
     assert "merge it first" in fault(capsys, *run, "quant=a16w8", code=4)
+
+
+@pytest.mark.parametrize("kept", ["lm_head", "w2", "wq", "layers.0.", "tok_embeddings"])
+def test_modules_to_not_convert_stay_floats(kept: str, tmp_path: Path) -> None:
+    """By the part of a name; wq is packed together with wk and wv."""
+    quant = {"wq": "a16w4", "layers.0.": "a8w8"}.get(kept, "a16w8")
+    setting = f"modules_to_not_convert=[{kept}]"
+    quantized(*TINY, setting, quant=quant)
+    model = model_named("tiny_llama")
+    stored = open_checkpoint(tmp_path / "q", model)
+    config, _ = resolve(parse(["predict_data=x", *TINY], heads()))
+    floats = locate(config).tensors()
+    for name, tensor in stored.items():
+        whole = kept in name or "norm" in name
+        assert (tensor.integers is None) is whole, name
+        assert np.array_equal(tensor.float32(), floats[name].float32()) is whole, name
+    written = ids("model=tiny_llama", "load_checkpoint=q")
+    assert written == ids(*TINY, f"quant={quant}", setting)
+    line = ["predict_data=x", "model=tiny_llama", "load_checkpoint=q", f"quant={quant}"]
+    refused([*line, "modules_to_not_convert=[w1]"], 4)
+
+
+def test_a_mindformers_yaml_names_modules_to_not_convert(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    section = (
+        "{quant_method: rtn, weight_dtype: int8, activation_dtype: None,"
+        " modules_to_not_convert: ['lm_head', 'w2']}"
+    )
+    Path("rtn.yaml").write_text(
+        "run_mode: predict\ntrainer: {model_name: tiny_llama}\n"
+        f"model: {{model_config: {{quantization_config: {section}}}}}\n"
+    )
+    assert main(["--config", "rtn.yaml", "predict_data=hi", "max_new_tokens=2"]) == 0
+    told = "quant=a16w8 modules_to_not_convert=[lm_head,w2]: 13 matrices rounded as they are read"
+    assert told in capsys.readouterr().err
+    typed = ["modules_to_not_convert=[lm_head]", "predict_data=hi", "max_new_tokens=2"]
+    assert main(["--config", "rtn.yaml", *typed]) == 0  # what is typed goes over the file
+    assert "quant=a16w8 modules_to_not_convert=[lm_head]: 15 matr" in capsys.readouterr().err
+    made = AutoModel.from_pretrained(
+        "tiny_llama", quant="a16w8", modules_to_not_convert=["lm_head", "w2"]
+    )
+    assert made.generate([5, 6], max_new_tokens=2, eos_token_id=[])
+    assert told in capsys.readouterr().err

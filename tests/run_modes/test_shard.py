@@ -1,4 +1,4 @@
-"""run_mode=shard from the command line; what it writes is in tests/weights/test_shards.py."""
+"""run_mode=shard from the command line; its files are tested in sharding/test_shards.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.sharding.reshard import whole_tensors
+from lite_runner.weights.sharding.shards import whole_tensors
 from lite_runner.weights.sharding.strategy import read_strategy, strategy_of
 from tests.models import model_named
 from tests.paths import ROOT
@@ -82,11 +82,12 @@ def test_the_strategies_alone() -> None:
     folder = Path("outputs/tiny_llama_tp4_dp1_strategy")
     names = {f"ckpt_strategy_rank_{rank}.ckpt" for rank in range(4)}
     assert {path.name for path in folder.iterdir()} == names
-    assert read_strategy(folder) == strategy_of(model_named("tiny_llama"), Ranks(0, 1, 4))
+    expected = strategy_of(model_named("tiny_llama"), Ranks(0, 1, 4), vocab_parallel=False)
+    assert read_strategy(folder) == expected
 
 
 @pytest.mark.parametrize("alone", [["only_save_strategy=true"], ["load_checkpoint=random"]])
-def test_what_is_there_is_replaced_only_where_that_is_asked_for(alone: list[str]) -> None:
+def test_existing_files_are_replaced_only_with_overwrite(alone: list[str]) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
     line = [*SHARD, TINY, "parallel=tp2", *alone, "shard_output=mine"]
@@ -106,13 +107,18 @@ def test_rank_by_rank() -> None:
 
 
 def test_the_vocabulary_left_whole() -> None:
-    """gpt2's 50257 tokens divide by nothing."""
-    key = "parallel_config.vocab_emb_dp=true"
+    """The default, as MindFormers': gpt2's 50257 tokens divide by nothing."""
+    key = "parallel_config.vocab_emb_dp"
     assert shard(TINY, "load_checkpoint=random", "shard_output=w.ckpt") == 0
-    assert shard(TINY, "load_checkpoint=w.ckpt", "parallel=tp2", key, "shard_output=two") == 0
-    assert json.loads(Path("two/rank_0/manifest.json").read_text())["vocab_parallel"] is False
-    assert shard(TINY, "load_checkpoint=two", "shard_output=b.ckpt") == 0
-    assert Path("b.ckpt").read_bytes() == Path("w.ckpt").read_bytes()
+    for number, typed in enumerate([[], [f"{key}=true"], [f"{key}=false"]]):
+        cut = f"cut{number}"
+        line = ["load_checkpoint=w.ckpt", "parallel=tp2", f"shard_output={cut}"]
+        assert shard(TINY, *line, *typed) == 0
+        manifest = json.loads(Path(f"{cut}/rank_0/manifest.json").read_text())
+        assert manifest["vocab_parallel"] is (number == 2)
+        assert shard(TINY, f"load_checkpoint={cut}", f"shard_output={cut}.ckpt") == 0
+        assert Path(f"{cut}.ckpt").read_bytes() == Path("w.ckpt").read_bytes()
+    assert shard("model=gpt2", "parallel=tp2", "only_save_strategy=true") == 0
 
 
 def test_predict_reads_a_sharded_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,8 +190,8 @@ def test_transform_process_num_of_a_mindformers_yaml_means_nothing_in_predict() 
 SLOW = """
 import time
 from pathlib import Path
-from lite_runner.config.ranks import Ranks
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.config.parallel import Ranks
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.tensor import LazyTensor
 from tests.models import model_named

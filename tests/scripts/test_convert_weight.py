@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,14 @@ from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.torch_file import open_torch
 from tests.paths import ROOT
+from tests.scripts.running import Done, run_program, run_script
 
 FIXTURES = ROOT / "tests/fixtures"
 BIN = FIXTURES / "torch/bloom/pytorch_model.bin"
 
 
-def script(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts/convert_weight.py"), *flags]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def script(folder: Path, *flags: str) -> Done:
+    return run_script(folder, "convert_weight.py", *flags)
 
 
 def test_the_command_of_the_bloom_document(tmp_path: Path) -> None:
@@ -29,7 +27,7 @@ def test_the_command_of_the_bloom_document(tmp_path: Path) -> None:
     (tmp_path / "xxx").mkdir()
     shutil.copyfile(BIN, tmp_path / "xxx/pytorch_model.bin")
     flags = ["--n_head=4", "--hidden_size=16", "--torch_path=xxx/pytorch_model.bin"]
-    done = script(tmp_path, *flags, "--mindspore_path=output_path")
+    done = run_program(tmp_path, "convert_weight.py", *flags, "--mindspore_path=output_path")
     assert done.returncode == 0, done.stderr
     file = tmp_path / "output_path/combine.ckpt"
     assert f"wrote {file.relative_to(tmp_path)}, config and tokenizer in" in done.stderr

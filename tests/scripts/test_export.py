@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +14,9 @@ from lite_runner.config.model_dir import yamls_in
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import ROOT
+from tests.scripts.running import run_program, run_script
 
 YAML = """
 run_mode: predict
@@ -32,14 +33,9 @@ infer:
 """
 
 
-def run(folder: Path, script: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / script), *flags],
-        cwd=folder,
-        env={**os.environ, "LITE_RUNNER_CACHE": str(folder / "cache")},
-        capture_output=True,
-        encoding="utf-8",
-    )
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -59,7 +55,9 @@ def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None
     """As MindFormers' documents have it: the graphs come to lie beside the yaml, an export is
     repeated, and the pair is asked by its family's name with a GE file of no sections."""
     for batch in ("2", "1"):
-        done = run(tmp_path, "export.py", "--model_dir", "test_model_dir", "--batch_size", batch)
+        done = run_script(
+            tmp_path, "export.py", "--model_dir", "test_model_dir", "--batch_size", batch
+        )
         assert done.returncode == 0, done.stderr
         manifest = read_manifest(model_dir)
         made = (manifest.layout, manifest.batch_size, manifest.seq_length)
@@ -77,7 +75,7 @@ def test_a_folder_is_exported_and_asked(tmp_path: Path, model_dir: Path) -> None
         *("--increment_model_path", "test_model_dir/x_7.1b_inc_graph.mindir"),
         *("--is_sample_acceleration", "False", "--seq_length", "64"),
     ]
-    asked = run(tmp_path, "run_infer_main.py", *flags, "--predict_data", "what color")
+    asked = run_program(tmp_path, "run_infer_main.py", *flags, "--predict_data", "what color")
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.count("one token takes ") >= 10 and "['what color" in asked.stdout
     assert "x_7.1b_inc_graph.mindir is not there; x_7.1b_inc.mindir is" in asked.stderr
@@ -102,5 +100,27 @@ def test_what_cannot_be_exported(tmp_path: Path, flags: list[str], code: int, sa
     (tmp_path / "two").mkdir()
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / "two" / name).write_text(YAML)
-    done = run(tmp_path, "export.py", *flags)
+    done = run_script(tmp_path, "export.py", *flags)
     assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
+
+
+def test_a_yaml_for_ascend_is_exported_here_when_told(tmp_path: Path) -> None:
+    """What the refusal names works: the flag, the key, and the flag before the script."""
+    (tmp_path / "a.yaml").write_text(f"{YAML}context: {{mode: 0, device_target: Ascend}}\n")
+    refused = run_program(tmp_path, "export.py", "--config_path", "a.yaml")
+    assert refused.returncode == 3, refused.stderr
+    assert "context.device_target=CPU (or --device_target CPU)" in refused.stderr
+    script = runpy.run_path(str(ROOT / "scripts/export.py"))
+    for given in (["--device_target", "CPU"], ["context.device_target=CPU"]):
+        flags = script["parser"]().parse_args(["--config_path", "a.yaml", *given])
+        config, _ = resolve(parse(script["command_line"](flags), heads()))
+        assert config.context.device_target == "CPU"
+    words = ["--device_target", "CPU", "mindformers/tools/export.py", "--config_path", "a.yaml"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lite_runner.mindformers", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "test_model_dir/x_7.1b_inc.mindir").is_file()

@@ -15,6 +15,12 @@ import psutil
 import pytest
 import yaml
 
+from lite_runner import AutoModel, AutoTokenizer
+from lite_runner.config.argv import parse
+from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.run_modes import heads, resolve
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import ROOT
 
 SHOW = "run_lite.py model=tiny_llama --cfg job"
@@ -94,7 +100,10 @@ def test_nine_arguments(tmp_path: Path, local: str, node_rank: int) -> None:
     }
 
 
-@pytest.mark.parametrize("interpreter", ["", "python ", "python3 "])
+MODULE = "python -m lite_runner.mindformers "
+
+
+@pytest.mark.parametrize("interpreter", ["", "python ", "python3 ", MODULE])
 def test_commands_of_mindformers(tmp_path: Path, interpreter: str) -> None:
     command = (
         f"{interpreter}run_mindformer.py --cfg job --run_mode predict --use_parallel True "
@@ -103,6 +112,53 @@ def test_commands_of_mindformers(tmp_path: Path, interpreter: str) -> None:
     config = config_of(tmp_path, command, "2")
     assert config["predict_data"] == ["I love Beijing, because", "a'b", "$HOME", "$(id)", "`id`"]
     assert config["use_parallel"] is True
+    assert config["output_format"] == "mindformers"
+    assert config["parallel"]["log_dir"] == "output/msrun_log"
+
+
+def test_a_script_imports_our_mindformers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os, sys\nfrom mindformers import AutoModel\n"
+        "print(os.environ.get('RANK_ID', 0), sys.argv, AutoModel.__module__)\n"
+    )
+    line = "{} ['mine.py', '--a', 'b c'] lite_runner.api.auto_model"
+    done = launch(tmp_path, "python mine.py --a 'b c'", "1")
+    assert done.stdout == f"{line.format(0)}\n", done.stderr
+    for command in ("python mine.py", f"{MODULE} --device_target CPU mine.py"):
+        done = launch(tmp_path, f"{command} --a 'b c'", "2", "8118", "logs", "True", "30")
+        assert done.returncode == 0, done.stderr
+        for rank in range(2):
+            assert line.format(rank) in (tmp_path / f"logs/worker_{rank}.log").read_text()
+
+
+def test_generate_custom_on_a_rank_table(tmp_path: Path) -> None:
+    """The document's command: each rank loads its part, and all have the whole text."""
+    config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
+    model = config.model_config()
+    assert model is not None
+    for rank in range(2):
+        write_ckpt(tmp_path / f"ckpt/rank_{rank}/a.ckpt", random_checkpoint(model, seed=5))
+    devices = (Device(0, "192.0.2.0"), Device(1, "192.0.2.1"))
+    RankTable((Server("127.0.0.1", devices),)).write(tmp_path / "hccl_2p.json")
+    texts = ["An increasing sequence: one,", "I love Beijing,"]
+    (tmp_path / "input.txt").write_text("\n".join(texts))
+    order = "python generate_custom.py --model_type tiny_llama --batch_size 2 --checkpoint_path"
+    order += " ./ckpt --use_parallel True --data_parallel 2 --model_parallel 1 --max_length 40"
+    done = subprocess.run(
+        [ROOT / "scripts/run_dist_gen.sh", order, "hccl_2p.json", "[0,2]", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "INPUT_DATA": "input.txt"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (printed,) = (line for line in done.stdout.splitlines() if line.startswith("['An incr"))
+    alone = AutoModel.from_pretrained(
+        "tiny_llama", checkpoint_name_or_path=tmp_path / "ckpt/rank_0"
+    )
+    tokenizer = AutoTokenizer.from_pretrained("tiny_llama")
+    ids = alone.generate(tokenizer(texts)["input_ids"], max_length=40)
+    assert printed == str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def test_one_worker_needs_no_ranks(tmp_path: Path) -> None:
@@ -145,14 +201,15 @@ def test_the_exit_code_comes_through(tmp_path: Path, command: str, code: int) ->
         (["", "1"], "it is empty"),
         (["'unfinished", "1"], "No closing quotation"),
         (["/no/such", "1"], "No such file"),
-        (["train.py", "2"], "more than one worker needs run_lite.py or another Python script"),
+        (["train.py", "2"], "train.py: no such file"),
         (["echo a", "2"], "more than one worker needs run_lite.py or another Python script"),
     ],
 )
 def test_arguments_that_are_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = launch(tmp_path, *arguments)
     assert done.returncode == 2
-    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+    error, *hint = done.stderr.splitlines()
+    assert message in error and all(line.startswith("  -> ") for line in hint)
 
 
 def test_the_projects_own_python_comes_first(tmp_path: Path) -> None:

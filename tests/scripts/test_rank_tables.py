@@ -14,8 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from lite_runner.distributed.rank_table import Device, RankTable, Server
-from lite_runner.distributed.rank_table_file import read_rank_table
+from lite_runner.distributed.rank_table import Device, RankTable, Server, read_rank_table
 from tests.paths import ROOT
 
 SAMPLES = ROOT / "tests/fixtures/rank_tables"
@@ -274,7 +273,11 @@ def launched(done: subprocess.CompletedProcess[str]) -> tuple[list[str], list[st
 
 
 def test_run_distribute_on_one_machine(checkout: Path) -> None:
-    program = [str(checkout / "run_lite.py"), "--config", str(checkout / "conf/bloom 7b.yaml")]
+    program = [
+        str(checkout / "run_mindformer.py"),
+        "--config",
+        str(checkout / "conf/bloom 7b.yaml"),
+    ]
     parallel = ["--use_parallel", "True", f"parallel.rank_table_file={checkout / 'a table.json'}"]
     arguments = ["../a table.json", "../conf/bloom 7b.yaml", "[0,2]", "predict"]
     for size in ([], ["2"]):

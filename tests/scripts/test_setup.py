@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
 from lite_runner.backends.mindformers.process import MindFormersProcess
 from lite_runner.backends.mindformers.releases import RELEASES
-from tests.conftest import NO_MINDFORMERS
 from tests.paths import ROOT
+
+MINDFORMERS = [("mindformers", "1.0.2"), ("mindformers-1.9", "1.9.0")]
+PIP = "-m pip install --no-input --progress-bar off"
+LOCKED = f"{PIP} --require-hashes --no-build-isolation --use-pep517 --requirement .venv/locked.txt"
+# What builds packages, the packages, and this one.
+OF_THE_LOCK = [LOCKED, LOCKED, f"{PIP} --no-deps --no-build-isolation --editable ."]
 
 
 def run(
@@ -54,6 +61,7 @@ case "$*" in
   *"-m pip install"*)
     if [ -e no-network ]; then echo "Could not reach the index"; exit 1; fi
     echo "$* $PIP_CONSTRAINT" >>pip.txt ;;
+  *"-m pip uninstall"*) echo "$*" >>removed.txt ;;
   *"-m compileall"*) echo "$*" >>compiled.txt ;;
 esac
 """,
@@ -96,29 +104,83 @@ def setup(
 
 def installs(checkout: Path) -> list[str]:
     log = checkout / "pip.txt"
-    return log.read_text().splitlines() if log.exists() else []
+    return [line.rstrip() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def packages(checkout: Path) -> str:
+    """What pip was to install last, but for the package itself."""
+    return (checkout / ".venv/locked.txt").read_text()
 
 
 def test_set_up_once(checkout: Path) -> None:
     first = setup(checkout)
     assert first.returncode == 0, first.stderr
     assert first.stdout == "" and "making .venv with Python 3.11.1" in first.stderr
-    assert len(installs(checkout)) == 2
-    assert installs(checkout)[1].endswith("--editable .[bench,chat,serve] requirements/lock.txt")
+    assert installs(checkout) == ["venv", *OF_THE_LOCK]
+    assert "mindspore==" in packages(checkout) and "pytest==" not in packages(checkout)
 
     second = setup(checkout)
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
-    assert len(installs(checkout)) == 2
+    assert len(installs(checkout)) == 4
     assert (checkout / "compiled.txt").read_text() == "-m compileall -q lite_runner\n"
+
+
+def test_the_former_name_of_the_package_is_uninstalled(checkout: Path) -> None:
+    """It is that of another project, whose modules would hide ours."""
+    (checkout / "lite_runner.egg-info").mkdir()
+    setup(checkout)
+    assert (checkout / "removed.txt").read_text() == "-m pip uninstall --yes lite-runner\n"
+    assert not (checkout / "lite_runner.egg-info").exists()
+
+
+def test_progress_while_pip_works(checkout: Path) -> None:
+    script = checkout / "scripts/setup.sh"
+    text = script.read_text()
+    assert "every=20" in text
+    script.write_text(text.replace("every=20", "every=0.1"))
+    python = python_of("3.11", checkout.parent / "bin/python3.11")
+    # The first pip goes on with each step once the one before has been told, by a pipe of its own:
+    # of one for all, a reader may find the writer of the step before, and go on.
+    pip = """
+    if [ ! -e tell0 ]; then exit 1; fi
+    if [ -e told ]; then exit 0; fi
+    touch told
+    echo "Collecting a==1"; echo "  Downloading a-1.whl"; read answer <tell0
+    echo "Building wheels for collected packages: b"; read answer <tell1
+    echo "Installing collected packages: a, b, c"; read answer <tell2
+"""
+    fake = python.read_text().replace('    echo "$* $PIP_CONSTRAINT"', f'{pip}    echo "$*"')
+    python.write_text(fake)
+    for step in range(3):
+        os.mkfifo(checkout / f"tell{step}")
+    pins = (checkout / "requirements/lock.txt").read_text().count("==")
+    expected = [
+        f"set-up: 1 of at most {pins} packages fetched, ",
+        "set-up: building packages from source, ",
+        "set-up: writing 3 packages, ",
+    ]
+    environment = {**os.environ, "PYTHON": str(python)}
+    with subprocess.Popen(
+        ["scripts/setup.sh", "run"],
+        cwd=checkout,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for step, line in enumerate(expected):
+            while not (said := process.stderr.readline()).startswith(line):
+                assert said, f"it never said {line}, ended with {process.wait()}"
+            (checkout / f"tell{step}").write_text("on\n")
+        assert process.stderr.read().splitlines()[-1].startswith("set-up: done in ")
+    assert process.returncode == 0
 
 
 def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None:
     setup(checkout, "run")
     setup(checkout, "dev")
-    assert installs(checkout)[2:] == [
-        "-m pip install --no-input --progress-bar off --editable .[chat,dev,serve] "
-        "requirements/lock.txt"
-    ]
+    assert installs(checkout)[4:] == OF_THE_LOCK
+    assert packages(checkout) == (checkout / "requirements/lock.txt").read_text()
     assert setup(checkout, "run").stderr == ""
 
 
@@ -127,7 +189,7 @@ def test_new_pins_update_the_environment(checkout: Path) -> None:
     with (checkout / "requirements/lock.txt").open("a") as lock:
         lock.write("another==1.0\n")
     assert "updating .venv" in setup(checkout).stderr
-    assert [line[:4] for line in installs(checkout)] == ["venv", "-m p", "-m p"]
+    assert installs(checkout) == ["venv", *OF_THE_LOCK, *OF_THE_LOCK]
 
 
 def test_operators_that_changed_are_compiled_again(checkout: Path) -> None:
@@ -181,6 +243,17 @@ def test_a_half_made_environment_is_made_anew(checkout: Path) -> None:
     assert "making .venv" in setup(checkout).stderr
 
 
+def test_a_package_with_another_hash_is_told(checkout: Path) -> None:
+    python = python_of("3.11", checkout.parent / "bin/python3.11")
+    said = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
+    python.write_text(
+        python.read_text().replace('    echo "$* $PIP', f'    echo "{said}"; exit 1; echo "')
+    )
+    failed = run("scripts/setup.sh", "run", cwd=checkout, env={"PYTHON": str(python)})
+    assert failed.returncode == 3 and said in failed.stderr
+    assert "its SHA-256 is another than in requirements/lock.txt\n  -> " in failed.stderr
+
+
 def test_a_set_up_that_failed_to_update_is_not_ready(checkout: Path) -> None:
     setup(checkout)
     (checkout / "no-network").write_text("")
@@ -228,10 +301,7 @@ def test_lite_has_an_environment_of_its_own(checkout: Path, no_python: dict[str,
     python_of("3.7", Path(no_python["PATH"]) / "python3.7")
     done = run("scripts/setup.sh", "lite", cwd=checkout, env=no_python)
     assert done.returncode == 0 and "making .venv-lite with Python 3.7.1" in done.stderr
-    assert installs(checkout)[1] == (
-        "-m pip install --no-input --progress-bar off --requirement requirements/lite.txt "
-        "requirements/lite.txt"
-    )
+    assert installs(checkout)[1] == (f"{PIP} --require-hashes --requirement requirements/lite.txt")
     assert run("scripts/setup.sh", "lite", cwd=checkout, env=no_python).stderr == ""
     assert not (checkout / ".venv").exists()
 
@@ -397,23 +467,25 @@ def test_tests_that_are_left_out_are_named(checkout: Path, no_python: dict[str, 
     assert "pyenv install 3.7, or: conda create -n py37 python=3.7; then: make lite" in told
 
 
-@pytest.mark.parametrize(
-    ("target", "name"), [("mindformers", "1.0.2"), ("mindformers-1.9", "1.9.0")]
-)
-def test_mindformers_from_nothing(checkout: Path, tmp_path: Path, target: str, name: str) -> None:
-    """What make mindformers really installs imports. Left out, by name, where it cannot be had."""
-    (checkout / ".venv").symlink_to(ROOT / ".venv")
-    done = subprocess.run(
-        [checkout / "scripts/setup.sh", target, "--optional"],
-        cwd=checkout,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    for reason in (NO_MINDFORMERS, "installing the packages failed"):
-        if reason in done.stderr:
-            pytest.skip(f"{NO_MINDFORMERS}: {done.stderr[done.stderr.index(reason) :][:300]}")
-    assert done.returncode == 0, done.stderr
-    python = checkout / f".venv-{target}/bin/python"
+@pytest.mark.parametrize(("target", "name"), MINDFORMERS)
+def test_what_make_mindformers_installed_are_the_pins_and_imports(
+    request: pytest.FixtureRequest, tmp_path: Path, target: str, name: str
+) -> None:
+    """Exactly them: a package that nothing pins, or that no pin asks for any more, would come
+    or be missing in the next environment. Left out, by name, where it cannot be had."""
+    python: Path = request.getfixturevalue(f"{re.sub('[-.]', '_', target)}_python")
+    (site,) = python.parents[1].glob("lib/python3.*/site-packages")
+    installed = {_normalized(one.name): one.version for one in distributions(path=[str(site)])}
+    pins = (ROOT / f"requirements/{target}.txt").read_text(encoding="utf-8")
+    pinned = re.findall(r"^([\w.-]+)==(\S+)", pins, re.MULTILINE)
+    tools = {"pip", "setuptools"} - {_normalized(one) for one, _ in pinned}
+    assert {one: installed[one] for one in installed.keys() - tools} == {
+        _normalized(one): version for one, version in pinned
+    }
     process = MindFormersProcess(tmp_path, RELEASES[name], threads=1, python=python)
     process.close()
     assert process.versions["mindspore"] == RELEASES[name].mindspore
+
+
+def _normalized(name: str) -> str:
+    return re.sub("[-_.]+", "-", name).lower()

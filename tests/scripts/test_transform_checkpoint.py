@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +10,13 @@ import pytest
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.sharding.strategy import Layout, Strategy, write_strategy
 from lite_runner.weights.tensor import LazyTensor
-from tests.paths import ROOT
+from tests.scripts.running import Done, run_program, run_script
 
-SCRIPT = ROOT / "scripts/transform_checkpoint.py"
+SCRIPT = "transform_checkpoint.py"
 
 
-def transform(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *flags]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def transform(folder: Path, *flags: str) -> Done:
+    return run_script(folder, SCRIPT, *flags)
 
 
 @pytest.fixture
@@ -39,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_cut_cut_anew_and_merge(folder: Path) -> None:
     cut = ["--src_checkpoint=whole.ckpt", "--dst_checkpoint=two", "--dst_strategy=s2"]
-    done = transform(folder, *cut, "--prefix=llama_", "--world_size=2")
+    done = run_program(folder, SCRIPT, *cut, "--prefix=llama_", "--world_size=2")
     assert done.returncode == 0, done.stderr
     values = open_ckpt(folder / "whole.ckpt")["w"].read()
     second = open_ckpt(folder / "two/rank_1/llama_1.ckpt")["w"].read()
@@ -85,15 +82,10 @@ def test_a_set_without_its_strategy(folder: Path) -> None:
 
 
 def test_the_strategies_of_all_stages_in_one(folder: Path) -> None:
-    script = SCRIPT.with_name("merge_strategies.py")
-
-    def merge(source: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(script), source, "merged.ckpt"]
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True)
-
-    assert merge("s2").stdout.strip() == str(folder / "merged.ckpt")
+    done = run_program(folder, "merge_strategies.py", "s2", "merged.ckpt")
+    assert done.stdout.strip() == str(folder / "merged.ckpt")
     flags = ["--src_checkpoint=whole.ckpt", "--dst_checkpoint=two", "--dst_strategy=merged.ckpt"]
     assert transform(folder, *flags).returncode == 0
     assert open_ckpt(folder / "two/rank_1/checkpoint_1.ckpt")["w"].shape == (8, 6)
-    failed = merge("gone")
+    failed = run_script(folder, "merge_strategies.py", "gone", "merged.ckpt")
     assert failed.returncode == 4 and failed.stderr.startswith("error: gone: ")

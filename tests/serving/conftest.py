@@ -23,10 +23,11 @@ from tokenizers import AddedToken
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.serving.app import application
-from lite_runner.serving.engine import Engine, Output, Put
+from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.metrics import Metrics
+from lite_runner.serving.middleware import Connection
 from lite_runner.serving.options import Serve
-from lite_runner.serving.server import listen
+from lite_runner.serving.planning import listen
 from lite_runner.serving.state import Server
 from lite_runner.text.chatglm_chat import PREFIX, ROLES, role_tag
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer
@@ -79,12 +80,17 @@ SETTINGS = Serve(
     host="127.0.0.1",
     port=0,
     api_key="",
+    model_name=None,
+    allowed_hosts=(),
+    cors_origins=(),
     max_running=4,
     max_queue=64,
+    priority=True,
     max_length=None,
     token_budget=None,
     load_adapters=False,
     request_timeout=60,
+    drain_delay=0,
     drain_timeout=5,
     log_format="text",
 )
@@ -121,6 +127,7 @@ def start() -> Iterator[Start]:
         backend: Any = None,
         key: bytes | None = None,
         tokenizer: Tokenizer | None = None,
+        defaults: GenerationConfig = GenerationConfig(do_sample=True, eos_token_id=(END,)),  # noqa: B008
         **settings: Any,
     ) -> Served:
         backend = backend or MockBackend(letters, 4, 256, 4)
@@ -131,7 +138,7 @@ def start() -> Iterator[Start]:
             loop.call_soon_threadsafe(lambda: [put(output) for put, output in outputs])
 
         chosen = replace(SETTINGS, **settings)
-        engine = Engine(
+        engine = EngineThread(
             backend,
             tokenizer,
             token_budget=chosen.token_budget,
@@ -142,15 +149,17 @@ def start() -> Iterator[Start]:
         server = Server(
             engine,
             tokenizer,
-            "base",
+            chosen.names or ("base",),
             ("a", "b"),
-            GenerationConfig(do_sample=True, eos_token_id=(END,)),
+            defaults,
             chosen,
             key,
             Metrics("base", lambda: engine.load),
         )
         bound = listen("127.0.0.1", 0)
-        config = uvicorn.Config(application(server), log_config=None, access_log=False)
+        config = uvicorn.Config(
+            application(server), log_config=None, access_log=False, http=Connection
+        )
         http = uvicorn.Server(config)
         thread = threading.Thread(
             target=lambda: loop.run_until_complete(http.serve([bound])), daemon=True

@@ -160,3 +160,7 @@ def test_a_server_takes_them_below_the_root_only(launch: Launch, tmp_path: Path)
         with pytest.raises(openai.BadRequestError):
             load(name, path)
     assert [card.id for card in client.models.list().data] == [base, "one", "two", "again"]
+    client.post("/unload_lora_adapter", body={"lora_name": "two"}, cast_to=str)
+    assert [card.id for card in client.models.list().data] == [base, "one", "again"]
+    found_again = client.completions.create(model="again", **asked).choices[0].logprobs
+    assert tuple(found_again.token_logprobs) == found["again"]

@@ -6,14 +6,18 @@ import http.client
 import json
 import threading
 import time
-from typing import Any
+from collections import Counter
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 
-from lite_runner import __version__
-from lite_runner.serving.app import MAX_BODY
+from lite_runner import __version__, progress
+from lite_runner.errors import ArtifactError
+from lite_runner.serving import middleware
+from lite_runner.serving.errors import of_exception
+from lite_runner.serving.middleware import MAX_BODY
 from tests.generation.mock import MockBackend
 from tests.serving.conftest import Served, Start, letters
 
@@ -44,11 +48,15 @@ class Slow(MockBackend):
     def __init__(self, fails: bool = False, length: int = 256) -> None:
         super().__init__(letters, 4, length, 4)
         self.fails = fails
+        self.lacks = 0  # steps to come that lack memory
 
     def forward(self, rows: Any) -> Any:
         time.sleep(0.005)
         if self.fails:
             raise RuntimeError("the memory is gone")
+        if self.lacks:
+            self.lacks -= 1
+            raise MemoryError
         return super().forward(rows)
 
 
@@ -126,15 +134,138 @@ def test_a_key_opens_all_but_health(start: Start) -> None:
         assert call(served, path, Authorization="Bearer secret")[0] != 401
 
 
+def test_wrong_keys_are_slow_and_share_a_line_of_the_log(
+    start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "WRONG_KEY_S", 0.02)
+    monkeypatch.setattr(middleware, "WRONG_KEY_LINES_S", 1000.0)
+    served, began = start(key=b"secret"), time.monotonic()
+    for _ in range(10):
+        assert call(served, "/v1/models", Authorization="Bearer wrong")[0] == 401
+    assert time.monotonic() - began >= 0.2
+    (line,) = [one for one in capfd.readouterr().err.splitlines() if "client=" in one]
+    assert line.endswith('client=127.0.0.1 error="wrong key" requests=1')
+
+
+def test_a_step_without_memory_ends_its_requests_alone(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Slow()
+    served, backend.lacks = start(backend), 2
+    for _ in range(2):
+        status, _, content = call(served, "/v1/completions", FOREVER)
+        assert status == 503 and b"out of memory" in content
+    assert call(served, "/v1/completions", FOREVER)[0] == 200
+    assert call(served, "/health")[0] == 200
+    assert sum("out of memory" in record.message for record in caplog.records) == 2
+
+
 def test_a_foreign_host_name_is_refused_on_loopback(start: Start) -> None:
     served = start()
-    assert call(served, "/health", Host="evil.example:80")[0] == 400
-    assert call(served, "/health", Host="localhost")[0] == 200
-    assert call(served, "/health", Host="[::1]:8000")[0] == 200
+    assert call(served, "/version", Host="evil.example:80")[0] == 400
+    assert call(served, "/version", Host="localhost")[0] == 200
+    assert call(served, "/version", Host="[::1]:8000")[0] == 200
+    assert call(served, "/ready", Host="10.0.0.7:8000")[0] == 200  # a probe of an orchestrator
+
+
+def test_allowed_hosts(start: Start) -> None:
+    served = start(allowed_hosts=("llm.example.com", "*.inner.example"))
+    for host, status in (
+        ("llm.example.com", 200),
+        ("LLM.example.com:443", 200),
+        ("a.b.inner.example", 200),
+        ("localhost:8000", 200),
+        ("inner.example", 400),
+        ("x.llm.example.com", 400),
+        ("evil-inner.example", 400),
+    ):
+        assert call(served, "/version", Host=host)[0] == status, host
+    assert call(start(allowed_hosts=("*",)), "/version", Host="any.example")[0] == 200
+    public = start(host="0.0.0.0", allowed_hosts=("llm.example.com",))
+    assert call(public, "/version", Host="llm.example.com")[0] == 200
+    assert call(public, "/version", Host="other.example")[0] == 400
+
+
+def test_scripts_of_listed_origins_may_ask(start: Start) -> None:
+    origin = "http://localhost:3000"
+    served = start(key=b"secret", cors_origins=(origin,))
+    asked = {
+        "Access_Control_Request_Method": "POST",
+        "Access_Control_Request_Headers": "authorization,content-type",
+    }
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    given = {name.replace("_", "-"): value for name, value in asked.items()}
+    connection.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **given})
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 200
+    assert answer.getheader("Access-Control-Allow-Origin") == origin
+    assert "authorization" in (answer.getheader("Access-Control-Allow-Headers") or "").lower()
+    # What is refused can be read, too; other origins cannot read anything.
+    for found, readable in ((origin, origin), ("http://evil.example", None)):
+        status, headers, _ = call(served, "/v1/models", Origin=found)
+        assert status == 401 and headers.get("access-control-allow-origin") == readable
+    _, headers, _ = call(start(), "/v1/models", Origin=origin)
+    assert "access-control-allow-origin" not in headers
+
+
+def test_a_model_has_the_names_it_is_given(start: Start) -> None:
+    served = start(model_name=("gpt-4", "llama"))
+    cards = served.client.models.list().data
+    assert [(card.id, card.parent) for card in cards] == [
+        ("gpt-4", None),
+        ("llama", None),
+        ("a", "gpt-4"),
+        ("b", "gpt-4"),
+    ]
+    for name in ("gpt-4", "llama"):
+        assert served.client.completions.create(model=name, prompt="x").model == name
+    status, _, content = call(served, "/v1/completions", {"model": "base", "prompt": "x"})
+    assert status == 404 and b"there are: gpt-4, llama, a, b" in content
+    _, _, content = call(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    assert json.loads(content)["model"] == "gpt-4"
+
+
+def test_process_and_build_metrics(start: Start) -> None:
+    text = call(start(), "/metrics")[2].decode()
+    for name in (
+        "process_resident_memory_bytes ",
+        "process_cpu_seconds_total ",
+        "process_open_fds ",
+    ):
+        assert f"\n{name}" in text
+    assert f'version="{__version__}"' in text and "\nlite_runner:build_info{" in text
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_stream_that_is_cut_is_logged(
+    start: Start, capfd: pytest.CaptureFixture[str], log_format: Literal["text", "json"]
+) -> None:
+    progress.configure(1, log_format)
+    try:
+        served = start(Slow(length=8192), request_timeout=0.2)
+        call(served, "/v1/completions", {**FOREVER, "stream": True})
+        connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+        body = json.dumps({**FOREVER, "stream": True})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        connection.getresponse().read(10)
+        connection.close()
+        served.until_idle()
+        logged = ""
+        while "disconnected" not in logged:
+            logged += capfd.readouterr().err
+    finally:
+        progress.configure(1)
+    cut = [line for line in logged.splitlines() if "/v1/completions" in line]
+    shown = ('"error": "timeout"', '"error": "disconnected"')
+    if log_format == "text":
+        shown = ("error=timeout", "error=disconnected")
+    assert all("200" in line and one in line for line, one in zip(cut, shown, strict=True))
 
 
 def test_an_id_comes_back(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
-    served = start(log_format="json")
+    progress.configure(1, "json")
+    served = start()
     _, headers, _ = call(served, "/version", X_Request_Id="mine-1")
     assert headers["x-request-id"] == "mine-1"
     _, headers, _ = call(served, "/version", X_Request_Id="two words")
@@ -143,7 +274,9 @@ def test_an_id_comes_back(start: Start, capfd: pytest.CaptureFixture[str]) -> No
     logged = ""
     while "mine-2" not in logged:  # the line follows the answer
         logged += capfd.readouterr().err
+    progress.configure(1)
     lines = [json.loads(line) for line in logged.splitlines()]
+    assert all(line["time"] and line["level"] == "info" for line in lines)
     assert [line["status"] for line in lines] == [200] * 3
     assert (lines[0]["id"], lines[2]["id"], lines[2]["prompt_tokens"]) == ("mine-1", "mine-2", 5)
 
@@ -227,3 +360,126 @@ def test_the_adapters_in_use_are_told(start: Start) -> None:
         assert any(thread.is_alive() for thread in threads), told
     for thread in threads:
         thread.join()
+
+
+def test_what_a_client_sent_is_not_echoed_whole(start: Start) -> None:
+    served, long = start(), "x" * (MAX_BODY // 2)
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "x", "model": long}),
+        ("/v1/completions", {"prompt": "x", long: 1}),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {long: 1}}),
+        ("/v1/completions", {"prompt": "x", "guided_regex": f"({long}"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", long: 1}]}),
+        ("/tokenize", {"prompt": "x", "model": long}),
+    ]
+    for path, body in bodies:
+        status, _, content = call(served, path, body)
+        assert status in (400, 404) and len(content) < 2000, (path, list(body))
+
+
+def test_numbers_that_no_model_takes_are_refused(start: Start) -> None:
+    served = start()
+    for field, value in (
+        ("logit_bias", {"1" * 5000: 1}),
+        ("repetition_penalty", 1e-308),
+        ("repetition_penalty", 1e308),
+    ):
+        status, _, content = call(served, "/v1/completions", {"prompt": "x", field: value})
+        assert (status, json.loads(content)["error"]["param"]) == (400, field)
+
+
+def test_an_upload_that_ends_early_is_logged_as_left(
+    start: Start, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    progress.configure(1)
+    served = start()
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders(b"{")
+    connection.close()
+    logged = ""
+    while "/v1/completions" not in logged:
+        logged += capfd.readouterr().err
+    assert "status=499" in logged and "Traceback" not in logged
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_path_is_one_word_of_the_log(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    progress.configure(1)
+    served = start()
+    assert call(served, "/x%0aid=0%20status=200%1b[2J" + "y" * 9000)[0] == 404
+    logged = ""
+    while "404" not in logged:
+        logged += capfd.readouterr().err
+    (line,) = logged.splitlines()
+    assert line.isprintable() and len(line) < 400
+    assert r'path="/x\nid=0 status=200\u001b[2Jyy' in line
+
+
+def test_faults_name_files_without_their_folders() -> None:
+    for text, shown in (
+        ("/home/a b/m/tokenizer_config.json: failed", "tokenizer_config.json: failed"),
+        ("no '/a/b' in /c/d/e.json: 3/4 tokens/s", "no 'b' in e.json: 3/4 tokens/s"),
+        ("see https://example.com/a/b", "see https://example.com/a/b"),
+    ):
+        assert of_exception(ArtifactError(text)).message == shown
+
+
+def metric(served: Served, name: str) -> float:
+    """The sum of a metric's values, over all its labels that begin as `name` does."""
+    lines = call(served, "/metrics")[2].decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def test_metrics_add_up(start: Start) -> None:
+    served = start(Slow(), request_timeout=0.3, max_queue=0)
+    sums = Counter[str]()
+    for seed in range(12):
+        body = {"prompt": "hello", "max_tokens": 12, "seed": seed, "n": 2, "temperature": 1}
+        usage = json.loads(call(served, "/v1/completions", body)[2])["usage"]
+        sums.update({name: usage[name] for name in ("prompt_tokens", "completion_tokens")})
+    ended = 'vllm:request_success_total{finished_reason="'
+    assert metric(served, f'{ended}stop"') > 0  # with end tokens, which usage counts
+    assert metric(served, "vllm:generation_tokens_total") == sums["completion_tokens"]
+    assert metric(served, "vllm:prompt_tokens_total") == sums["prompt_tokens"]
+    assert metric(served, ended) == 24
+    assert call(served, "/v1/completions", {**FOREVER, "n": 2, "temperature": 1})[0] == 504
+    assert metric(served, f'{ended}timeout"') == 2
+    served.until_idle()
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    connection.request(
+        "POST", "/v1/completions", json.dumps(FOREVER), {"Content-Type": "application/json"}
+    )
+    while served.server.engine.load.running == 0:
+        time.sleep(0.005)
+    connection.close()
+    while not metric(served, f'{ended}abort"'):
+        time.sleep(0.005)
+    assert metric(served, ended) == 27
+    assert metric(served, "vllm:prompt_tokens_total") == sums["prompt_tokens"] + 10
+
+
+def test_priorities_may_be_switched_off(start: Start) -> None:
+    for on, expected in ((True, 200), (False, 400)):
+        served = start(priority=on)
+        for path, body in (
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ):
+            asked = {**body, "max_tokens": 1}
+            assert call(served, path, {**asked, "priority": -1})[0] == expected
+            assert call(served, path, {**asked, "priority": 0})[0] == 200
+
+
+def test_a_long_body_is_refused_before_memory_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries in Rust end the process where they get none."""
+    served = start()
+    body = {"prompt": "x", "max_tokens": 1}
+    for left, size, expected in ((None, 10**6, 400), (1 << 20, 1, 200), (20 << 20, 10**6, 503)):
+        monkeypatch.setattr("lite_runner.serving.state.free_addresses", lambda left=left: left)
+        body["prompt"] = "x" * size
+        assert call(served, "/v1/completions", body)[0] == expected, (left, size)

@@ -103,9 +103,9 @@ def test_the_next_turn_goes_on_from_the_first(start: Start) -> None:
         ({"messages": [{"role": "ghost", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"audio": {}}, "audio"),
-        ({"modalities": ["audio"]}, "modalities.0"),
+        ({"modalities": ["audio"]}, "modalities"),
         ({"prediction": {}}, "prediction"),
         ({"max_completion_tokens": 1000}, "messages"),
         (

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from openai.types import Completion
 
 from tests.paths import ROOT
 from tests.run_modes.test_slora import WIDTHS, write_adapter
@@ -118,7 +119,6 @@ class Served:
         )
         found = self.until(rf"serving {name} on (http://\S+) with 2 replicas on Ray")
         self.url = f"{found[1]}/v1"
-        self.client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
 
     def __enter__(self) -> Served:
         return self
@@ -144,7 +144,12 @@ class Served:
 
     async def text(self, model: str, id: str = "", tokens: int = 40) -> str:
         """The greedy answer of a model, streamed. Raises openai.APIError."""
-        answer = await self.client.completions.create(
+        async with await self.answer(model, id, tokens) as stream:
+            return await rest(stream)
+
+    async def answer(self, model: str, id: str, tokens: int) -> openai.AsyncStream[Completion]:
+        client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
+        return await client.completions.create(
             model=model,
             prompt="hello",
             max_tokens=tokens,
@@ -153,13 +158,16 @@ class Served:
             extra_body={"ignore_eos": True},
             extra_headers={"X-Request-Id": id} if id else {},
         )
-        parts, reason = [], None
-        async with answer as stream:  # closed, too, where this is cancelled
-            async for chunk in stream:
-                parts.append(chunk.choices[0].text)
-                reason = chunk.choices[0].finish_reason or reason
-        assert reason == "length"
-        return "".join(parts)
+
+
+async def rest(stream: openai.AsyncStream[Completion]) -> str:
+    """The text that is still to come."""
+    parts, reason = [], None
+    async for chunk in stream:
+        parts.append(chunk.choices[0].text)
+        reason = chunk.choices[0].finish_reason or reason
+    assert reason == "length"
+    return "".join(parts)
 
 
 @pytest.fixture(scope="module")
@@ -173,14 +181,29 @@ def cluster(ray_python: Path) -> Iterator[Cluster]:
             made.close()
 
 
-@pytest.fixture
-def served(cluster: Cluster, ray_python: Path, tmp_path: Path) -> Iterator[Served]:
+def test_replicas_register_plugins(
+    cluster: Cluster, ray_python: Path, tmp_path: Path, llama_called_mine: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    options = ("plugins=mine.py", "model=auto", f"load_checkpoint={llama_called_mine}")
+    with Served(cluster, ray_python, tmp_path, "model", *options) as served:
+        client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
+        assert [card.id for card in client.models.list()] == ["model"]
+        assert client.completions.create(model="model", prompt="hello", max_tokens=2).usage
+
+
+@pytest.fixture(scope="module")
+def served(
+    cluster: Cluster, ray_python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """One for all tests, of which the last ends it."""
+    folder = tmp_path_factory.mktemp("served")
     for rank, name in enumerate(NAMES[1:], 1):
-        write_adapter(tmp_path / name, rank, WIDTHS, 2.0)
+        write_adapter(folder / name, rank, WIDTHS, 2.0)
     listing = {name: name for name in NAMES[1:]}
-    (tmp_path / "lora_adapter.json").write_text(json.dumps(listing))
+    (folder / "lora_adapter.json").write_text(json.dumps(listing))
     options = ("adapter_path=lora_adapter.json", "model.model_config.seq_length=8192")
-    with Served(cluster, ray_python, tmp_path, "tiny_llama", "model=tiny_llama", *options) as made:
+    with Served(cluster, ray_python, folder, "tiny_llama", "model=tiny_llama", *options) as made:
         yield made
 
 
@@ -228,6 +251,9 @@ def test_it_is_the_same_application(served: Served) -> None:
         assert b"<title>lite-runner</title>" in page.read()
         assert len(page.headers.get_all("X-Request-Id")) == 1
         assert "script-src 'self'" in page.headers["Content-Security-Policy"]
+    for path in ("health", "ready"):
+        with urllib.request.urlopen(served.url.removesuffix("v1") + path) as answer:
+            assert answer.status == 200
     client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
     assert [card.id for card in client.models.list()] == list(NAMES)
     with pytest.raises(openai.NotFoundError, match="no model 'nobody'"):
@@ -238,29 +264,16 @@ def test_it_is_the_same_application(served: Served) -> None:
 
 def test_what_runs_is_completed_and_who_leaves_is_dropped(served: Served) -> None:
     async def run() -> str:
-        leaving = asyncio.ensure_future(served.text("en", "left", tokens=MANY))
-        await asyncio.sleep(0.3)
-        leaving.cancel()
-        await asyncio.wait({leaving})
+        async with await served.answer("en", "left", MANY) as leaving:
+            await anext(leaving)
         assert int(served.until(r"\bid=left .*completion_tokens=(\d+)")[1]) < MANY
-        running = asyncio.ensure_future(served.text("zh", tokens=1000))
-        await asyncio.sleep(0.1)
-        served.process.send_signal(signal.SIGTERM)
-        return await running
+        async with await served.answer("zh", "stays", 1000) as running:
+            await anext(running)
+            served.process.send_signal(signal.SIGTERM)
+            return await rest(running)
 
     assert asyncio.run(run())
     assert served.process.wait() == 0
-
-
-def test_replicas_register_plugins(
-    cluster: Cluster, ray_python: Path, tmp_path: Path, llama_called_mine: Path
-) -> None:
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    options = ("plugins=mine.py", "model=auto", f"load_checkpoint={llama_called_mine}")
-    with Served(cluster, ray_python, tmp_path, "model", *options) as served:
-        client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
-        assert [card.id for card in client.models.list()] == ["model"]
-        assert client.completions.create(model="model", prompt="hello", max_tokens=2).usage
 
 
 def test_without_the_extra_it_says_how_to_get_it(cli: Callable[..., object]) -> None:

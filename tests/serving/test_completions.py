@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.generation import Completion, Request, Scheduler
+from lite_runner.generation import Completion, Engine, Request
 from tests.generation.mock import MockBackend, served
 from tests.serving.conftest import END, VOCAB, Served, Start, letters
 
@@ -22,7 +22,7 @@ def alone(prompt: Sequence[int], adapter: str | None = None, **options: object) 
     """The completion of a prompt on a backend of its own."""
     config = GenerationConfig(**{"eos_token_id": (END,), "max_new_tokens": 16, **options})
     request = Request(np.array(list(prompt), np.int32), config, adapter, (config.seed, 0))
-    return served(Scheduler(MockBackend(letters, 4, 256, 4)), [request])[0]
+    return served(Engine(MockBackend(letters, 4, 256, 4)), [request])[0]
 
 
 def text_of(completion: Completion) -> str:
@@ -67,6 +67,24 @@ def test_a_seed_repeats_and_none_does_not(start: Start) -> None:
 
     assert text(seed=1) == text(seed=1) != text(seed=2)
     assert text() != text()
+
+
+def test_what_a_request_says_of_sampling_goes_over_the_run(start: Start) -> None:
+    """With run_mode=serve do_sample=false (or temperature=0) requests are greedy that say
+    nothing; a top_p that is off says nothing."""
+    greedy = GenerationConfig(do_sample=False, eos_token_id=(END,))
+    client = start(defaults=greedy).client
+    expected = text_of(alone(b"hello", max_new_tokens=16))
+
+    def text(**extra: object) -> str:
+        asked = {"model": "base", "prompt": "hello", "seed": 3, "extra_body": extra}
+        return client.completions.create(**asked).choices[0].text
+
+    for extra in ({}, {"temperature": 0}, {"temperature": 0, "top_p": 0.9}, {"top_p": 1}):
+        assert text(**extra) == expected, extra
+    drawn = text_of(alone(b"hello", do_sample=True, seed=3, max_new_tokens=16))
+    for extra in ({"temperature": 1}, {"top_k": 60}, {"temperature": 1, "top_p": 1, "top_k": -1}):
+        assert text(**extra) == drawn != expected, extra
 
 
 def test_several_prompts_and_samples_are_numbered_by_prompt(start: Start) -> None:

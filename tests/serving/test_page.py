@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ SAYING = "Bonjour !\n<img src=x onerror=\"console.log('unsafe')\"> <b>&amp;</b> 
 COUNTING = " ".join(map(str, range(1, 200)))
 
 
-def saying(history: list[int], adapter: int) -> NDArray[np.float32]:
+def saying(history: list[int], adapter: int, answer: str = SAYING) -> NDArray[np.float32]:
     """Logits of a model that has one answer to all that ends in a question mark; of an adapter, its
     number. To "count?" it is a long one."""
     said = bytes(token for token in history if token < 256)
     at = max(said.rfind(b"[assistant]") + len("[assistant]"), said.rfind(b"?") + 1)
-    answer = SAYING if adapter == 0 else f"adapter {adapter}"
+    if adapter:
+        answer = f"adapter {adapter}"
     if b"count?" in said[:at]:
         answer = COUNTING
     text = answer.encode()[len(said) - at :]
@@ -38,10 +40,10 @@ def saying(history: list[int], adapter: int) -> NDArray[np.float32]:
 
 
 class Talker(MockBackend):
-    """Says SAYING, or counts with pauses until it is told to fail."""
+    """Says a text, or counts with pauses until it is told to fail."""
 
-    def __init__(self, pause: float = 0) -> None:
-        super().__init__(saying, 4, 2048, 4)
+    def __init__(self, pause: float = 0, text: str = SAYING) -> None:
+        super().__init__(partial(saying, answer=text), 4, 4096, 4)
         self.pause, self.fails = pause, False
 
     def forward(self, rows: Any) -> Any:
@@ -99,8 +101,8 @@ def set_field(browser: Browser, name: str, value: str) -> None:
 def test_a_conversation(browser: Browser, visit: Visit) -> None:
     served = visit()
     ask(browser, "How are you?")
-    name, *lines, figures = until_answered(browser).splitlines()
-    assert name == "base"
+    name, copy, *lines, figures = until_answered(browser).splitlines()
+    assert (name, copy) == ("base", "Copy")
     assert "\n".join(line for line in lines if line) == SAYING  # and no element of it
     assert browser.evaluate("document.querySelectorAll('#conversation :is(img, b)').length") == 0
     tokens = len(SAYING.encode()) + 1
@@ -114,6 +116,103 @@ def test_a_conversation(browser: Browser, visit: Visit) -> None:
     assert browser.evaluate("document.querySelectorAll('#conversation li').length") == 0
     ask(browser, "How are you?")
     assert "prompt 30 tokens" in until_answered(browser)
+
+
+MARKDOWN = """# Heading
+
+Some **bold _and_ emphasis**, `a < b`, snake_case_name, 2 * 3 * 4 and \\*stars\\*.
+A [page](https://example.com/a_b), https://example.com/c. [no](javascript:alert(1)) ![i](http://x.example/i.png)
+
+1. one
+   - inner
+2. two
+
+   ```python
+   if a < b:
+       print("<script>")
+   ```
+
+> quoted
+> > twice
+
+| name | value |
+|---|--:|
+| `x` | <b>1</b> |
+
+---
+```
+not closed **here**
+"""
+
+
+def test_markdown_is_shown(browser: Browser, visit: Visit) -> None:
+    served = visit(Talker(text=MARKDOWN))
+    ask(browser, "How are you?")
+    until_answered(browser)
+
+    def texts(selector: str) -> list[str]:
+        shown = f"[...document.querySelectorAll('.markdown {selector}')].map(e => e.textContent)"
+        found: list[str] = browser.evaluate(shown)
+        return found
+
+    assert texts("h4") == ["Heading"]
+    assert texts("strong") == ["bold and emphasis"] and texts("em") == ["and"]
+    assert texts("p code") == ["a < b"]
+    assert texts("ol > li > ul > li") == ["inner"] and len(texts("ol > li")) == 2
+    assert texts("pre") == ['if a < b:\n    print("<script>")', "not closed **here**\n"]
+    assert [text.strip() for text in texts("blockquote blockquote")] == ["twice"]
+    assert texts("th") == ["name", "value"] and texts("td") == ["x", "<b>1</b>"]
+    assert len(texts("hr")) == 1
+    hrefs = "[...document.querySelectorAll('.markdown a')].map(e => [e.textContent, e.href])"
+    assert browser.evaluate(hrefs) == [
+        ["page", "https://example.com/a_b"],
+        ["https://example.com/c", "https://example.com/c"],
+        ["i", "http://x.example/i.png"],
+    ]
+    shown = texts("p")[0]
+    assert "snake_case_name, 2 * 3 * 4 and *stars*." in shown
+    assert "[no](javascript:alert(1))" in shown
+    inside = ":is(script, img, b, iframe, style)"
+    assert texts(inside) == [] and browser.evaluate(CONTRASTS) == []
+    assert all(url.startswith(served.url) for url in browser.asked)
+    # What is asked next holds the text, not what is shown of it.
+    assert browser.evaluate("document.querySelector('#status').textContent").endswith(MARKDOWN)
+
+
+def test_answers_and_code_are_copied(browser: Browser, visit: Visit) -> None:
+    visit(Talker(text=MARKDOWN))
+    ask(browser, "How are you?")
+    until_answered(browser)
+    browser.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    for label, text in (
+        ("Copy answer", MARKDOWN),
+        ("Copy code", 'if a < b:\n    print("<script>")'),
+    ):
+        button = f"document.querySelector('[aria-label=\"{label}\"]')"
+        browser.evaluate(f"{button}.click()")
+        browser.until(f"{button}.textContent === 'Copied'")
+        assert browser.evaluate("window.copied") == text
+
+
+def test_an_answer_is_drawn_block_by_block(browser: Browser, visit: Visit) -> None:
+    """What a reader has selected in a block above stays while the rest comes."""
+    visit(Talker(pause=0.003, text="first block\n\n" + "word " * 60))
+    ask(browser, "How are you?")
+    browser.until("document.querySelectorAll('.markdown > p').length === 2")
+    browser.evaluate("window.first = document.querySelector('.markdown > p')")
+    until_answered(browser)
+    assert browser.evaluate("window.first === document.querySelector('.markdown > p')")
+
+
+def test_text_that_is_hard_to_read_is_shown(browser: Browser, visit: Visit) -> None:
+    """Expressions that go back and forth would take hours."""
+    visit()
+    for part, count in (("*", 15_000), ("**a", 6_000), ("`", 15_000), ("[", 15_000), ("_a", 9_000)):
+        shown = browser.evaluate(
+            "import('/static/markdown.js').then(({ Markdown }) => { const made = new Markdown();"
+            f" made.show('x ' + {part!r}.repeat({count})); return made.element.innerText; }})"
+        )
+        assert shown
 
 
 def test_settings_reach_the_model_and_faults_the_reader(browser: Browser, visit: Visit) -> None:
@@ -161,7 +260,7 @@ def test_an_adapter_and_the_keyboard_alone(browser: Browser, visit: Visit) -> No
     browser.type("Who")
     browser.press("Enter", shift=True)
     ask(browser, "are you?")
-    name, text, *_ = (line for line in until_answered(browser).splitlines() if line)
+    name, _, text, *_ = (line for line in until_answered(browser).splitlines() if line)
     assert (name, text) == ("a", "adapter 1")
     assert browser.text("#conversation li .text") == "Who\nare you?"
     assert browser.focused() == "message"

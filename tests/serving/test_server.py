@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import openai
 import pytest
 from pydantic import BaseModel, Field
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.serving.server import KEEP_ALIVE_S, listen
+from lite_runner.native import instructions
+from lite_runner.serving.planning import listen
+from lite_runner.serving.server import KEEP_ALIVE_S
 from tests.serving.conftest import Launch
 
 SCHEMA = json.loads(
@@ -27,7 +32,16 @@ SCHEMA = json.loads(
 
 def test_it_serves_and_ends_with_what_runs(launch: Launch, tmp_path: Path) -> None:
     process, url = launch()
+    with urlopen(f"{url}/metrics") as metrics:
+        (build,) = re.findall(r"^lite_runner:build_info{.*}", metrics.read().decode(), re.M)
+    assert 'backend="native"' in build and f'engine="native, {instructions()} kernels"' in build
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"prompt": "hello", "max_tokens": 1, "seed": 1}
+    scored = client.completions.create(
+        model="tiny_llama", **asked, extra_body={"prompt_logprobs": 0}
+    )
+    first, *others = getattr(scored.choices[0], "prompt_logprobs")  # noqa: B009  (vLLM's own)
+    assert first is None and [list(one) for one in others] == [[str(id)] for id in b"ello"]
     stream = client.completions.create(
         model="tiny_llama",
         prompt="hello",
@@ -44,6 +58,87 @@ def test_it_serves_and_ends_with_what_runs(launch: Launch, tmp_path: Path) -> No
     assert process.wait(60) == 0
     log = next((tmp_path / "outputs").glob("*/*serve*/run.log"))
     assert "POST path=/v1/completions status=200" in log.read_text()
+
+
+def forever(url: str) -> Iterator[Any]:
+    """The chunks of an answer that takes long."""
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "tiny_llama", "prompt": "hello", "max_tokens": 8000}
+    return iter(client.completions.create(**asked, stream=True, extra_body={"ignore_eos": True}))
+
+
+LONG = ("model.model_config.seq_length=8192",)
+
+
+def status_of(url: str) -> int:
+    try:
+        with urlopen(url) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+def test_requests_are_taken_for_a_while_after_sigterm(launch: Launch) -> None:
+    process, url = launch("serve.drain_delay=600")
+    assert status_of(f"{url}/ready") == 200
+    os.kill(process.pid, signal.SIGTERM)
+    while status_of(f"{url}/ready") != 503:
+        pass
+    assert status_of(f"{url}/health") == status_of(f"{url}/v1/models") == 200
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    assert client.completions.create(model="tiny_llama", prompt="x", max_tokens=2).choices
+    os.kill(process.pid, signal.SIGTERM)  # enough
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("how", ["drain_timeout", "Ctrl-C"])
+def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_path: Path) -> None:
+    seconds = 0.5 if how == "drain_timeout" else 600
+    process, url = launch(*LONG, f"serve.drain_timeout={seconds}", "serve.log_format=json")
+    streams = [forever(url) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(json.loads(line))
+        if how == "Ctrl-C" and "ending: " in line:
+            os.kill(process.pid, signal.SIGINT)
+    for stream in streams:
+        with pytest.raises(openai.APIError, match="the server is shutting down"):
+            list(stream)
+    assert process.wait(60) == 0
+    requests = [line for line in lines if line["message"] == "request"]
+    assert [line["error"] for line in requests] == ["unavailable"] * 3
+    assert all({"time", "level"} <= line.keys() for line in lines)
+
+
+def test_every_line_of_the_log_is_json(cli: Callable[..., Any]) -> None:
+    # An error at the start, too: here the port is taken.
+    with closing(listen("127.0.0.1", 0)) as bound:
+        port = f"serve.port={bound.getsockname()[1]}"
+        found = cli("run_mode=serve", "model=tiny_llama", port, "serve.log_format=json")
+    assert found.returncode == 3
+    lines = [json.loads(line) for line in found.stderr.splitlines()]
+    assert [line["level"] for line in lines].count("error") == 1
+    assert "Address already in use" in lines[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "serve.cors_origins=[localhost:3000]",
+        "serve.cors_origins=['http://a.example/']",
+        "serve.allowed_hosts=['a.example:80']",
+        "serve.model_name=[a,a]",
+        "serve.model_name=[]",
+        "serve.drain_delay=-1",
+    ],
+)
+def test_names_that_would_never_match(cli: Callable[..., Any], key: str) -> None:
+    found = cli("run_mode=serve", "model=tiny_llama", key, "dry_run=true")
+    assert found.returncode == 2 and key.partition("=")[0] in found.stderr
 
 
 class Trip(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, TypeAdapter
 
-from lite_runner.serving.tool_formats.pairs import MARKS
-from lite_runner.serving.tool_formats.turns import TAG
+from lite_runner.serving.tool_parsers import MARKS, TURN_TAG, type_of, types, types_of
+from lite_runner.serving.tools import FORMATS, Name, format_of
 from lite_runner.text.tokenizer import Tokenizer
 from tests.chatglm_folders import write_chatglm3
 from tests.generation.mock import MockBackend
@@ -25,8 +26,9 @@ from tests.serving.conftest import (
     tokenizer_of_chatglm3,
     tokenizer_with_chat,
 )
-from tests.serving.test_structured import chaos
-from tests.serving.tool_formats.reading import read_however_cut
+from tests.serving.test_sampling import chaos
+from tests.serving.test_tool_parsers import call, pair
+from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
 BODY = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}{% for m in messages %}[{{ m.role }}]"
@@ -34,13 +36,13 @@ BODY = (
     "{{ m.tool_call_id }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 TEMPLATES = {
-    "tags": BODY + "{# <tool_call> #}",
-    "objects": BODY + "{# <|start_header_id|> #}",
-    "list": BODY + "{# [TOOL_CALLS] #}",
-    "lines": BODY + "{# [gMASK] <|observation|> #}",
-    "pairs": BODY + "{# [gMASK] <|observation|> <tool_call> <arg_key> #}",
+    "hermes": BODY + "{# <tool_call> #}",
+    "llama_json": BODY + "{# <|start_header_id|> #}",
+    "mistral": BODY + "{# [TOOL_CALLS] #}",
+    "glm4": BODY + "{# [gMASK] <|observation|> #}",
+    "glm45": BODY + "{# [gMASK] <|observation|> <tool_call> <arg_key> #}",
 }
-FORMS = [*TEMPLATES, "turns"]
+FORMS = [*TEMPLATES, "chatglm3"]
 WEATHER = {
     "type": "function",
     "function": {
@@ -72,16 +74,16 @@ class Weather(BaseModel):
 
 
 def tokenizer_of(form: str) -> Tokenizer:
-    return tokenizer_of_chatglm3() if form == "turns" else tokenizer_with_chat(TEMPLATES[form])
+    return tokenizer_of_chatglm3() if form == "chatglm3" else tokenizer_with_chat(TEMPLATES[form])
 
 
 def says(text: str, tokenizer: Tokenizer) -> MockBackend:
     """A model that always answers the same, in one turn or several."""
-    tag = tokenizer.id_of(TAG)
+    tag = tokenizer.id_of(TURN_TAG)
     head = [*b"[assistant]"] if tag is None else [tag]
     script = [*text.encode(), END]
     if tag is not None:
-        first, *turns = text.split(TAG)
+        first, *turns = text.split(TURN_TAG)
         script = [*first.encode(), *(id for turn in turns for id in (tag, *turn.encode())), END]
 
     def logits(history: list[int], _: int) -> NDArray[np.float32]:
@@ -96,63 +98,63 @@ def says(text: str, tokenizer: Tokenizer) -> MockBackend:
 
 # What a model says, the text and the calls in it.
 SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
-    ("tags", "no <tool, sorry", "no <tool, sorry", []),
+    ("hermes", "no <tool, sorry", "no <tool, sorry", []),
     (
-        "tags",
+        "hermes",
         'Sure:\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
         '<tool_call>{"name": "clock", "arguments": {}}</tool_call>\n',
         "Sure:",
         [("get_weather", {"city": "Oslo"}), ("clock", {})],
     ),
-    ("tags", '<tool_call>{"name": "clock", "arguments": {}}', "", [("clock", {})]),
-    ("tags", "a <tool_call>nothing</tool_call> b", "a <tool_call>nothing</tool_call> b", []),
-    ("objects", '{"name": "clock", "parameters": {"a": "ü;"}}', "", [("clock", {"a": "ü;"})]),
+    ("hermes", '<tool_call>{"name": "clock", "arguments": {}}', "", [("clock", {})]),
+    ("hermes", "a <tool_call>nothing</tool_call> b", "a <tool_call>nothing</tool_call> b", []),
+    ("llama_json", '{"name": "clock", "parameters": {"a": "ü;"}}', "", [("clock", {"a": "ü;"})]),
     (
-        "objects",
+        "llama_json",
         '<|python_tag|>{"name": "clock", "parameters": {}}; {"name": "x", "parameters": {"b": 1}}',
         "",
         [("clock", {}), ("x", {"b": 1})],
     ),
-    ("objects", '{"temperature": 3}', '{"temperature": 3}', []),
-    ("objects", "It is {warm}.", "It is {warm}.", []),
+    ("llama_json", '{"temperature": 3}', '{"temperature": 3}', []),
+    ("llama_json", "It is {warm}.", "It is {warm}.", []),
     (
-        "list",
+        "mistral",
         '[TOOL_CALLS][{"name": "clock", "arguments": {}}, {"name": "x", "arguments": {"b": [1]}}]',
         "",
         [("clock", {}), ("x", {"b": [1]})],
     ),
     (
-        "list",
+        "mistral",
         '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]clock{}',
         "",
         [("get_weather", {"city": "Rome"}), ("clock", {})],
     ),
-    ("list", "[TOOL] [TOOL_CALLS][]", "[TOOL] [TOOL_CALLS][]", []),
-    ("lines", 'get_weather\n{"city": "Rome"}', "", [("get_weather", {"city": "Rome"})]),
-    ("lines", "get_weather is a tool.", "get_weather is a tool.", []),
-    ("lines", "clock\nis a tool.", "clock\nis a tool.", []),
+    ("mistral", "[TOOL] [TOOL_CALLS][]", "[TOOL] [TOOL_CALLS][]", []),
+    ("glm4", 'get_weather\n{"city": "Rome"}', "", [("get_weather", {"city": "Rome"})]),
+    ("glm4", "get_weather is a tool.", "get_weather is a tool.", []),
+    ("glm4", "clock\nis a tool.", "clock\nis a tool.", []),
     (
-        "pairs",
+        "glm45",
         "Sure:\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
         "<tool_call>clock\n</tool_call>\n",
         "Sure:",
         [("get_weather", {"city": "Oslo", "days": 3}), ("clock", {})],
     ),
-    ("pairs", "a <tool_call> no call</tool_call> b", "a <tool_call> no call</tool_call> b", []),
+    ("glm45", "a <tool_call> no call</tool_call> b", "a <tool_call> no call</tool_call> b", []),
     (
-        "turns",
+        "chatglm3",
         " get_weather\n ```python\ntool_call(city='Oslo', days=3)\n```",
         "",
         [("get_weather", {"city": "Oslo", "days": 3})],
     ),
     (
-        "turns",
-        f"\n Let me see.{TAG} clock\n ```python\ntool_call()\n```{TAG}\n So it is.",
+        "chatglm3",
+        f"\n Let me see.{TURN_TAG} clock\n ```python\ntool_call()\n```{TURN_TAG}\n So it is.",
         "\n Let me see.\n So it is.",
         [("clock", {})],
     ),
-    ("turns", "\n clock\n is a tool.", "\n clock\n is a tool.", []),
+    ("chatglm3", "\n clock\n is a tool.", "\n clock\n is a tool.", []),
 ]
 
 
@@ -216,7 +218,7 @@ def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
 
 def test_none_is_no_tools_and_one_call_is_one(start: Start) -> None:
     said = SAID[1][1]
-    tokenizer = tokenizer_of("tags")
+    tokenizer = tokenizer_of("hermes")
     client = start(says(said, tokenizer), tokenizer=tokenizer).client
     asked = {**ASKED, "temperature": 0}
     answer = client.chat.completions.create(**asked, tool_choice="none")
@@ -243,11 +245,11 @@ def test_the_turns_before_reach_the_template(start: Start) -> None:
 
     function = '{"name": "x", "arguments": {"a": 1}}'
     call = f'{{"id": "1", "type": "function", "function": {function}}}'
-    assert prompt("tags") == f"[assistant][{call}]\n[tool]warm1\n[assistant]"
-    assert prompt("pairs") == prompt("tags")
-    assert prompt("lines") == '[assistant]x{"a": 1}\n[observation]warm\n[assistant]'
+    assert prompt("hermes") == f"[assistant][{call}]\n[tool]warm1\n[assistant]"
+    assert prompt("glm45") == prompt("hermes")
+    assert prompt("glm4") == '[assistant]x{"a": 1}\n[observation]warm\n[assistant]'
     code = "```python\ntool_call(a=1)\n```"
-    assert prompt("turns") == f"[gMASK]sop{TAG}x\n{code}<|observation|>\nwarm{TAG}"
+    assert prompt("chatglm3") == f"[gMASK]sop{TURN_TAG}x\n{code}<|observation|>\nwarm{TURN_TAG}"
 
 
 def test_a_chatglm3_is_told_of_tools_and_calls_them(launch: Launch, tmp_path: Path) -> None:
@@ -282,14 +284,14 @@ def any_of(tokenizer: Tokenizer) -> MockBackend:
 
 
 def test_marks_that_are_special_tokens_are_read_too(start: Start) -> None:
-    tokenizer = tokenizer_with_chat(TEMPLATES["pairs"], MARKS)
+    tokenizer = tokenizer_with_chat(TEMPLATES["glm45"], MARKS)
     client = start(any_of(tokenizer), tokenizer=tokenizer).client
     answer = client.chat.completions.create(
         **ASKED, tool_choice="required", seed=2, temperature=2, parallel_tool_calls=False
     )
     (made,) = answer.choices[0].message.tool_calls
     assert made.function.name in ("get_weather", "clock")
-    tokenizer = tokenizer_with_chat(TEMPLATES["list"], ["[TOOL_CALLS]"])
+    tokenizer = tokenizer_with_chat(TEMPLATES["mistral"], ["[TOOL_CALLS]"])
     client = start(any_of(tokenizer), tokenizer=tokenizer).client
     answer = client.chat.completions.create(**ASKED, tool_choice="required", seed=1)
     assert {one.function.name for one in answer.choices[0].message.tool_calls} <= {
@@ -300,7 +302,6 @@ def test_marks_that_are_special_tokens_are_read_too(start: Start) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": []}, "tools", "at least 1"),
     ({"tools": [WEATHER, WEATHER]}, "tools", "two tools have the name get_weather"),
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.type", "'function'"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", ""),
@@ -340,7 +341,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 def test_what_cannot_be_done_is_refused_by_its_name(
     start: Start, changes: dict[str, Any], param: str, said: str
 ) -> None:
-    served: Served = start(tokenizer=tokenizer_with_chat(TEMPLATES["tags"]))
+    served: Served = start(tokenizer=tokenizer_with_chat(TEMPLATES["hermes"]))
     with pytest.raises(openai.BadRequestError) as raised:
         served.client.post("/chat/completions", body={**ASKED, **changes}, cast_to=object)
     assert raised.value.body["param"] == param
@@ -360,3 +361,217 @@ def test_a_template_without_tools_is_told(
     with pytest.raises(openai.BadRequestError, match="chat template has no tools") as raised:
         start().client.post("/chat/completions", body={**ASKED, **changes}, cast_to=object)
     assert raised.value.body["param"] == param
+
+
+TOOLS: dict[str, Any] = {
+    "look": {
+        "properties": {
+            "text": {"type": "string"},
+            "kind": {"enum": ["a", "</tool_call>", "ü\n"]},
+            "note": {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+            "where": {"$ref": "#/$defs/where"},
+        },
+        "required": ["kind"],
+        "additionalProperties": False,
+        "$defs": {
+            "where": {
+                "type": "object",
+                "properties": {"to": {"items": {"type": "string"}, "type": "array"}},
+                "required": ["to"],
+                "additionalProperties": False,
+            }
+        },
+    },
+    "look_up": {"properties": {"n": {"type": "integer"}, "all": {"type": "boolean"}}},
+}
+PIECES = [
+    *MARKS,
+    *("look", "look_up", "text", "kind", "note", "where", "to", "n", "all"),
+    *("a", "ü", "3", "true", "null", "None", "'", '"', "\\", "\n", " ", "<", ">"),
+    *("{", "}", "[", "]", ":", ", ", "=", "(", ")", "```python", "```", "tool_call(", '{"to": ["'),
+    *("<|assistant|>", "=", '"a"', '"name": "look', '"arguments": ', '"parameters": '),
+]
+
+
+def test_the_template_tells() -> None:
+    assert format_of("{% if tools %}<tool_call>{% endif %}") is FORMATS["hermes"]
+    glm45 = "[gMASK]{% if tools %}<tool_call><arg_key>{% endif %}<|observation|>"
+    assert format_of(glm45) is FORMATS["glm45"]
+    assert format_of(None, "chatglm3") is FORMATS["chatglm3"]
+
+
+def test_templates_that_know_no_tools() -> None:
+    assert format_of("{% for m in messages %}tools <tool_call>{{ m['tools'] }}{% endfor %}") is None
+    assert format_of("{% if tools is defined %}unknown{% endif %}") is None
+    assert format_of("{{ m }}", "chatglm3") is None  # an explicit one, which wins
+    assert format_of(None, "chatglm2") is None
+    assert format_of(None) is None
+
+
+@pytest.mark.parametrize("form", ["glm45", "chatglm3"])
+def test_what_is_forced_is_read(form: Name) -> None:
+    """Random ways through the grammar, in pieces that are likely to mislead the parser."""
+    allowed, chance, texts = Allowed(form, TOOLS, several=True), random.Random(1), set()
+    for _ in range(400):
+        walk = allowed.walk()
+        while not walk.over and len(walk.text) < 400:
+            if not any(walk.take(piece) for piece in chance.choices(PIECES, k=30)):
+                walk.take_any(chance)
+        if walk.over:
+            texts.add(walk.text)
+    assert len(texts) > 60
+    for text in texts:
+        cut = read_however_cut if len(text) < 90 else read
+        rest, calls = cut(form, text, TOOLS)
+        assert not rest and calls, text
+        for name, arguments in calls:
+            check(name, arguments)
+
+
+def check(name: str, arguments: dict[str, Any]) -> None:
+    """Of the schemas above."""
+    assert arguments.keys() <= TOOLS[name]["properties"].keys()
+    if name == "look":
+        assert arguments["kind"] in TOOLS[name]["properties"]["kind"]["enum"]
+        assert isinstance(arguments.get("text", ""), str)
+        note = arguments.get("note")
+        assert note is None or (isinstance(note, str) and len(note) <= 3)
+        assert all(isinstance(to, str) for to in arguments.get("where", {"to": []})["to"])
+    else:
+        assert type(arguments.get("n", 1)) is int and type(arguments.get("all", True)) is bool
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_garbage_is_read_alike_however_it_is_cut(form: Name) -> None:
+    chance = random.Random(2)
+    for _ in range(60):
+        read_however_cut(form, "".join(chance.choices(PIECES, k=12)), TOOLS)
+
+
+def allowed(schema: Any, *values: str) -> list[str]:
+    """Which values a parameter may have."""
+    tools = {"f": {"properties": {"x": schema}, "required": ["x"]}}
+    grammar = Allowed("glm45", tools)
+    found = [value for value in values if call(pair("x", value)) in grammar]
+    for value in found:
+        text, calls = read_however_cut("glm45", call(pair("x", value)), tools)
+        assert not text and len(calls) == 1
+    return found
+
+
+SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
+    ({"type": "string"}, ["", "a", '"a"', "ü\n", "</arg_valu", "</tool_call>"], ["</arg_value>"]),
+    ({"enum": ["a", "b c", 'd"']}, ["a", "b c", 'd"'], ["", "c", '"a"']),
+    ({"const": "a"}, ["a"], ["b", "aa"]),
+    ({"type": "string", "enum": ["a", 1]}, ["a"], ["1"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "üüü"], ["a", "abcd"]),
+    ({"type": "string", "pattern": "^[a-z]+$"}, ["ab"], ["", "a1"]),
+    ({"type": "string", "pattern": r"\d"}, ["1", "a1b"], ["", "ab"]),
+    ({"type": "string", "format": "date"}, ["2020-01-01", "tomorrow"], []),
+    ({"anyOf": [{"const": "a"}, {"type": "string", "maxLength": 1}]}, ["a", "x"], ["aa"]),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["null", '"null"'], ["a"]),
+    ({"enum": ["a", 1]}, ['"a"', "1"], ["a"]),
+    ({"type": "integer", "minimum": 1}, ["1", "20"], ["0", '"1"', " 1"]),
+    ({}, ['{"a": [1]}', "null", '"</arg_value>"'], ["a"]),
+    (True, ["1"], ["x"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), SCHEMAS, ids=str)
+def test_values_are_of_the_schema(schema: Any, right: list[str], wrong: list[str]) -> None:
+    assert allowed(schema, *right, *wrong) == right
+
+
+def test_references_are_to_the_tools_definitions() -> None:
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/text"}, "b": {"items": {"$ref": "#/$defs/text"}}},
+        "$defs": {"text": {"enum": ["x", "y"]}},
+    }
+    grammar = Allowed("glm45", {"f": schema})
+    assert call(pair("a", "x"), pair("b", '["y"]')) in grammar
+    assert call(pair("a", "z")) not in grammar and call(pair("b", '["z"]')) not in grammar
+
+
+def test_which_arguments_there_may_be() -> None:
+    schema = {"properties": {"a": {}, "b": {}, "ü c": {}}, "required": ["b"]}
+    grammar = Allowed("glm45", {"f": schema, "fg": {}}, several=True)
+    a, b, c = pair("a", "1"), pair("b", "2"), pair("ü c", "3")
+    for pairs in ([b], [a, b], [b, c], [a, b, c]):
+        assert call(*pairs) in grammar and call(*pairs).replace("\n", "") in grammar
+    for pairs in ([], [a], [b, a], [b, b], [a, b, c, pair("d", "4")]):
+        assert call(*pairs) not in grammar
+    assert call(name="fg") in grammar and call(name="g") not in grammar
+    assert f"{call(b)}\n{call(name='fg')}\n{call(a, b)}" in grammar
+    assert f"{call(b)}\nx" not in grammar
+
+
+FORMATS_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"anyOf": [{}]}, "anyOf of all arguments"),
+    ({"properties": []}, "properties or required"),
+    ({"required": ["x"]}, "'x', which is required"),
+    ({"required": [["x"]]}, "which is required"),
+    ({"properties": {"a<b": {}}}, "the property 'a<b'"),
+    ({"properties": {"a": False}}, "the property 'a'"),
+    ({"properties": {"a": {"items": {"$ref": "#"}}}}, "the reference '#'"),
+    ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "of no definition"),
+    ({"properties": {"a": {"$ref": "#/$defs/b"}}}, ""),
+    ({"properties": {"a": {"type": "string", "not": {}}}}, "not of a text"),
+    ({"properties": {"a": {"type": "string", "oneOf": []}}}, "oneOf of a text"),
+    ({"properties": {"a": {"type": "string", "maxLength": "1})/ | /(.*"}}}, "maxLength 1})"),
+    ({"properties": {"a": {"type": "string", "maxLength": -1}}}, ""),
+    ({"properties": {"a": {"type": "string", "minLength": 10**9}}}, ""),
+    ({"properties": {"a": {"type": "string", "pattern": 1}}}, "pattern 1"),
+    ({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, ""),
+    ({"properties": {"a": {"type": "string", "enum": 5}}}, "enum 5"),
+    ({"properties": {"a": {"type": "string", "enum": [1]}}}, "one of [1]"),
+    ({"properties": {"a": {"type": "string", "anyOf": [True]}}}, "the schema True"),
+    ({"properties": {"a": {"const": "</arg_value>"}}, "required": ["a"]}, "one of"),
+    ({"properties": {"a": {"not": {}}}}, "not"),
+]
+
+
+@pytest.mark.parametrize(("schema", "said"), FORMATS_REFUSED, ids=lambda one: str(one)[:60])
+def test_what_cannot_be_forced_is_refused_by_its_name(schema: dict[str, Any], said: str) -> None:
+    message = refusal("glm45", schema)
+    assert message.startswith("tools: ") and said in message
+
+
+TYPES: list[tuple[Any, set[str]]] = [
+    ({"type": "string"}, {"string"}),
+    ({"type": ["integer", "null"]}, {"number", "null"}),
+    ({"type": "string", "enum": ["a", 1]}, {"string"}),
+    ({"enum": ["a", 1, True]}, {"string", "number", "boolean"}),
+    ({"const": []}, {"array"}),
+    ({"anyOf": [{"const": "a"}, {"type": "object"}]}, {"string", "object"}),
+    ({"oneOf": [{"type": "string"}]}, {"string"}),
+    ({"type": 5, "enum": "x"}, {"string", "number", "boolean", "null", "object", "array"}),
+    (True, {"string", "number", "boolean", "null", "object", "array"}),
+]
+
+
+@pytest.mark.parametrize(("schema", "expected"), TYPES)
+def test_types(schema: Any, expected: set[str]) -> None:
+    assert types(schema) == expected
+
+
+def test_references_are_followed_as_far_as_they_lead() -> None:
+    schema = {
+        "properties": {
+            "a": {"$ref": "#/$defs/x/y", "title": "A"},
+            "around": {"$ref": "#/properties/around"},
+            "nowhere": {"$ref": "#/$defs/x/z/0"},
+            "no": 3,
+        },
+        "$defs": {"x": {"y": {"$ref": "#/definitions/z"}}},
+        "definitions": {"z": {"type": "null"}},
+    }
+    found = types_of(schema)
+    assert found.pop("a") == {"null"}
+    assert all(len(one) == 6 for one in found.values()) and len(found) == 3
+    assert types_of({"properties": None}) == {}
+
+
+def test_a_value_has_a_type() -> None:
+    values = [None, True, 1, 1.5, "a", [], {}]
+    expected = ["null", "boolean", "number", "number", "string", "array", "object"]
+    assert list(map(type_of, values)) == expected

@@ -21,16 +21,6 @@ V1 = {
 }
 
 
-@pytest.fixture
-def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where cgroups are; this process is in job/step of those of either version."""
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    told = tmp_path / "own"
-    told.write_text("5:cpu,cpuacct:/\n4:memory:/job/step\n0::/job/step\n")
-    monkeypatch.setattr(memory, "_OWN_CGROUPS", told)
-    return tmp_path
-
-
 def write(folder: Path, files: dict[str, str], **changes: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():

@@ -117,7 +117,9 @@ def test_bounds(bounds: str, version: str, allowed: bool) -> None:
 def test_a_requirement_that_would_be_misread_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    config = f"[metadata]\nname = lite-runner\n[options]\ninstall_requires =\n    {text}\n"
+    config = (
+        f"[metadata]\nname = mindspore-lite-runner\n[options]\ninstall_requires =\n    {text}\n"
+    )
     (tmp_path / "setup.cfg").write_text(config)
     monkeypatch.setattr(packages, "_CHECKOUT", tmp_path)
     with pytest.raises(EnvironmentFault, match="expected a name with bounds"):

@@ -16,6 +16,7 @@ from tests.paths import FIXTURES
 Cli = Callable[..., CompletedProcess[str]]
 
 TOLERANCE = 0.15
+RUNS = 3  # at most: how far packing is ahead of writing, and so the peak, differs between runs
 TEXT = FIXTURES / "text/lighthouse.txt"
 RANDOM = ["load_checkpoint=random", "max_new_tokens=4", "predict_data=hi"]
 SIZES = "model.model_config."
@@ -34,7 +35,7 @@ LLAMA = model(
 BLOOM = model("tiny_bloom", hidden_size=768, num_layers=3, vocab_size=60000, num_heads=12)
 SMOLLM2 = ["model=smollm2_135m", "max_new_tokens=4", "predict_data=hi"]
 HALF, BRAIN = (f"{SIZES}compute_dtype={kind}" for kind in ("float16", "bfloat16"))
-STOCK = "context.kernels=false"
+STOCK = "backend=ms"
 
 TABLE = {
     "llama": LLAMA,
@@ -45,7 +46,7 @@ TABLE = {
     "bloom bfloat16": [*BLOOM, BRAIN],
     "llama, MindSpore's operators": [*LLAMA, STOCK],
     "bloom, MindSpore's operators": [*BLOOM, STOCK],
-    "llama, copies": [*LLAMA, "use_parallel=true", "parallel_config.data_parallel=2"],
+    "llama, copies": [*LLAMA, "parallel=dp2"],
     "llama scored": [*LLAMA[:-2], "run_mode=eval", f"eval_data={TEXT}"],
 }
 
@@ -62,17 +63,25 @@ def test_a_peak_is_what_was_planned(settings: list[str], cli: Cli, tmp_path: Pat
     if "parallel" in str(settings):
         settings = [word for word in settings if "predict_data" not in word]
         settings += ["predict_data=[hi,ho]"]
-    # Without kept graphs: compiling is a part of the peak.
-    peak = peak_mib(settings, cli, tmp_path, {"LITE_RUNNER_CACHE": str(tmp_path / "cache")})
-    assert planned_mib(settings) == pytest.approx(peak, rel=TOLERANCE)
+    # Compiling is a part of the peak: no graph is kept from another run.
+    assert_planned(settings, cli, tmp_path, {"LITE_RUNNER_CACHE": str(tmp_path / "cache")})
 
 
 @pytest.mark.usefixtures("smollm2_gguf")
 @pytest.mark.parametrize("quant", ["none", "a16w4"])
 def test_a_peak_of_a_real_model(quant: str, cli: Cli, tmp_path: Path) -> None:
-    settings = [*SMOLLM2, f"quant={quant}"]
-    peak = peak_mib(settings, cli, tmp_path, {})
-    assert planned_mib(settings) == pytest.approx(peak, rel=TOLERANCE)
+    # Fetching the file is no part of the peak: the cache is everybody's.
+    settings = [*SMOLLM2, f"quant={quant}", "context.cache=false"]
+    assert_planned(settings, cli, tmp_path, {})
+
+
+def assert_planned(settings: Sequence[str], cli: Cli, folder: Path, env: dict[str, str]) -> None:
+    """The highest of a few peaks is what was planned: the plan is for the least lucky run."""
+    planned = pytest.approx(planned_mib(settings), rel=TOLERANCE)
+    peaks: list[float] = []
+    while not peaks or (max(peaks) != planned and len(peaks) < RUNS):
+        peaks.append(peak_mib(settings, cli, folder / f"{len(peaks)}", env))
+    assert max(peaks) == planned
 
 
 def peak_mib(settings: Sequence[str], cli: Cli, folder: Path, env: dict[str, str]) -> float:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures import llama_like
-from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder, Rotary
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
+from tests.sizes import ModelConfig
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

@@ -11,7 +11,6 @@ import pytest
 
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.hf import hf_from_model_config
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import (
     model_config_in,
@@ -22,6 +21,7 @@ from lite_runner.weights.checkpoint import (
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, full_name, is_buffer, to_hugging_face
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
+from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.tensor import LazyTensor
 from tests import references
 from tests.paths import REFERENCE
@@ -107,7 +107,7 @@ def test_training_state_and_mindformers_prefix(
 
 
 @pytest.mark.parametrize("form", ["ckpt", "safetensors"])
-def test_what_mindformers_saved_beside_the_weights_is_left_out(
+def test_training_state_of_mindformers_is_left_out(
     form: str,
     configs: Mapping[str, Decoder],
     values: Values,
@@ -215,7 +215,9 @@ def test_folders_that_are_no_checkpoint(
         open_checkpoint(tmp_path, config)
 
 
-def test_what_is_not_there_or_not_weights(configs: Mapping[str, Decoder], tmp_path: Path) -> None:
+def test_missing_paths_and_files_without_weights(
+    configs: Mapping[str, Decoder], tmp_path: Path
+) -> None:
     with pytest.raises(ArtifactError, match="no such file or folder"):
         open_checkpoint(tmp_path / "x", configs["gpt2"])
     (tmp_path / "x").write_bytes(b"hello world")
@@ -261,7 +263,7 @@ def test_broken_config(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", references.every())
-def test_what_transformers_saved_survives_a_conversion(case: str, tmp_path: Path) -> None:
+def test_a_checkpoint_of_transformers_survives_a_conversion(case: str, tmp_path: Path) -> None:
     folder = REFERENCE / case
     config = model_config_of(folder)
     assert config is not None

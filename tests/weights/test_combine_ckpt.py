@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
@@ -54,7 +54,7 @@ def same_as_bloom(found: dict[str, LazyTensor], config: Decoder) -> None:
         np.testing.assert_array_equal(found[name].read(), tensor.read())
 
 
-def test_what_the_documents_script_combines_is_read(trained: Decoder) -> None:
+def test_checkpoints_combined_by_the_documented_script_are_read(trained: Decoder) -> None:
     ms.merge_pipeline_strategys("output/strategy", "output/merged.ckpt")
     for rank in range(2):
         params = ms.load_checkpoint(

@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lite_runner.config.quantization import Quantization
+from lite_runner.config.quantization import Quantization, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.quantization.quantize import schemes
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor

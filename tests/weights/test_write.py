@@ -11,14 +11,14 @@ import pytest
 
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.release import Release
+from lite_runner.config.sections import Release
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.hugging_face import to_hugging_face
-from lite_runner.weights.formats.safetensors_file import open_safetensors
-from lite_runner.weights.tensor import LazyTensor
-from lite_runner.weights.write import convert, write_ckpt, write_safetensors
+from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
+from lite_runner.weights.tensor import DType, LazyTensor, narrowed, widened
+from lite_runner.weights.write import convert
 from tests import references
 
 Values = Callable[..., dict[str, LazyTensor]]
@@ -225,6 +225,30 @@ def test_gguf_becomes_mindspore(
     write_gguf(tmp_path / "x.gguf", config, "llama", arrays, kind="Q4_1")
     convert(tmp_path / "x.gguf", config, tmp_path / "y.ckpt", "ckpt")
     same(open_checkpoint(tmp_path / "y.ckpt", config), open_checkpoint(tmp_path / "x.gguf", config))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_gguf_to_hugging_face_keeps_16_bits(
+    configs: Mapping[str, Decoder],
+    values: Values,
+    write_gguf: Callable[..., Path],
+    tmp_path: Path,
+    kind: DType,
+) -> None:
+    """GGUF files have vectors in F32, whatever type they had before; one that would lose bits in
+    16 stays as it is."""
+    config = configs["llama"]
+    arrays = {
+        name: widened(narrowed(tensor.read(), kind)) for name, tensor in values(config).items()
+    }
+    fine = next(name for name, array in arrays.items() if array.ndim == 1)
+    arrays[fine][0] = 1 + 2**-20
+    write_gguf(tmp_path / "x.gguf", config, "llama", arrays, kind=kind)
+    convert(tmp_path / "x.gguf", config, tmp_path / "hf", "huggingface")
+    found = open_checkpoint(tmp_path / "hf", config)
+    for name, tensor in open_checkpoint(tmp_path / "x.gguf", config).items():
+        np.testing.assert_array_equal(found[name].float32(), tensor.float32())
+    assert {name for name, tensor in found.items() if tensor.dtype != kind} == {fine}
 
 
 @pytest.mark.parametrize("case", references.every())

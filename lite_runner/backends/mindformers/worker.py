@@ -1,4 +1,4 @@
-"""What the MindFormers process does: Python 3.9, mindspore and mindformers, 1.0.2 or 1.9.0.
+"""The MindFormers worker: Python 3.9, mindspore and mindformers, 1.0.2 or 1.9.0.
 
 workers/main.py runs it and describes the protocol; its client is process.py.
 
@@ -221,7 +221,7 @@ class Worker:
         return {}
 
     def score(self, ids: list[int], pad: int) -> Message:
-        """How likely a text is: token ids [n], n at most the network's length."""
+        """Log-likelihood of each token of a text: ids [n], n at most the network's length."""
         length = self.model.config.seq_length
         row = np.array([ids + [pad] * (length - len(ids))], np.int32)
         found = self.model(self.mindspore.Tensor(row))

@@ -8,8 +8,8 @@ from pathlib import Path
 from lite_runner.config.secret import without_keys
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
-from lite_runner.system.rank_variables import RANK_VARIABLES
-from lite_runner.system.user_cache import cache_dir
+from lite_runner.system.environment import RANK_VARIABLES
+from lite_runner.system.files import cache_dir
 
 TAIL_LINES = 8
 _CHECKOUT = Path(__file__).resolve().parents[3]
@@ -96,4 +96,4 @@ def quoted_tail(text: str) -> str:
 
 
 def _is_program(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    return os.access(path, os.X_OK) and path.is_file()

@@ -1,4 +1,4 @@
-// What LoRA adapters add to the outputs of a matrix: B (A x), each row by its own adapter.
+// LoRA: B (A x) is added to the outputs of a matrix, each row by its own adapter.
 
 // Calls body with the pool of adapters, as what its numbers are.
 template <class Body>

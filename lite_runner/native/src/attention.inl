@@ -15,7 +15,7 @@ struct Keys {  // one slot and key/value head
   const Cache& cache;
   int64_t place, dim;  // place: slot * kv_heads + head
 
-  // Where a panel's numbers begin, of `size` bytes each.
+  // Start of a panel's numbers, of `size` bytes each.
   void* key(int64_t panel, int64_t size) const {
     return static_cast<char*>(cache.keys) +
            (place * (cache.length / kPanel) + panel) * dim * kPanel * size;
@@ -106,7 +106,7 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
       most = larger(most, score);
     }
     const float bound = result.most[r] = largest(most);
-    // What is not seen has the lowest score, and so the weight 0, also where there is nothing else.
+    // Masked keys have the lowest score, and so the weight 0, also where all are masked.
     const float subtracted = bound == lowest[0] ? 0.0f : bound;
     Floats total{};
     for (int64_t k = begin / kLanes * kLanes; k < end; k += kLanes) {

@@ -67,15 +67,18 @@ struct Quants {
     return load(reinterpret_cast<const int32_t*>(words) + index * kPanel + part * kLanes);
   }
 
-  // What q has above 4 bits of quad `quad`, moved to where its bytes `right` bits further have it.
+  // The bits of q above the first kLow of quad `quad`, moved to where its bytes `right` bits further
+  // have them.
   template <int64_t quad, int64_t right>
   static Ints high(const uint8_t* words, int64_t part) {
-    constexpr int64_t bits = kForm<format>.bits - 4, quads = 8 / bits;  // of a word
+    constexpr int64_t bits = kForm<format>.high_bits(), quads = 8 / bits;  // of a word
     constexpr int64_t at = quad % quads * bits + right;
-    const Ints all = word(words, 4 + quad / quads, part);
-    return at < 4 ? all << (at < 4 ? 4 - at : 0) : all >> (at < 4 ? 0 : at - 4);
+    const Ints all = word(words, kLow + quad / quads, part);
+    return at < kLow ? all << (at < kLow ? kLow - at : 0) : all >> (at < kLow ? 0 : at - kLow);
   }
-  static constexpr int32_t kHigh = kForm<format>.bits == 5 ? 0x10101010 : 0x30303030;
+  static constexpr int64_t kLow = kForm<format>.low_bits(), kQuads = 8 / kLow;  // of a word
+  static constexpr int32_t kLowBits = kOfBytes<kLow>;
+  static constexpr int32_t kHighBits = kOfBytes<kForm<format>.high_bits()> << kLow;
 
   // Of inputs 2 i and 2 i + 1, in the halves of words.
   template <int64_t i>
@@ -83,13 +86,15 @@ struct Quants {
     if constexpr (kForm<format>.bits == 8) {
       return Int8::pair<i % 2>(word(words, i / 2, part));
     } else {
-      const Ints low = word(words, i / 4, part) >> (i % 4 / 2 * 4 + i % 2 * 8);
+      constexpr int64_t quad = i / 2;
+      const Ints low = word(words, quad / kQuads, part) >> (quad % kQuads * kLow + i % 2 * 8);
       if constexpr (kForm<format>.table)
         return in_table(low);
-      else if constexpr (kForm<format>.bits == 4)
-        return low & 0x000f000f;
+      else if constexpr (kHighBits == 0)
+        return low & (kLowBits & 0x00ff00ff);
       else
-        return (low & 0x000f000f) | (high<i / 2, i % 2 * 8>(words, part) & (kHigh & 0x00ff00ff));
+        return (low & (kLowBits & 0x00ff00ff)) |
+               (high<quad, i % 2 * 8>(words, part) & (kHighBits & 0x00ff00ff));
     }
   }
 
@@ -101,13 +106,13 @@ struct Quants {
     if constexpr (kForm<format>.bits == 8) {
       return word(words, i, part) ^ static_cast<int32_t>(0x80808080);
     } else {
-      const Ints low = word(words, i / 2, part) >> (i % 2 * 4) & 0x0f0f0f0f;
+      const Ints low = word(words, i / kQuads, part) >> (i % kQuads * kLow) & kLowBits;
       if constexpr (kForm<format>.table)
         return in_lifted_table(low);
-      else if constexpr (kForm<format>.bits == 4)
+      else if constexpr (kHighBits == 0)
         return low;
       else
-        return low | (high<i, 0>(words, part) & kHigh);
+        return low | (high<i, 0>(words, part) & kHighBits);
     }
   }
 #endif
@@ -120,17 +125,19 @@ inline Floats factor_of(const uint8_t* unit, int64_t part) {
 }
 
 template <Format format>
-inline Floats minimum_of(const uint8_t* unit, int64_t chunk, int64_t part) {
+inline Floats minimum_of(const uint8_t* unit, int64_t sub, int64_t part) {
   const Floats all = load_half(reinterpret_cast<const uint16_t*>(unit) + kPanel + part * kLanes);
   if constexpr (!kForm<format>.scales) return all;
   const int8_t* minimums = reinterpret_cast<const int8_t*>(unit) + kForm<format>.minimums_at();
-  return -(all * to_float(load_bytes(minimums + chunk * kPanel + part * kLanes)));
+  const Ints own = load_bytes(minimums + sub * kPanel + part * kLanes);
+  return -(all * to_float(kForm<format>.nibbles() ? own >> 4 & 15 : own));
 }
 
 template <Format format>
 inline Ints scale_of(const uint8_t* unit, int64_t sub, int64_t part) {
   const int8_t* scales = reinterpret_cast<const int8_t*>(unit) + kForm<format>.scales_at();
-  return load_bytes(scales + sub * kPanel + part * kLanes);
+  const Ints own = load_bytes(scales + sub * kPanel + part * kLanes);
+  return kForm<format>.nibbles() ? own & 15 : own;
 }
 
 // The same additions for one row and for many.
@@ -138,6 +145,13 @@ inline void add_products(Floats& total, Ints sum, Floats factor, float scale) {
   total += to_float(sum) * (factor * splat(scale));
 }
 inline void add_minimum(Floats& total, Floats minimum, float sum) { total += minimum * splat(sum); }
+
+// The sum of the inputs that share the minimum `index` of group `at` of 32.
+template <Format format>
+inline float inputs_of(const Rows& rows, int64_t at, int64_t index) {
+  if (kForm<format>.sub == 32) return rows.sums[at];
+  return static_cast<float>(rows.totals[2 * at + index]) * rows.scales[at];
+}
 
 // sums [32] of the inputs that share the scale `index` of 32, from k on, by their q - offset.
 // `eight`: the inputs have 8 bits.
@@ -216,8 +230,10 @@ void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, fl
       });
       for (int64_t p = 0; p < kParts; ++p) {
         add_products(total[p], scaled[p], factor[p], rows.scales[k / 32]);
-        if constexpr (kForm<format>.minimums)
-          add_minimum(total[p], minimum_of<format>(unit, chunk, p), rows.sums[k / 32]);
+        constexpr int64_t subs = kForm<format>.minimums ? 32 / kForm<format>.sub : 0;
+        for (int64_t i = 0; i < subs; ++i)
+          add_minimum(total[p], minimum_of<format>(unit, chunk * subs + i, p),
+                      inputs_of<format>(rows, k / 32, i));
       }
     }
   }
@@ -229,7 +245,7 @@ struct Unpacked {
   // Two integers of 16 bits, times their scale; or four unsigned bytes.
   alignas(64) int32_t words[kUnpacked / 2][kPanel];
   alignas(64) int32_t scale[kUnpacked / 16][kPanel];  // of bytes
-  alignas(64) float factor[kUnpacked / 32][kPanel], minimum[kUnpacked / 32][kPanel];
+  alignas(64) float factor[kUnpacked / 32][kPanel], minimum[kUnpacked / 16][kPanel];
 };
 
 template <Format format, bool bytes>
@@ -247,8 +263,9 @@ void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
       fetch<kForm<format>.words_bytes()>(words + kAhead);
       for (int64_t p = 0; p < kParts; ++p) {
         store(to.factor[group] + p * kLanes, factor_of<format>(unit, p));
-        if (kForm<format>.minimums)
-          store(to.minimum[group] + p * kLanes, minimum_of<format>(unit, chunk, p));
+        for (int64_t i = 0; kForm<format>.minimums && i < subs; ++i)
+          store(to.minimum[group * subs + i] + p * kLanes,
+                minimum_of<format>(unit, chunk * subs + i, p));
         Shorts scale[2] = {};
         if constexpr (kForm<format>.scales)
           for (int64_t i = 0; i < subs; ++i) {
@@ -360,8 +377,10 @@ void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int6
         const int64_t at = (row + r) * all + k / 32 + g;
         Floats& total = totals.at[r][p];
         add_products(total, sum[r][p], factor, rows.scales[at]);
-        if constexpr (kForm<format>.minimums)
-          add_minimum(total, load(from.minimum[g] + p * kLanes), rows.sums[at]);
+        constexpr int64_t subs = kForm<format>.minimums ? 32 / kForm<format>.sub : 0;
+        for (int64_t i = 0; i < subs; ++i)
+          add_minimum(total, load(from.minimum[g * subs + i] + p * kLanes),
+                      inputs_of<format>(rows, at, i));
       }
     }
   }
@@ -401,7 +420,7 @@ inline void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, fl
   });
 }
 
-// What the inputs of a matrix are rounded to.
+// The largest integer that the inputs of a matrix are rounded to.
 inline float most_rounded(const Matrix& m) {
   if (m.rounded_input) return kEightBits;
   if (m.format != Format::kJoined)
@@ -462,21 +481,27 @@ void read_row_of(const Matrix& m, int64_t row, float* to) {
       if (kForm<format>.bits == 8) {
         q = static_cast<int8_t>(word(in / 4));
       } else {
-        q = word(in / 8) >> in % 8 / 4 * 4 & 15;
-        constexpr int64_t bits = kForm<format>.bits - 4, quads = bits > 0 ? 8 / bits : 1;
-        if (bits > 0)
-          q |= (word(4 + in / 4 / quads) >> in / 4 % quads * bits & ((1 << bits) - 1)) << 4;
+        constexpr int64_t low = kForm<format>.low_bits(), high = kForm<format>.high_bits();
+        constexpr int64_t lows = 8 / low, highs = high ? 8 / high : 1;  // quads of a word
+        q = word(in / 4 / lows) >> in / 4 % lows * low & ((1 << low) - 1);
+        if (high)
+          q |= (word(low + in / 4 / highs) >> in / 4 % highs * high & ((1 << high) - 1)) << low;
         if (kForm<format>.table) q = kTable[q];
       }
       float factor = float_of_half(halves[0]);
-      if (kForm<format>.scales)
-        factor *= static_cast<float>(signed_byte(kForm<format>.scales_at() + i / kForm<format>.sub * kPanel));
+      const int64_t place = i / kForm<format>.sub * kPanel;
+      constexpr bool nibbles = kForm<format>.nibbles();
+      if (kForm<format>.scales) {
+        const int8_t scale = signed_byte(kForm<format>.scales_at() + place);
+        factor *= static_cast<float>(nibbles ? scale & 15 : scale);
+      }
       float value = factor * static_cast<float>(q - kForm<format>.offset);
       if (kForm<format>.minimums) {
         const float all = float_of_half(halves[kPanel]);
-        if (kForm<format>.scales)
-          value -= all * static_cast<float>(signed_byte(kForm<format>.minimums_at() + i / 32 * kPanel));
-        else
+        if (kForm<format>.scales) {
+          const int8_t minimum = signed_byte(kForm<format>.minimums_at() + place);
+          value -= all * static_cast<float>(nibbles ? minimum >> 4 & 15 : minimum);
+        } else
           value += all;
       }
       to[k + i] = value;

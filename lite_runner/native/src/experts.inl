@@ -164,5 +164,6 @@ inline void experts(const ExpertsLayer& whole, const Step& step, const float* x,
       for (int64_t i = 0; i < width; ++i) to[i] += factor * part[i];
     }
   });
+  finish_output(step, true, width, added, x, out);
   add_residual(layer, whole.general, added, x, count, width, normed.stride, out);
 }

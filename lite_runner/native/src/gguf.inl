@@ -3,7 +3,7 @@
 // One block taken apart: what a unit has of one output.
 struct Parts {
   uint16_t halves[2];  // d, and the second where there are minimums
-  int8_t scales[16], minimums[8];
+  int8_t scales[16], minimums[16];
   alignas(64) uint8_t q[256];  // in the order of the inputs; of 8 bits int8
 };
 
@@ -30,11 +30,19 @@ inline void take_scales(const uint8_t* from, Parts& to) {
   }
 }
 
+// 2 bits of 256 values, in 64 bytes: those of 32 values in bits 2 j of 32 bytes.
+inline void split_pairs(const uint8_t* from, uint8_t* to) {
+  for (int64_t i = 0; i < 256; ++i)
+    to[i] = static_cast<uint8_t>(from[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3);
+}
+
 // The bytes of a block in a file.
 template <Format format>
 constexpr int64_t stored_bytes() {
   if (format == Format::kQ4_K || format == Format::kQ5_K) return 16 + kForm<format>.span * kForm<format>.bits / 8;
   if (format == Format::kQ6_K) return 18 + kForm<format>.span * kForm<format>.bits / 8;
+  if (format == Format::kQ2_K) return 20 + kForm<format>.span * kForm<format>.bits / 8;
+  if (format == Format::kQ3_K) return 14 + kForm<format>.span * kForm<format>.bits / 8;
   if (format == Format::kIQ4_XS) return 8 + kForm<format>.span * kForm<format>.bits / 8;
   return (kForm<format>.minimums ? 4 : 2) + kForm<format>.span * kForm<format>.bits / 8;
 }
@@ -51,6 +59,26 @@ inline void take_apart(const uint8_t* from, Parts& to) {
     }
     __builtin_memcpy(to.scales, from + 192, 16);
     to.halves[0] = half_at(from + 208);
+    return;
+  }
+  if constexpr (format == Format::kQ2_K) {
+    split_pairs(from + 16, to.q);
+    for (int i = 0; i < 16; ++i) {
+      to.scales[i] = static_cast<int8_t>(from[i] & 15);
+      to.minimums[i] = static_cast<int8_t>(from[i] >> 4);
+    }
+    for (int i = 0; i < 2; ++i) to.halves[i] = half_at(from + 80 + 2 * i);
+    return;
+  }
+  if constexpr (format == Format::kQ3_K) {
+    const uint8_t* scales = from + 96;
+    split_pairs(from + 32, to.q);
+    for (int64_t i = 0; i < 256; ++i)
+      to.q[i] |= static_cast<uint8_t>((from[i % 32] >> i / 32 & 1) << 2);
+    for (int i = 0; i < 16; ++i)
+      to.scales[i] = static_cast<int8_t>(
+          ((scales[i % 8] >> i / 8 * 4 & 15) | (scales[8 + i % 4] >> i / 4 * 2 & 3) << 4) - 32);
+    to.halves[0] = half_at(from + 108);
     return;
   }
   to.halves[0] = half_at(from);
@@ -92,20 +120,23 @@ inline uint32_t byte_pairs(const uint8_t* from) {
 // The words of 32 inputs of one output: see BlockForm.
 template <Format format>
 inline void put_words(const uint8_t* q, uint32_t* to) {
-  constexpr int64_t bits = kForm<format>.bits - 4;
-  uint32_t high[4] = {};
+  constexpr int64_t low_bits = kForm<format>.low_bits(), high_bits = kForm<format>.high_bits();
+  constexpr int64_t quads = 8 / low_bits;  // of a word
+  uint32_t high[2] = {};
   for (int64_t quad = 0; quad < 8; ++quad) {
     const uint32_t word = byte_pairs(q + 4 * quad);
-    if constexpr (bits == 4) {
+    if constexpr (kForm<format>.bits == 8) {
       to[quad * kPanel] = word;
       continue;
     }
-    uint32_t& low = to[quad / 2 * kPanel];
-    low = quad % 2 ? low | (word & 0x0f0f0f0fu) << 4 : word & 0x0f0f0f0fu;
-    if constexpr (bits > 0)
-      high[quad * bits / 8] |= (word >> 4 & 0x0f0f0f0fu) << quad * bits % 8;
+    const uint32_t part = (word & kOfBytes<low_bits>) << quad % quads * low_bits;
+    uint32_t& low = to[quad / quads * kPanel];
+    low = quad % quads ? low | part : part;
+    if constexpr (high_bits > 0)
+      high[quad * high_bits / 8] |= (word >> low_bits & kOfBytes<high_bits>)
+                                    << quad * high_bits % 8;
   }
-  for (int64_t i = 0; bits < 4 && i < bits; ++i) to[(4 + i) * kPanel] = high[i];
+  for (int64_t i = 0; i < high_bits; ++i) to[(low_bits + i) * kPanel] = high[i];
 }
 
 template <Format format>
@@ -124,8 +155,11 @@ void pack_blocks_of(const uint8_t* from, int64_t rows, int64_t inputs, int64_t s
         for (int64_t i = 0; i < 1 + kForm<format>.minimums; ++i) halves[i * kPanel + c] = parts.halves[i];
         for (int64_t i = 0; kForm<format>.scales && i < kForm<format>.span / kForm<format>.sub; ++i)
           unit[kForm<format>.scales_at() + i * kPanel + c] = static_cast<uint8_t>(parts.scales[i]);
-        for (int64_t i = 0; kForm<format>.scales && kForm<format>.minimums && i < kForm<format>.span / 32; ++i)
-          unit[kForm<format>.minimums_at() + i * kPanel + c] = static_cast<uint8_t>(parts.minimums[i]);
+        for (int64_t i = 0; kForm<format>.scales && kForm<format>.minimums && i < kForm<format>.span / kForm<format>.sub; ++i) {
+          uint8_t& minimum = unit[kForm<format>.minimums_at() + i * kPanel + c];
+          const uint8_t own = static_cast<uint8_t>(parts.minimums[i]);
+          minimum = kForm<format>.nibbles() ? static_cast<uint8_t>(minimum | own << 4) : own;
+        }
         for (int64_t i = 0; i < kForm<format>.span / 32; ++i)
           put_words<format>(parts.q + 32 * i,
                             reinterpret_cast<uint32_t*>(unit + kForm<format>.words_at() +

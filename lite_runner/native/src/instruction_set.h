@@ -1,4 +1,4 @@
-// What avx512.cc, avx2.cc and portable.cc include before they choose their instructions.
+// Included by avx512.cc, avx2.cc and portable.cc before they choose their instructions.
 #pragma once
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "layers.h"
+#include "peers.h"
 #include "scratch.h"
 #include "threads.h"
 

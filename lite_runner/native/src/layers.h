@@ -1,7 +1,7 @@
-// What a packed layer is, and what an operator is given. A packed layer is one block of bytes: a
-// struct that says where its parts are (as offsets from its own start, 0: not there), then the
-// parts. lite_runner/native/packing.py writes them. Files of users hold such blocks, so a struct
-// stays as it is: what is to have more fields gets a kind of its own.
+// Packed layers, and the inputs of a step. A packed layer is one block of bytes: a struct with the
+// offsets of its parts from its own start (0: absent), then the parts. lite_runner/native/packing.py
+// writes them, and the user's cache keeps them: a change of a struct needs another FORMAT in
+// lite_runner/backends/native/packed_cache.py.
 #pragma once
 #include <cstdint>
 
@@ -27,31 +27,36 @@ enum class Format : int64_t {
   kQ5_K = 12,
   kQ6_K = 13,
   kIQ4_NL = 14,
-  kIQ4_XS = 15
+  kIQ4_XS = 15,
+  kQ2_K = 16,
+  kQ3_K = 17
 };
 
-// How the values of a type of GGUF's blocks come about: (d * scale) * (q - offset) + minimum, with a
+// The values of a type of GGUF's blocks are (d * scale) * (q - offset) + minimum, with a
 // float16 d for `span` inputs of an output and an integer scale, of 8 bits at most, for `sub` of
 // them. The minimum is a float16, or where there are scales the integer -minimum times a second
 // float16. With a table q is an index into kTable.
 //
 // A panel consists of units of `span` inputs: d [32], the second float16 [32], scales [span / sub]
-// [32], minimums [span / 32][32], then for each 32 inputs words of 32 bits [words][32]. Quads of
-// inputs lie in the bytes of words in the order of kBytePairs: of 8 bits each in a word of its own,
-// else one quad in the lower nibbles and the next in the upper. What q has above 4 bits comes behind
-// them: 1 bit of eight quads in one word, that of quad j is bit j of the bytes; 2 bits of four quads
-// in each of two words, bits 2 j.
+// [32], minimums alike (of Q2_K in the upper nibbles of the scales), then for each 32 inputs words of
+// 32 bits [words][32]. Quads of inputs lie in the bytes of words in the order of kBytePairs: of 8
+// bits each in a word of its own, else one quad in the lower nibbles and the next in the upper; of 2
+// and 3 bits four quads, 2 bits each. What q has above these bits comes behind them: 1 bit of eight
+// quads in one word, that of quad j is bit j of the bytes; 2 bits of four quads in each of two words,
+// bits 2 j.
 struct BlockForm {
   int64_t bits, span, sub;
   bool scales, minimums;
   int64_t offset;
   bool table;
 
+  constexpr int64_t low_bits() const { return bits < 4 ? 2 : 4; }  // of q, that come first
+  constexpr int64_t high_bits() const { return bits == 8 ? 0 : bits - low_bits(); }
+  constexpr bool nibbles() const { return bits == 2; }  // a scale and a minimum share a byte
+  constexpr int64_t scales_bytes() const { return scales ? span / sub * kPanel : 0; }
   constexpr int64_t scales_at() const { return (minimums ? 4 : 2) * kPanel; }
-  constexpr int64_t minimums_at() const { return scales_at() + (scales ? span / sub * kPanel : 0); }
-  constexpr int64_t words_at() const {
-    return minimums_at() + (scales && minimums ? span / 32 * kPanel : 0);
-  }
+  constexpr int64_t minimums_at() const { return scales_at() + (nibbles() ? 0 : scales_bytes()); }
+  constexpr int64_t words_at() const { return minimums_at() + (minimums ? scales_bytes() : 0); }
   constexpr int64_t words_bytes() const { return bits * 4 * kPanel; }  // of 32 inputs
   constexpr int64_t bytes() const { return words_at() + span / 32 * words_bytes(); }
 };
@@ -67,6 +72,8 @@ constexpr BlockForm kBlockForms[] = {
     {6, 256, 16, true, false, 32, false},  // Q6_K
     {4, 32, 32, false, false, 0, true},    // IQ4_NL
     {4, 256, 32, true, false, 0, true},    // IQ4_XS
+    {2, 256, 16, true, true, 0, false},    // Q2_K
+    {3, 256, 16, true, false, 4, false},   // Q3_K
 };
 constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                1,    13,   25,  38,  53,  69,  89,  113};
@@ -76,9 +83,13 @@ constexpr const BlockForm& form_of(Format format) {
 }
 template <Format format>
 constexpr BlockForm kForm = form_of(format);
+// Ones in the lowest `bits` bits of each byte.
+template <int64_t bits>
+constexpr uint32_t kOfBytes = 0x01010101u * ((1u << bits) - 1);
+
 enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 
-// How inputs k follow each other in a word, from its lowest bits on: as they are (int8 by int8); or
+// The order of inputs k in a word, from its lowest bits on: as they are (int8 by int8); or
 // 0 2 1 3, and 0 2 4 6 1 3 5 7, so that a shift leaves two neighbours in its halves.
 enum class Order : int64_t { kPlain = 0, kBytePairs = 1, kNibblePairs = 2 };
 
@@ -88,8 +99,8 @@ struct Matrix {
   Format format;
   int64_t out, in;
   int64_t group;          // inputs that share a scale; 0: all
-  // What multiplies integers is rounded too: 1: to 8 bits, 0: to 16. Of bfloat16: whether what
-  // multiplies it is rounded to it; attention before such a projection computes with it too.
+  // The inputs of integers are rounded too: 1: to 8 bits, 0: to 16. Those of bfloat16 are rounded to
+  // it if 1; attention before such a projection computes with it too.
   int64_t rounded_input;
   int64_t data, scales, minimums;  // scales float32 [panels * 32], or half [panels, in / group, 32]
   int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers
@@ -142,8 +153,8 @@ struct Norm {
   int64_t gamma, beta;  // float32, offsets from the layer
 };
 
-// Where a place of the pool has A [rank, in] and B [out / 32, rank, 32] of each matrix, in numbers;
-// -1: it has none. The matrices stand in the layer's order: query, key, value, projection, or gate,
+// Offsets of A [rank, in] and B [out / 32, rank, 32] of each matrix in an adapter slot, in numbers;
+// -1: none. The matrices stand in the layer's order: query, key, value, projection, or gate,
 // up, down, or the only one.
 struct LoraPair {
   int64_t rank;  // 0: no adapter changes this layer
@@ -198,7 +209,7 @@ struct AttentionLayer : Layer {
   Norm norm;
   LoraPair adapters;
 
-  // What a plain one has not; nullptr: it is one.
+  // The fields that a plain one lacks; nullptr: it is one.
   const ExtendedAttentionLayer* extended() const {
     return kind == Kind::kAttention ? nullptr : at<ExtendedAttentionLayer>(0);
   }
@@ -213,7 +224,7 @@ struct ExtendedAttentionLayer {
   Norm query_norm, key_norm;  // of each head, before it is rotated; gamma 0: none
 };
 
-// What comes out is normed, scaled and then added to the input. The norm before may be missing.
+// The output is normed, scaled and then added to the input. The norm before may be missing.
 struct GeneralAttentionLayer {
   ExtendedAttentionLayer extended;
   double scale;           // of scores
@@ -279,11 +290,18 @@ struct CappedHeadLayer {
 
 // The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity], and where tokens see a
 // prefix, keys behind their own, [capacity] more at the end.
+struct BoundModel;
+class Peers;
+
 struct Step {
   int32_t count, wanted;  // live tokens; rows whose logits are wanted
   const int32_t *token, *slot, *position, *rope;
   const int32_t* row;        // of the wanted ones
   const int32_t* last_seen;  // position of the last key that a token sees; only with a prefix
+  // Of a rank that shares the model with others: layers' outputs are summed over the ranks, and of
+  // the vocabulary it has the tokens from `first_token` on.
+  Peers* peers = nullptr;
+  int64_t first_token = 0, vocabulary = 0;
 
   Step(const int32_t* words, int64_t capacity, int64_t size = 0)
       : count(words[0]),
@@ -294,6 +312,10 @@ struct Step {
         rope(position + capacity),
         row(rope + capacity),
         last_seen(size < 2 + 5 * capacity ? nullptr : words + size - capacity) {}
+
+  // True if `size` words name only what the model has, so that nothing is read or written beyond it.
+  // `places`: adapter slots, of which -1 is the base model's; or nullptr.
+  bool fits(const BoundModel& model, int64_t size, const int32_t* places) const;
 };
 
 // Keys and values of one layer, [slots, kv_heads, ...] a slot of `length` positions.
@@ -315,10 +337,15 @@ struct BoundLayer {
 };
 
 // A model as a step takes it: embedding, `count` - 2 attention and feed-forward layers in turn, head.
+// The sizes bound what a step may name: see Step::fits.
 struct BoundModel {
   int64_t count;
   const BoundLayer* layers;
   float softcap;  // that tanh keeps logits within; 0: none
+  int64_t prefix;  // 1: a step says the last key that each token sees
+  int64_t capacity, vocabulary, slots, positions, rope_rows, logit_rows, adapter_slots;
+  Peers* peers;  // nullptr: nobody shares the model
+  int64_t first_token;
 };
 
 struct Kernels {

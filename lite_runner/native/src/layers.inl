@@ -84,6 +84,85 @@ inline void add_residual(const Layer& layer, const General& general, float* adde
   });
 }
 
+// Calls body(first, end) for the numbers 0..count-1, thousands at a time.
+template <class Body>
+inline void over_numbers(int64_t count, Body&& body) {
+  constexpr int64_t kSome = 4096;
+  parallel_for((count + kSome - 1) / kSome, [&](int64_t some, int) {
+    body(some * kSome, smaller_of((some + 1) * kSome, count));
+  });
+}
+
+// to [count] = the ranks' `own` [count] summed in the order of ranks, plus `added`; all get the same
+// bits, whichever comes first.
+inline void sum_over_ranks(Peers& peers, const float* own, int64_t count, const float* added,
+                           float* to) {
+  for (int64_t start = 0; start < count; start += Peers::kPlace) {
+    const int64_t here = smaller_of(Peers::kPlace, count - start);
+    over_numbers(here, [&](int64_t first, int64_t end) {
+      __builtin_memcpy(peers.own() + first, own + start + first, 4 * (end - first));
+    });
+    if (!peers.meet(here)) return;
+    over_numbers(here, [&](int64_t first, int64_t end) {
+      int64_t i = first;
+      for (; i + kLanes <= end; i += kLanes) {
+        Floats total = load(peers.of(0) + i);
+        for (int64_t rank = 1; rank < peers.size(); ++rank) total = total + load(peers.of(rank) + i);
+        store(to + start + i, added ? load(added + start + i) + total : total);
+      }
+      for (; i < end; ++i) {
+        float total = peers.of(0)[i];
+        for (int64_t rank = 1; rank < peers.size(); ++rank) total += peers.of(rank)[i];
+        to[start + i] = added ? added[start + i] + total : total;
+      }
+    });
+  }
+}
+
+// Puts the ranks' columns [rows][width] of x [rows][size * width], of which each has its own there,
+// to where the others lack them.
+inline void gather_over_ranks(Peers& peers, int64_t rows, int64_t width, float* x) {
+  const int64_t count = rows * width, stride = peers.size() * width;
+  // Calls body(column of the part, its place in x, numbers) for numbers first..end of a rank's.
+  const auto over_parts = [&](int64_t rank, int64_t first, int64_t end, auto&& body) {
+    for (int64_t at = first, next; at < end; at = next) {
+      next = smaller_of((at / width + 1) * width, end);
+      body(at, x + at / width * stride + rank * width + at % width, next - at);
+    }
+  };
+  for (int64_t start = 0; start < count; start += Peers::kPlace) {
+    const int64_t here = smaller_of(Peers::kPlace, count - start);
+    float* own = peers.own();
+    over_numbers(here, [&](int64_t first, int64_t end) {
+      over_parts(peers.rank(), start + first, start + end, [&](int64_t at, float* from, int64_t n) {
+        __builtin_memcpy(own + at - start, from, 4 * n);
+      });
+    });
+    if (!peers.meet(here)) return;
+    over_numbers(here, [&](int64_t first, int64_t end) {
+      for (int64_t rank = 0; rank < peers.size(); ++rank)
+        if (rank != peers.rank())
+          over_parts(rank, start + first, start + end, [&](int64_t at, float* to, int64_t n) {
+            __builtin_memcpy(to, peers.of(rank) + at - start, 4 * n);
+          });
+    });
+  }
+}
+
+// The place of the output [count][hidden] of the last matrix of a layer, which `finish` takes.
+inline float* output_of(const Step& step, bool general, int64_t hidden, float* out) {
+  return general || step.peers ? scratch<float>(kAdded, step.count * hidden) : out;
+}
+
+// Sums the ranks' outputs of a layer, which lie at `added`: to `out`, plus `x`, where there is no
+// more to do.
+inline void finish_output(const Step& step, bool general, int64_t hidden, float* added,
+                          const float* x, float* out) {
+  if (step.peers)
+    sum_over_ranks(*step.peers, added, step.count * hidden, general ? nullptr : x,
+                   general ? added : out);
+}
+
 inline void clear_behind(float* x, int64_t rows, int64_t width, int64_t stride) {
   for (int64_t row = 0; row < rows && width < stride; ++row)
     for (int64_t i = width; i < stride; ++i) x[row * stride + i] = 0.0f;
@@ -133,9 +212,22 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
 inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters adapters,
                       float* out) {
   const Matrix& table = layer.matrix(layer.table);
+  const bool shared = step.peers && table.out < step.vocabulary;
+  if (shared) {  // a token is in the table of one rank, and zeros in those of others
+    float* found = scratch<float>(kAdded, step.count * layer.hidden);
+    over_rows(step.count, [&](int64_t row) {
+      const int64_t own = step.token[row] - step.first_token;
+      float* to = found + row * layer.hidden;
+      if (own >= 0 && own < table.out)
+        read_row(table, own, to, false);
+      else
+        __builtin_memset(to, 0, 4 * layer.hidden);
+    });
+    sum_over_ranks(*step.peers, found, step.count * layer.hidden, nullptr, out);
+  }
   over_rows(step.count, [&](int64_t row) {
     float* to = out + row * layer.hidden;
-    read_row(table, step.token[row], to, false);
+    if (!shared) read_row(table, step.token[row], to, false);
     if (adapters.place && adapters.place[row] >= 0 && layer.adapters.down[0] >= 0)
       with_pool(adapters, [&](const auto* pool) {
         const auto* place = pool + adapters.place[row] * adapters.stride;
@@ -208,12 +300,13 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
       .run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
-  float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
+  float* added = output_of(step, general, layer.hidden, out);
+  const float* residual = layer.residual && !general ? x : nullptr;
   linear<1>(outward, mixed_rows, back, [&](int64_t panel, float* sums) {
     back.add_panel(&layer.hidden, panel, sums);
-    spread(sums, count, panel, layer.hidden, added, layer.hidden,
-           layer.residual && !general ? x : nullptr);
+    spread(sums, count, panel, layer.hidden, added, layer.hidden, step.peers ? nullptr : residual);
   });
+  finish_output(step, general, layer.hidden, added, residual, out);
   if (general)
     add_residual(layer, *general, added, x, count, layer.hidden, inward.depth(), out);
 }
@@ -288,12 +381,13 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   });
   const Rows hidden_rows = prepared(down, hidden, count, stride);
   Lowered back(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
-  float* added = general ? scratch<float>(kAdded, count * layer.hidden) : out;
+  float* added = output_of(step, general, layer.hidden, out);
+  const float* residual = layer.residual && !general ? x : nullptr;
   linear<1>(down, hidden_rows, back, [&](int64_t panel, float* sums) {
     back.add_panel(&layer.hidden, panel, sums);
-    spread(sums, count, panel, layer.hidden, added, layer.hidden,
-           layer.residual && !general ? x : nullptr);
+    spread(sums, count, panel, layer.hidden, added, layer.hidden, step.peers ? nullptr : residual);
   });
+  finish_output(step, general, layer.hidden, added, residual, out);
   if (general) add_residual(layer, *general, added, x, count, layer.hidden, up.depth(), out);
 }
 
@@ -301,13 +395,17 @@ inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,
                  Adapters adapters, float softcap, const float* x, float* logits) {
   const Rows rows = normalized(layer, layer.norm, matrix, x, step.wanted, step.row);
   Lowered low(layer.adapters, adapters, 0, 1, rows, layer.hidden, step.row);
+  const bool shared = step.peers && matrix.out < step.vocabulary;
+  const int64_t stride = shared ? step.vocabulary : matrix.out;
+  float* own = shared ? logits + step.first_token : logits;
   linear<1>(matrix, rows, low, [&](int64_t panel, float* sums) {
     low.add_panel(&matrix.out, panel, sums);
     if (softcap != 0.0f)
       for (int64_t i = 0; i < step.wanted * kPanel; i += kLanes)
         store(sums + i, capped(load(sums + i), softcap));
-    spread(sums, step.wanted, panel, matrix.out, logits, matrix.out);
+    spread(sums, step.wanted, panel, matrix.out, own, stride);
   });
+  if (shared) gather_over_ranks(*step.peers, step.wanted, matrix.out, logits);
 }
 
 inline void plain_linear(const Matrix& m, const float* x, int64_t count, float* out) {

@@ -21,7 +21,7 @@ inline Floats widened(const UpperHalf* from) {
   return load_bfloat16(reinterpret_cast<const uint16_t*>(from));
 }
 
-// How the 32 values of an input lie in a panel of such numbers.
+// The layout of the 32 values of an input in a panel of such numbers.
 template <class T>
 struct Numbers {
   static constexpr int64_t bytes = sizeof(T) * kPanel;
@@ -112,7 +112,7 @@ inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, f
     for (int64_t p = 0; p < kParts; ++p) store(to + r * kPanel + p * kLanes, tile.at[r][p]);
 }
 
-// How far ahead of its reading a thread asks for a matrix, in bytes: by itself the processor looks
+// Prefetch distance in bytes: by itself the processor looks
 // ahead too little while it multiplies several rows. Measured with 1, 8 and 32 rows.
 constexpr int64_t kAhead = 4096;
 
@@ -413,7 +413,7 @@ void multiply_integers(const Matrix& m, const Rows& rows, int64_t panel, float* 
   });
 }
 
-// Whether inputs are rounded to bfloat16, as the weights are.
+// True if inputs are rounded to bfloat16, as the weights are.
 inline bool multiplies_bfloat16(const Matrix& m) {
   return m.format == Format::kBFloat16 && m.rounded_input;
 }

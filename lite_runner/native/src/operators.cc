@@ -1,4 +1,4 @@
-// What is called from outside: MindSpore's AOT operators, and a few functions for ctypes.
+// The functions that Python calls through ctypes.
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "layers.h"
+#include "peers.h"
 #include "scratch.h"
 #include "threads.h"
 
@@ -26,9 +27,37 @@ void* scratch_bytes(Scratch which, size_t bytes) {
   return memory[which];
 }
 
+bool Step::fits(const BoundModel& model, int64_t size, const int32_t* places) const {
+  const int64_t rows = size - 2 - (model.prefix ? 5 : 4) * model.capacity;
+  if (count < 0 || count > model.capacity) return false;
+  if (wanted < 0 || wanted > rows || wanted > model.logit_rows) return false;
+  const auto within = [](int64_t value, int64_t end) { return value >= 0 && value < end; };
+  for (int32_t t = 0; t < count; ++t) {
+    if (!within(token[t], model.vocabulary) || !within(slot[t], model.slots) ||
+        !within(position[t], model.positions) || !within(rope[t], model.rope_rows))
+      return false;
+    if (model.prefix && !within(last_seen[t], model.positions)) return false;
+    if (places && !within(places[t] + int64_t{1}, model.adapter_slots + 1)) return false;
+  }
+  for (int32_t i = 0; i < wanted; ++i)
+    if (!within(row[i], count)) return false;
+  return true;
+}
+
 namespace {
 
 std::mutex one_at_a_time;
+
+// The result of `work`, one at a time; -1 if out of memory. No exception may reach a caller in C.
+template <class Work>
+int guarded(Work&& work) {
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
 
 const Kernels* best() {
 #if defined(__x86_64__)
@@ -98,50 +127,21 @@ void compute_head(const BoundLayer& bound, const void* embedding, const Step& st
                 x, logits);
 }
 
-// The inputs of a MindSpore operator, taken one after the other.
-struct Inputs {
-  void** p;
-  int* ranks;
-  int64_t** shapes;
-  const char** types;
-  int next;
-
-  void* take() { return p[next++]; }
-
-  BoundLayer layer() { return {take(), {}, nullptr, 0, 0}; }
-
-  // Keys, values and their scales follow an attention layer.
-  Cache cache() {
-    const char* type = types[next];
-    const int64_t length = shapes[next + 1][ranks[next + 1] - 2];
-    void *keys = take(), *values = take();
-    float *key_scales = static_cast<float*>(take()), *value_scales = static_cast<float*>(take());
-    return {std::strcmp(type, "float32") == 0   ? CacheType::kFloat32
-            : std::strcmp(type, "float16") == 0 ? CacheType::kFloat16
-                                                : CacheType::kInt8,
-            length, keys, values, key_scales, value_scales};
-  }
-
-  // The pool of a layer that adapters change follows it.
-  void pool(BoundLayer& layer, const LoraPair& parts) {
-    if (parts.rank == 0) return;
-    layer.pool_stride = shapes[next][1];
-    layer.pool_bfloat16 = std::strcmp(types[next], "float32") != 0;
-    layer.pool = take();
-  }
-};
-
-// See Head below; softcap 0: none.
-int head(int count, void** p, int* ranks, int64_t** shapes, const char** types, float softcap) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, ranks, shapes, types, 3};
-  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0]);
-  BoundLayer layer = in.layer();
-  const void* embedding = in.take();
-  in.pool(layer, as<HeadLayer>(layer.block).adapters);
-  compute_head(layer, embedding, step, static_cast<const int32_t*>(p[2]), softcap,
-               static_cast<const float*>(p[0]), static_cast<float*>(p[count - 1]));
-  return 0;
+// See lite_runner_step.
+int step_of(const BoundModel* model, const int32_t* words, int64_t size, const float* rope,
+            const int32_t* places, float* x, float* logits) {
+  if (size < 2 + (model->prefix ? 5 : 4) * model->capacity) return 2;
+  Step step(words, model->capacity, size);
+  if (!step.fits(*model, size, places)) return 2;
+  step.peers = model->peers;
+  step.first_token = model->first_token;
+  step.vocabulary = model->vocabulary;
+  const BoundLayer *first = model->layers, *last = first + model->count - 1;
+  compute_embedding(*first, step, places, x);
+  for (const BoundLayer* layer = first + 1; layer < last; ++layer)
+    if (!compute_layer(*layer, step, places, rope, x, x)) return 1;
+  compute_head(*last, first->block, step, places, model->softcap, x, logits);
+  return step.peers && step.peers->lost() >= 0 ? 3 + static_cast<int>(step.peers->lost()) : 0;
 }
 
 }  // namespace
@@ -152,11 +152,11 @@ using namespace lite_runner;
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Which sources these were: kernels/__init__.py looks for it in the library.
+// The fingerprint of the sources: native/__init__.py looks for it in the library.
 extern const char lite_runner_sources[];
 const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
 
-// Which instructions are used: avx512, avx2 or portable.
+// The instruction set in use: avx512, avx2 or portable.
 const char* lite_runner_instructions() { return kernels->name; }
 
 // Chooses other instructions, for tests; 0 where this machine has them not.
@@ -177,17 +177,19 @@ void lite_runner_set_threads(int count) {
   set_threads(count);
 }
 
-void lite_runner_linear(const void* matrix, const float* x, int64_t rows, float* out) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  kernels->linear(as<Matrix>(matrix), x, rows, out);
+// Here and below: 0: done, -1: out of memory.
+int lite_runner_linear(const void* matrix, const float* x, int64_t rows, float* out) {
+  return guarded([&] {
+    kernels->linear(as<Matrix>(matrix), x, rows, out);
+    return 0;
+  });
 }
 
 // Rows [rows][width] of words become panels [rows / 32][padded width][32], zeros behind both, of
 // which `stride` lie from one to the next. Words are of `size` bytes; of float32 the upper half is
 // kept where they become 2.
-void lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t padded, int64_t size,
-                      int64_t packed_size, int64_t order, int64_t stride, void* to) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
+int lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t padded, int64_t size,
+                     int64_t packed_size, int64_t order, int64_t stride, void* to) {
   const auto pack = [&](auto* source, auto* target, auto change) {
     parallel_for((rows + kPanel - 1) / kPanel, [&](int64_t panel, int) {
       auto* panel_target = target + panel * stride * padded * kPanel;
@@ -199,103 +201,70 @@ void lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t pad
     });
   };
   const auto* words = static_cast<const uint32_t*>(from);
-  if (packed_size == 2 && size == 4)
-    pack(words, static_cast<uint16_t*>(to), [](uint32_t word) { return word >> 16; });
-  else if (packed_size == 2)
-    pack(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to),
-         [](uint16_t word) { return word; });
-  else if (static_cast<Order>(order) == Order::kBytePairs)
-    pack(words, static_cast<uint32_t*>(to), [](uint32_t word) {
-      return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
-    });
-  else if (static_cast<Order>(order) == Order::kNibblePairs)
-    pack(words, static_cast<uint32_t*>(to), [](uint32_t word) {
-      uint32_t ordered = 0;
-      for (int k = 0; k < 8; ++k) ordered |= (word >> 4 * k & 15u) << 4 * (k % 2 * 4 + k / 2);
-      return ordered;
-    });
-  else
-    pack(words, static_cast<uint32_t*>(to), [](uint32_t word) { return word; });
+  return guarded([&] {
+    if (packed_size == 2 && size == 4)
+      pack(words, static_cast<uint16_t*>(to), [](uint32_t word) { return word >> 16; });
+    else if (packed_size == 2)
+      pack(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to),
+           [](uint16_t word) { return word; });
+    else if (static_cast<Order>(order) == Order::kBytePairs)
+      pack(words, static_cast<uint32_t*>(to), [](uint32_t word) {
+        return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u);
+      });
+    else if (static_cast<Order>(order) == Order::kNibblePairs)
+      pack(words, static_cast<uint32_t*>(to), [](uint32_t word) {
+        uint32_t ordered = 0;
+        for (int k = 0; k < 8; ++k) ordered |= (word >> 4 * k & 15u) << 4 * (k % 2 * 4 + k / 2);
+        return ordered;
+      });
+    else
+      pack(words, static_cast<uint32_t*>(to), [](uint32_t word) { return word; });
+    return 0;
+  });
 }
 
 // The floats that integers [rows][inputs] of 8 bits, or of 4 and two a byte, stand for, as panels: see
 // lite_runner_pack. Scales and minimums (or nullptr) are half [rows][inputs / group].
-void lite_runner_widen(const void* values, const uint16_t* scales, const uint16_t* minimums,
-                       int64_t rows, int64_t inputs, int64_t bits, int64_t group, int64_t stride,
-                       float* to) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
+int lite_runner_widen(const void* values, const uint16_t* scales, const uint16_t* minimums,
+                      int64_t rows, int64_t inputs, int64_t bits, int64_t group, int64_t stride,
+                      float* to) {
+  return guarded([&] {
+    kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
+    return 0;
+  });
 }
 
 // Rows [rows][inputs] of GGUF's blocks, of the type that a Format names, become panels of units, of
 // which `stride` lie from one to the next: see BlockForm.
-void lite_runner_pack_blocks(const uint8_t* from, int64_t format, int64_t rows, int64_t inputs,
-                             int64_t stride, uint8_t* to) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  kernels->pack_blocks(from, static_cast<Format>(format), rows, inputs, stride, to);
+int lite_runner_pack_blocks(const uint8_t* from, int64_t format, int64_t rows, int64_t inputs,
+                            int64_t stride, uint8_t* to) {
+  return guarded([&] {
+    kernels->pack_blocks(from, static_cast<Format>(format), rows, inputs, stride, to);
+    return 0;
+  });
 }
 
 // A step of a whole model. `words` [size]: see Step; `rope` [rows, head_dim]; `places`: of the tokens'
-// adapters, or nullptr; `x` [capacity, hidden] is worked in. 0: done, else the layer's kind is not known.
-int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t size,
-                     int64_t capacity, const float* rope, const int32_t* places, float* x, float* logits) {
+// adapters, or nullptr; `x` [capacity, hidden] is worked in. 0: done, -1: out of memory, 1: a layer's
+// kind is not known, 2: the words name what the model has not, 3 + rank: that rank, which shares the
+// model, is gone.
+int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t size, const float* rope,
+                     const int32_t* places, float* x, float* logits) {
+  return guarded([&] { return step_of(model, words, size, rope, places, x, logits); });
+}
+
+// Bytes of the file through which `size` ranks meet, zeros at first.
+int64_t lite_runner_peers_bytes(int64_t size) { return static_cast<int64_t>(Peers::bytes(size)); }
+
+// `file`, `all_gather`: see Peers; the file is closed with them. nullptr: the system does not allow it.
+Peers* lite_runner_peers_open(int file, int64_t rank, int64_t size, int64_t patience,
+                              Peers::AllGather all_gather) {
+  return Peers::open(file, rank, size, patience, all_gather);
+}
+
+void lite_runner_peers_close(Peers* peers) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  const Step step(words, capacity, size);
-  const BoundLayer *first = model->layers, *last = first + model->count - 1;
-  compute_embedding(*first, step, places, x);
-  for (const BoundLayer* layer = first + 1; layer < last; ++layer)
-    if (!compute_layer(*layer, step, places, rope, x, x)) return 1;
-  compute_head(*last, first->block, step, places, model->softcap, x, logits);
-  return 0;
-}
-
-// MindSpore's AOT operators. Parameters are the inputs and then the output; see networks/native.py.
-// `places` are those of the tokens' adapters; a layer that adapters change is followed by its pool.
-
-// step, places, layer -> [capacity, hidden]
-int Embedding(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  Inputs in{p, ranks, shapes, types, 2};
-  const Step step(static_cast<const int32_t*>(p[0]), shapes[count - 1][0]);
-  BoundLayer layer = in.layer();
-  in.pool(layer, as<EmbeddingLayer>(layer.block).adapters);
-  compute_embedding(layer, step, static_cast<const int32_t*>(p[1]),
-                    static_cast<float*>(p[count - 1]));
-  return 0;
-}
-
-// x, step, rope, places, layers -> [capacity, hidden]. Any number of attention and feed-forward
-// layers; that of an attention is followed by keys, values, key scales and value scales.
-int Layers(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
-  std::lock_guard<std::mutex> lock(one_at_a_time);
-  const Step step(static_cast<const int32_t*>(p[1]), shapes[0][0], shapes[1][0]);
-  const float *x = static_cast<const float*>(p[0]), *rope = static_cast<const float*>(p[2]);
-  const int32_t* places = static_cast<const int32_t*>(p[3]);
-  float* out = static_cast<float*>(p[count - 1]);
-  for (Inputs in{p, ranks, shapes, types, 4}; in.next < count - 1; x = out) {
-    BoundLayer layer = in.layer();
-    const Kind kind = as<Kind>(layer.block);
-    if (is_attention(kind)) {
-      layer.cache = in.cache();
-      in.pool(layer, as<AttentionLayer>(layer.block).adapters);
-    } else if (is_feed_forward(kind)) {
-      in.pool(layer, as<FeedForwardLayer>(layer.block).adapters);
-    }
-    if (!compute_layer(layer, step, places, rope, x, out)) return 1;
-  }
-  return 0;
-}
-
-// x, step, places, layer, the embedding's layer -> [wanted, vocab]
-int Head(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*, void*) {
-  return head(count, p, ranks, shapes, types, 0.0f);
-}
-
-// The same, of a layer that is a CappedHeadLayer.
-int CappedHead(int count, void** p, int* ranks, int64_t** shapes, const char** types, void*,
-               void*) {
-  const double softcap = as<CappedHeadLayer>(p[3]).softcap;
-  return head(count, p, ranks, shapes, types, static_cast<float>(softcap));
+  delete peers;
 }
 
 }  // extern "C"

@@ -197,7 +197,7 @@ inline int32_t round_all(const float* from, int64_t count, float factor, int16_t
   return sum;
 }
 
-// What numbers up to `bound` are multiplied with to become integers up to `most`; 0 where that
+// The factor that makes numbers up to `bound` integers up to `most`; 0 where that
 // would be infinite.
 inline float integer_factor(float bound, float most) { return bound > 1e-33f ? most / bound : 0.0f; }
 

@@ -4,9 +4,9 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace {
 // one step are apart, short enough that other processes get the core.
 constexpr int kYields = 50;
 
-// Which job, how many items it has, and which is next, in one word: a claim is valid or not
+// The job, its number of items and the next one, in one word: a claim is valid or not
 // whatever happens meanwhile, so that nobody waits for a worker that has no core to run on.
 constexpr int kItemBits = 20;
 constexpr uint64_t kItems = (uint64_t{1} << kItemBits) - 1;
@@ -30,8 +30,8 @@ class Pool {
     try {
       for (int index = 1; index < count; ++index)
         workers_.emplace_back([this, index] { work(index); });
-    } catch (const std::system_error&) {
-      // The system gives no more threads: those that there are do the work.
+    } catch (const std::exception&) {
+      // The system gives no more threads, or no memory for one: those that there are do the work.
     }
   }
 

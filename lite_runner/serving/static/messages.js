@@ -1,9 +1,10 @@
 // The messages of a conversation. All text goes in as text nodes.
 import { ApiError } from "./api.js";
+import { Markdown, copyButton, made as element } from "./markdown.js";
 
-/** A new message at the end of a list. */
-export function message(list, role, name) {
-  const made = new Message(role, name);
+/** A new message at the end of a list; `formatted`: its text is Markdown. */
+export function message(list, role, name, formatted) {
+  const made = new Message(role, name, formatted);
   list.append(made.element);
   made.element.scrollIntoView({ block: "end" });
   return made;
@@ -11,7 +12,9 @@ export function message(list, role, name) {
 
 class Message {
   text = "";
-  #node = document.createTextNode("");
+  #node = document.createTextNode(""); // of text that is not formatted
+  #markdown = null;
+  #frame = null; // the next drawing of what is formatted
   #figures = element("p", "figures");
   #began = performance.now();
   #first = null; // when the first token came
@@ -20,8 +23,10 @@ class Message {
   #usage = null;
   #reason = null;
 
-  constructor(role, name) {
-    this.element = element("li", role, element("h3", "", name), element("p", "text", this.#node));
+  constructor(role, name, formatted) {
+    if (formatted) this.#markdown = new Markdown();
+    const body = this.#markdown?.element ?? element("p", "text", this.#node);
+    this.element = element("li", role, element("h3", "", name), body);
     if (role === "assistant") {
       this.element.append(this.#figures);
       this.element.ariaBusy = "true";
@@ -30,7 +35,17 @@ class Message {
 
   append(text) {
     this.text += text;
-    this.#node.appendData(text);
+    if (this.#markdown) this.#frame ??= requestAnimationFrame(() => this.#draw());
+    else this.#node.appendData(text);
+  }
+
+  #draw() {
+    cancelAnimationFrame(this.#frame);
+    this.#frame = null;
+    const list = this.element.parentElement;
+    const follows = list && isAtEnd(list);
+    this.#markdown.show(this.text);
+    if (follows) list.scrollTop = list.scrollHeight;
   }
 
   /** A chunk of an answer. */
@@ -43,7 +58,7 @@ class Message {
       this.#tokens += 1;
     }
     const list = this.element.parentElement;
-    const follows = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+    const follows = isAtEnd(list);
     this.append(text);
     this.#show([this.#rate()]);
     if (follows) list.scrollTop = list.scrollHeight;
@@ -57,6 +72,8 @@ class Message {
   /** Nothing comes any more. */
   finish(stopped) {
     this.element.ariaBusy = "false";
+    if (this.#markdown) this.#draw();
+    if (this.text) this.element.firstChild.after(copyButton(() => this.text, "Copy answer"));
     if (this.#first === null) {
       this.#show([stopped && "stopped"]);
       return;
@@ -82,6 +99,10 @@ class Message {
   }
 }
 
+function isAtEnd(list) {
+  return list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+}
+
 function seconds(ms) {
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
 }
@@ -97,11 +118,4 @@ export function faultOf(error) {
     found.append("\nThe server cannot be reached; has it ended?");
   }
   return found;
-}
-
-function element(tag, kind, ...content) {
-  const made = document.createElement(tag);
-  if (kind) made.className = kind;
-  made.append(...content);
-  return made;
 }

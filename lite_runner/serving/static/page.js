@@ -1,5 +1,5 @@
 // A conversation with the server that this page is of. Nothing of a model or of the server becomes
-// HTML: it is put in as text. The key is in this module's memory alone.
+// HTML: it is put in as text, the Markdown of an answer as elements that hold text. The key is in this module's memory alone.
 import { Api } from "./api.js";
 import { faultOf, message } from "./messages.js";
 
@@ -98,7 +98,7 @@ async function send() {
   running = new AbortController();
   const body = { ...(chats ? {} : { max_tokens: 256 }), ...options(), ...asked(text) };
   message($("conversation"), "user", "You").append(text);
-  const answer = message($("conversation"), "assistant", body.model);
+  const answer = message($("conversation"), "assistant", body.model, chats);
   $("message").value = "";
   busy(true);
   try {

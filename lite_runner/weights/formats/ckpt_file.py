@@ -37,7 +37,7 @@ _LENGTH_DELIMITED, _VARINT = 2, 0
 
 
 def looks_like_ckpt(path: Path) -> bool:
-    """Whether the file starts with a protobuf field 1 of a known length."""
+    """True if the file starts with a protobuf field 1 of a known length."""
     return first_bytes(path, 1) == b"\x0a"
 
 
@@ -111,7 +111,7 @@ def _joined(
 
 
 def _checked_end(path: Path, data: NDArray[np.uint8]) -> int:
-    """Where the message ends; verifies the CRC of a file that has one."""
+    """The end of the message; verifies the CRC of a file that has one."""
     end = data.size - len(CRC_MARK) - CRC_BYTES
     if end < 0 or data[end : end + len(CRC_MARK)].tobytes() != CRC_MARK:
         return int(data.size)

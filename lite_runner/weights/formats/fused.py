@@ -1,19 +1,31 @@
-"""Tensors that checkpoints fuse or reorder, to and from the model's own."""
+"""Tensors that checkpoints fuse, reorder or stack, to and from a tensor per parameter.
+
+transformers fuses gate and up of all experts in memory, and may write them so; MindFormers stacks
+each of the three matrices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import Parameter, stored_rows
-from lite_runner.architectures.fused import Rows
+from lite_runner.architectures import Parameter, by_expert, parameters, stored_rows
+from lite_runner.architectures.naming import Role, Rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.derive import derived
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import Index, LazyTensor, derived
+
+# Where an expert's matrix is in transformers' tensors [experts, rows, in]: gate lies before up.
+_FUSED: dict[Role, tuple[str, int, int]] = {  # module, part, parts of the rows
+    "expert_gate": ("gate_up_proj", 0, 2),
+    "expert_up": ("gate_up_proj", 1, 2),
+    "expert_down": ("down_proj", 0, 1),
+}
+_MODULE = "mlp"  # of a layer, in transformers 5, whatever the family's files call it
 
 
 def split(tensor: LazyTensor, parameter: Parameter, model: Decoder) -> LazyTensor:
@@ -47,3 +59,104 @@ def _fused(parts: Sequence[NDArray[Any]], rows: Sequence[Rows | None]) -> NDArra
     for part, where in zip(parts, rows, strict=True):
         fused[slice(None) if where is None else where] = part
     return fused
+
+
+def separated(
+    found: Mapping[str, LazyTensor], model: Decoder, where: str
+) -> Mapping[str, LazyTensor]:
+    """The tensors of a file with a tensor for each expert's matrix, by Hugging Face's name where
+    transformers fused them, by the canonical one where MindFormers stacked them.
+
+    Raises ArtifactError for a fused tensor of another shape.
+    """
+    experts = by_expert(model)
+    if not experts:
+        return found
+    tensors = dict(found)
+    used = set()
+    for (role, _), each in experts.items():
+        assert role is not None
+        for one in each:
+            module, part, parts = _FUSED[role]
+            fused = _fused_name(one, module)
+            if one.stacked in found:
+                tensors[one.name] = _expert(found, one.stacked, one, (len(each), 0, 1), where)
+                used.add(one.stacked)
+            elif fused in found:
+                tensors[one.hugging_face] = _expert(
+                    found, fused, one, (len(each), part, parts), where
+                )
+                used.add(fused)
+    for one in parameters(model):
+        router = _in_memory(one.hugging_face)
+        if one.role == "router" and router != one.hugging_face and router in found:
+            tensors[one.hugging_face] = found[router]
+            used.add(router)
+    return {name: tensor for name, tensor in tensors.items() if name not in used}
+
+
+def _fused_name(one: Parameter, module: str) -> str:
+    experts = _in_memory(one.hugging_face).partition(".experts.")[0]
+    return f"{experts}.experts.{module}"
+
+
+def _in_memory(name: str) -> str:
+    """A name in a layer as transformers 5 has it in memory."""
+    head, layer, rest = name.partition(".layers.")
+    number, _, inner = rest.partition(".")
+    return f"{head}{layer}{number}.{_MODULE}.{inner.partition('.')[2]}"
+
+
+def _expert(
+    found: Mapping[str, LazyTensor],
+    name: str,
+    one: Parameter,
+    place: tuple[int, int, int],
+    where: str,
+) -> LazyTensor:
+    """A part of the tensor `name`; `place`: experts there, part and parts of its rows."""
+    (experts, part, parts), (rows, columns) = place, one.shape
+    tensor, expected = found[name], (experts, parts * rows, columns)
+    if tensor.shape != expected:
+        raise ArtifactError(
+            f"{where}: {name}: got {list(tensor.shape)}, expected {list(expected)}",
+            "check that model= and load_checkpoint= belong together, or use model=auto",
+        )
+    assert one.expert is not None
+    first, expert = part * rows, one.expert
+
+    def piece(index: Index) -> NDArray[np.generic]:
+        height, width = index
+        start, stop, _ = height.indices(rows)
+        inner = slice(first + start, first + stop)
+        matrix: NDArray[np.generic] = tensor.piece((slice(expert, expert + 1), inner, width))[0]
+        return matrix
+
+    whole = (slice(0, rows), slice(0, columns))
+    return LazyTensor(one.shape, tensor.dtype, partial(piece, whole), piece)
+
+
+def stacked(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
+    """Canonical tensors as MindFormers has them: the experts of a layer in one tensor."""
+    result: dict[str, LazyTensor] = {}
+    experts = {each[0].name: each for each in by_expert(model).values()}
+    inner = {one.name for each in experts.values() for one in each}
+    for name, tensor in tensors.items():
+        if name in experts:
+            each = experts[name]
+            result[each[0].stacked] = _stack([tensors[one.name] for one in each])
+        elif name not in inner:
+            result[name] = tensor
+    return result
+
+
+def _stack(each: Iterable[LazyTensor]) -> LazyTensor:
+    held = list(each)
+    types = {tensor.dtype for tensor in held}
+    if len(types) > 1:
+        held = [LazyTensor(one.shape, "F32", one.float32) for one in held]
+
+    def read() -> NDArray[np.generic]:
+        return np.stack([one.read() for one in held])
+
+    return LazyTensor((len(held), *held[0].shape), held[0].dtype, read)

@@ -50,9 +50,20 @@ class BlockMatrix:
         """`change` moves rows or takes some of them."""
         return replace(self, data=np.ascontiguousarray(change(self.data)))
 
+    def with_columns(self, start: int, stop: int) -> BlockMatrix:
+        """Some columns, whole blocks."""
+        columns = stop - start
+        first, last = (self.data.shape[1] * at // self.columns for at in (start, stop))
+        return replace(self, data=np.ascontiguousarray(self.data[:, first:last]), columns=columns)
+
     def float32(self) -> NDArray[np.float32]:
         """The dequantized values [rows, columns]."""
         return dequantize(self.data.reshape(-1), self.type_name).reshape(self.shape)
+
+
+def block_columns(type_name: str) -> int:
+    """Values of a block."""
+    return 256 if type_name.endswith(("_K", "_XS")) else GROUP
 
 
 def dequantize(data: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:

@@ -7,6 +7,8 @@ used: it takes seconds over a real vocabulary and trusts the counts in the file.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTens
 
 STORED_TYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
 QUANTIZED_TYPES = (
-    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS"),
 )
 # Of the types above, and of others, as the library has them, whose import takes 40 ms: GGML's
@@ -32,9 +34,14 @@ QUANTIZED_TYPES = (
 TYPES = {
     **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2)},
     **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
-    **{8: ("Q8_0", 32, 34), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
+    **{8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110)},
+    **{12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
     **{14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136)},
 }
+
+
+# As llama.cpp names the files of a split checkpoint.
+_PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,12 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """Header and tensors of one file."""
+    """Header and tensors of one file; of a split checkpoint the header of its first file, and the
+    tensors of all."""
 
     header: GGUFHeader
     tensors: dict[str, GGUFTensor]
+    others: tuple[GGUFHeader, ...] = ()  # of the other files, held like the first
 
     @property
     def path(self) -> Path:
@@ -95,24 +104,70 @@ class GGUFFile:
 
     @property
     def quantized(self) -> bool:
-        """Whether any of the tensors is in blocks."""
+        """True if any of the tensors is in blocks."""
         return any(one.type_name not in STORED_TYPES for one in self.tensors.values())
 
 
 def looks_like_gguf(path: Path) -> bool:
-    """Whether the file starts with the magic number."""
+    """True if the file starts with the magic number."""
     return first_bytes(path, 4) == MAGIC
 
 
+def parts_of(path: Path) -> list[Path]:
+    """The files of the split checkpoint that `path` is one of, in order, there or not; of another
+    file it alone."""
+    part = _PART.fullmatch(path.name)
+    if part is None:
+        return [path]
+    count = part["count"]
+    return [
+        path.with_name(f"{part['name']}-{number:05}-of-{count}.gguf")
+        for number in range(1, int(count) + 1)
+    ]
+
+
+def is_split(files: Collection[Path]) -> bool:
+    """True if these are the files of one split checkpoint, or some of them."""
+    return len({tuple(parts_of(file)) for file in files}) == 1
+
+
 def open_gguf(path: Path) -> GGUFFile:
-    """Parse the file. Raises ArtifactError for whatever does not follow the format."""
+    """Parse the file; of a split checkpoint all of its files, whichever `path` is. Raises
+    ArtifactError for whatever does not follow the format, and where a part is missing."""
     header = read_header(path)
-    if header.metadata.get("split.count", 1) != 1:
+    count = header.metadata.get("split.count", 1)
+    if count == 1:
+        return GGUFFile(header, _tensors(header))
+    parts = parts_of(path)
+    if len(parts) != count:
         raise ArtifactError(
-            f"{path}: one of {header.metadata['split.count']} parts of a checkpoint, which cannot "
-            "be read",
-            "join them with llama.cpp: llama-gguf-split --merge FIRST_PART WHOLE",
+            f"{path}: one of {count!r} parts of a checkpoint, and its name does not say which",
+            "name the parts NAME-00001-of-00003.gguf and so on, as they were published",
         )
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ArtifactError(
+            f"{path}: one of {count} parts of a checkpoint; there is no "
+            + ", ".join(missing[:5])
+            + (" ..." if missing[5:] else ""),
+            "fetch all parts to the same folder",
+        )
+    headers = [read_header(part) for part in parts]
+    tensors: dict[str, GGUFTensor] = {}
+    for number, part in enumerate(headers):
+        place = part.metadata.get("split.no"), part.metadata.get("split.count")
+        if place != (number, count):
+            raise part.fault(f"split.no and split.count are {place}, expected {(number, count)}")
+        found = _tensors(part)
+        if twice := tensors.keys() & found.keys():
+            raise part.fault(f"tensor {min(twice)!r} is in a part before it, too")
+        tensors |= found
+    total = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if total != len(tensors):
+        raise headers[0].fault(f"its parts hold {len(tensors)} tensors, expected {total!r}")
+    return GGUFFile(headers[0], tensors, tuple(headers[1:]))
+
+
+def _tensors(header: GGUFHeader) -> dict[str, GGUFTensor]:
     alignment = header.metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
         raise header.fault(f"general.alignment {alignment!r}, expected a power of two")
@@ -123,7 +178,7 @@ def open_gguf(path: Path) -> GGUFFile:
     for entry in header.tensors:
         type_name = _type_name(header, entry)
         begin = start + entry.offset
-        end = begin + _byte_size(path, entry, type_name)
+        end = begin + _byte_size(header.path, entry, type_name)
         if entry.offset % alignment or end > data.size:
             raise header.fault(
                 f"tensor {entry.name!r} lies at bytes {begin:,}..{end:,}, the file has "
@@ -133,7 +188,7 @@ def open_gguf(path: Path) -> GGUFFile:
         spans.append((begin, end, entry.name))
         tensors[entry.name] = GGUFTensor(entry.shape, type_name, data[begin:end])
     _check_spans(header, spans, start, alignment)
-    return GGUFFile(header, tensors)
+    return tensors
 
 
 def _check_spans(

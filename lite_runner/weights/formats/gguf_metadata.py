@@ -66,7 +66,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What stands before the tensors, whose bytes `data` holds too and nobody has looked at."""
+    """The header; `data` also holds the bytes of the tensors, unread."""
 
     path: Path
     data: mmap.mmap  # the whole file, read-only

@@ -11,13 +11,11 @@ from lite_runner.architectures import KNOWN, Parameter, architecture_of, paramet
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
-from lite_runner.weights.derive import same_values, shifted, transposed
-from lite_runner.weights.formats.fused import fuse, split
-from lite_runner.weights.formats.fused_experts import separated
+from lite_runner.weights.formats.fused import fuse, separated, split
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import LazyTensor, same_values, shifted, transposed
 
 INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 MAX_INDEX = 100_000_000  # bytes
@@ -40,7 +38,7 @@ _OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of this name is a buffer, not a weight."""
+    """True if a tensor of this name is a buffer, not a weight."""
     return _BUFFERS.search(name) is not None
 
 
@@ -97,25 +95,25 @@ def shapes_in_files(config: Decoder) -> dict[str, tuple[int, ...]]:
 
 
 def _shape_in_file(parts: list[Parameter], config: Decoder) -> tuple[int, ...]:
-    shape = parts[0].shape[::-1] if parts[0].layout == "in_out" else parts[0].shape
+    shape = parts[0].shape[::-1] if parts[0].transposed else parts[0].shape
     if len(parts) > 1:
         shape = (sum(part.shape[0] for part in parts), *shape[1:])
     return shape[::-1] if _is_conv1d(parts[0], config) else shape
 
 
 def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
-    """Whether transformers stores it as Conv1D, [in, out]; other linear layers are [out, in]."""
-    return architecture_of(config).conv1d and parameter.layout != "plain"
+    """True if transformers stores it as Conv1D, [in, out]; other linear layers are [out, in]."""
+    return architecture_of(config).conv1d and parameter.is_linear
 
 
 def _is_less_one(parameter: Parameter, config: Decoder) -> bool:
-    """Whether it is the weight of a norm that transformers adds 1 to."""
+    """True if it is the weight of a norm that transformers adds 1 to."""
     is_norm = parameter.role is not None and parameter.role.endswith("norm")
     return is_norm and architecture_of(config).norms_less_one
 
 
 def _is_of_another_part(name: str, config: Decoder) -> bool:
-    """Whether a tensor is of a part besides the text model, where there are models with such."""
+    """True if a tensor is of a part besides the text model, where there are models with such."""
     known = any(one.text_of == config.architecture for one in KNOWN.values())
     return known and _OTHER_PARTS.match(name) is not None
 
@@ -173,7 +171,7 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
         return shifted(tensor, 1.0)
     if stored_rows(parameter, config) is not None:
         return split(transposed(tensor) if conv1d else tensor, parameter, config)
-    return tensor if conv1d == (parameter.layout == "in_out") else transposed(tensor)
+    return tensor if conv1d == parameter.transposed else transposed(tensor)
 
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
@@ -190,7 +188,7 @@ def _to_file(
         return shifted(tensors[first.name], -1.0)
     if stored_rows(first, config) is None:
         held = tensors[first.name]
-        return held if conv1d == (first.layout == "in_out") else transposed(held)
+        return held if conv1d == first.transposed else transposed(held)
     fused = fuse(parts, [tensors[part.name] for part in parts], config)
     return transposed(fused) if conv1d else fused
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.weights.formats.fused import fuse, split
-from lite_runner.weights.formats.fused_experts import separated, stacked
+from lite_runner.weights.formats.fused import fuse, separated, split, stacked
 from lite_runner.weights.formats.hugging_face import (
     check_tied_head,
     from_hugging_face,

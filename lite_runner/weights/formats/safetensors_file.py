@@ -19,6 +19,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
+from lite_runner.weights.hf import type_fault
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
@@ -57,7 +58,7 @@ class Entry:
 
 
 def looks_like_safetensors(path: Path) -> bool:
-    """Whether the first bytes are a header length and the start of a JSON object."""
+    """True if the first bytes are a header length and the start of a JSON object."""
     start = first_bytes(path, 9)
     return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 2**40
 
@@ -71,15 +72,12 @@ def open_safetensors(
     Raises ArtifactError for any deviation from the format.
     """
     tensors: dict[str, LazyTensor] = {}
-    for name, stored in stored_tensors(path).items():
+    every = stored_tensors(path)
+    for name, stored in every.items():
         if ignore(name):
             continue
         if stored.dtype not in NUMPY_TYPES:
-            raise ArtifactError(
-                f"{path}: tensor {name} is {stored.dtype}, expected one of "
-                f"{', '.join(NUMPY_TYPES)}",
-                "convert the checkpoint to float32, float16 or bfloat16",
-            )
+            raise type_fault(path, name, stored.dtype, every)
         tensors[name] = view_tensor(stored.data, stored.dtype, stored.shape)
     return tensors
 
@@ -103,6 +101,14 @@ def stored_tensors(path: Path, *, private: bool = False) -> dict[str, StoredTens
         tensors[name] = StoredTensor(dtype, shape, data[start + begin : start + end])
     _check_spans(path, spans, data.size - start)
     return tensors
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """The texts of the header's __metadata__. Raises ArtifactError."""
+    _, header = _read_header(path, map_file(path))
+    found: dict[str, str] = header.get("__metadata__", {})
+    _check_metadata(path, found)
+    return found
 
 
 def view_tensor(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> LazyTensor:

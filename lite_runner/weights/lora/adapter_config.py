@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lite_runner.config.suggest import did_you_mean, nearest
+from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import read_json_object

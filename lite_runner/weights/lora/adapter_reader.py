@@ -1,32 +1,39 @@
-"""Opening adapters of PEFT and MindFormers: names and shapes are validated against the model."""
+"""Opening adapters of PEFT and MindFormers; names and shapes are validated against the model.
+
+A path is lora_adapter.json ({name: folder}), its folder, or the folder of one adapter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config.prompt import adapter_name
 from lite_runner.errors import ArtifactError
+from lite_runner.system.files import sha256_of
+from lite_runner.system.json_file import read_json_object
+from lite_runner.weights.checkpoint import LORA, PICKLES, weights_file
+from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.fused import split
 from lite_runner.weights.formats.hugging_face import full_name
-from lite_runner.weights.lora.adapter import Adapter, LoraPair
-from lite_runner.weights.lora.adapter_config import LoraSettings, read_settings
-from lite_runner.weights.lora.adapter_file import (
-    FILES,
-    is_peft_file,
-    open_weights,
-    tensors_by_module,
-)
-from lite_runner.weights.lora.adapter_listing import (
-    adapter_folders,
-    check_inside,
-    check_listed,
-    folder_of,
-)
-from lite_runner.weights.lora.target_modules import HEAD, TargetModule, by_module, sites
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.formats.safetensors_file import looks_like_safetensors, open_safetensors
+from lite_runner.weights.formats.torch_file import looks_like_torch, refused
+from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModule, by_module, sites
+from lite_runner.weights.lora.adapter_config import NAMES, LoraSettings, read_settings
+from lite_runner.weights.sharding.shard_manifest import rank_folders
+from lite_runner.weights.tensor import LazyTensor, same_values
 
+PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
+FILES = (*NAMES, PEFT_FILE, MINDFORMERS_FILE)  # that may be read in an adapter's folder
+PREFIX = "base_model.model."  # of every name in PEFT's files
+LISTING, CUT = "lora_adapter.json", "slora"
+_PEFT = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|base_layer\.weight)")
+_NAME = re.compile(r"\w[\w .+@-]*")  # also the name of a folder
 _FAULTS_SHOWN = 5
 
 
@@ -148,3 +155,161 @@ def _base_name(site: TargetModule, model: Decoder) -> str:
     """The tensor that the base has for a place: a tied head is the embedding."""
     is_tied = site.weight == f"{HEAD}.weight" and model.tie_word_embeddings
     return parameters(model)[0].name if is_tied else site.weight
+
+
+def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
+    """Name -> folder of the adapters that `path` lists; see `open_adapters`."""
+    if not path.exists():
+        raise ArtifactError(
+            f"adapter_path: {path}: no such file or folder",
+            f"give {LISTING} ({{name: folder}}), or an adapter's folder",
+        )
+    if not is_listing(path):
+        return {path.resolve().name: path}
+    if path.is_dir():
+        path = path / LISTING
+        if _is_inside(path.parent, root):
+            check_inside(root, path)
+    if path.suffix != ".json":
+        raise ArtifactError(
+            f"adapter_path: {path}: expected {LISTING} or a folder", f"try {path.parent}"
+        )
+    listed = read_json_object(path)
+    if not listed:
+        raise ArtifactError(f"{path}: lists no adapter, expected {{name: folder}}")
+    base, where = path.parent, str(path)
+    return {name: folder_of(name, entry, base, root, where) for name, entry in listed.items()}
+
+
+def folder_of(name: str, entry: object, base: Path, root: Path | None, where: str) -> Path:
+    """The folder of an adapter: `entry`, relative to `base` or absolute, inside `root`.
+
+    Raises ArtifactError, which begins with `where`, for a name or a path that cannot be one.
+    """
+    if not _NAME.fullmatch(name) or adapter_name(name) is None:
+        raise ArtifactError(
+            f"{where}: {name!r} cannot be the name of an adapter",
+            "use letters, digits and . _ - + @; base, none and null mean the base model",
+        )
+    if not isinstance(entry, str) or not entry or "\0" in entry:
+        raise ArtifactError(f"{where}: {name}: got {entry!r}, expected the path of a folder")
+    folder = base / entry  # an absolute path stays as it is
+    try:
+        inside = _is_inside(folder, root)
+        folder.is_dir()  # to resolve a name that is too long is no error
+    except (OSError, RuntimeError) as error:  # a name too long, a link to itself
+        raise ArtifactError(f"{where}: {name}: {entry}: {error}") from error
+    if not inside:
+        raise ArtifactError(
+            f"{where}: {name}: {folder} lies outside adapter_root={root}",
+            "move the adapter there, or name the folder that all of them are in: adapter_root=DIR",
+        )
+    return folder
+
+
+def check_listed(names: Iterable[str], listed: Collection[str], where: Path) -> None:
+    """Raise ArtifactError for the first of `names` that is not one of those `listed`."""
+    for name in names:
+        if name not in listed:
+            raise ArtifactError(
+                f"{where}: no adapter {name!r}{did_you_mean(nearest(name, listed))}",
+                f"it has: {', '.join(list(listed)[:20])}",
+            )
+
+
+def is_listing(path: Path) -> bool:
+    """True if `path` names several adapters: lora_adapter.json, or the folder it is in."""
+    return not path.is_dir() or (path / LISTING).is_file()
+
+
+def shards_of(path: Path, root: Path | None = None) -> Path | None:
+    """The folder of rank_0, rank_1, ... with shards of adapters: `path`, unless its listing names
+    adapters like that; else that in the folder of the first one listed, or in slora/ there, as
+    MindFormers has it, unless that adapter is whole. None where they are whole. Raises
+    ArtifactError."""
+    if not is_listing(path):
+        return path if rank_folders(path) else None
+    first = next(iter(adapter_folders(path, root).values()))
+    if any((first / name).is_file() for name in (PEFT_FILE, MINDFORMERS_FILE)):
+        return None
+    return next((one for one in (first / CUT, first) if rank_folders(one)), None)
+
+
+def check_inside(root: Path | None, *files: Path) -> None:
+    """Raise ArtifactError for the first of `files`, there or not, that a link leads out of `root`;
+    None: anywhere."""
+    for file in files:
+        try:
+            inside = _is_inside(file, root)
+        except (OSError, RuntimeError) as error:
+            raise ArtifactError(f"{file}: {error}") from error
+        if not inside:
+            raise ArtifactError(
+                f"{file}: leads to {file.resolve()}, which lies outside adapter_root={root}",
+                "copy the file in place of the link, or name a folder that has both: "
+                "adapter_root=DIR",
+            )
+
+
+def _is_inside(path: Path, root: Path | None) -> bool:
+    real = path.resolve()
+    return root is None or real.is_relative_to(root.resolve())
+
+
+def open_weights(folder: Path) -> tuple[Path, dict[str, LazyTensor]]:
+    """The file of the adapter in `folder`, and its tensors. Raises ArtifactError."""
+    file = weights_of(folder)
+    return file, open_safetensors(file) if looks_like_safetensors(file) else open_ckpt(file)
+
+
+def weights_of(folder: Path) -> Path:
+    """The file of an adapter's weights; never a pickle."""
+    files = [folder / name for name in (PEFT_FILE, MINDFORMERS_FILE)]
+    there = [file for file in files if file.is_file()]
+    if len(there) > 1:
+        raise ArtifactError(
+            f"{folder}: holds both {PEFT_FILE} and {MINDFORMERS_FILE}, expected one of them",
+            "move one away",
+        )
+    if not there:
+        for item in sorted(folder.iterdir()):
+            if item.suffix in PICKLES:
+                raise refused(item, f"an adapter's are expected in {PEFT_FILE}")
+        raise ArtifactError(
+            f"{folder}: no weights, expected {PEFT_FILE} or {MINDFORMERS_FILE} beside {NAMES[0]}"
+        )
+    file = weights_file(there[0])
+    # The first byte of a safetensors file is one of a length, and may be a pickle's.
+    if not looks_like_safetensors(file) and looks_like_torch(file):
+        raise refused(file, f"an adapter's are expected in {PEFT_FILE}")
+    return file
+
+
+def is_peft_file(names: Iterable[str]) -> bool:
+    """True if tensors of these names are PEFT's."""
+    return any(_PEFT.fullmatch(name) for name in names)
+
+
+def tensors_by_module(
+    found: Mapping[str, LazyTensor], is_peft: bool
+) -> dict[str, dict[str, LazyTensor]]:
+    """Module -> its tensors "a", "b" and "copy" of the base weight; "" -> the rest by name."""
+    stored: defaultdict[str, dict[str, LazyTensor]] = defaultdict(dict)
+    for name, tensor in found.items():
+        match = (_PEFT if is_peft else LORA).fullmatch(name)
+        if match is None:
+            stored[""][name] = tensor
+            continue
+        prefix = PREFIX if is_peft else "transformer."  # of MindFormers' BLOOM with a head
+        kind = (match[2] or (is_peft and match[3]) or "copy").lower()
+        module = stored[match[1].removeprefix(prefix)]
+        # One adapter may have the names of several of MindFormers' releases.
+        if kind in module and not same_values(module[kind], tensor):
+            stored[""][name] = tensor
+        module[kind] = tensor
+    return dict(stored)
+
+
+def digest(adapter: Adapter) -> str:
+    """SHA-256 of an adapter's config and weights, which identifies what is derived from them."""
+    return sha256_of(read_settings(adapter.folder).where, weights_of(adapter.folder))

@@ -1,32 +1,57 @@
-"""Adapters sharded for tensor parallelism, cached on disk: `rank_N/` with a file per adapter and a
-manifest.
+"""Adapters sharded for tensor parallelism, sliced when read or cached on disk.
 
-Every rank writes its own, the manifest last; shards that do not match the manifest are rewritten.
+`rank_N/` holds a file per adapter and a manifest; every rank writes its own, the manifest last.
+For a column-parallel layer B is split and A replicated; for a row-parallel layer A is split and B
+replicated, and the product joins the layer's all-reduce. The embedding's adapter is replicated: it
+is added after the all-reduce.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.hf import hf_from_model_config
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
+from lite_runner.records import Range, dataclass
 from lite_runner.system.files import make_folder, sha256_of
+from lite_runner.system.user_cache import digest_of
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
-from lite_runner.weights.lora.adapter import Adapter, LoraPair
-from lite_runner.weights.lora.adapter_file import digest
-from lite_runner.weights.lora.adapter_listing import check_inside, check_listed
-from lite_runner.weights.lora.adapter_manifest import (
-    AGAIN,
-    MANIFEST,
-    AdapterEntry,
-    read_adapter_manifest,
-    write_adapter_manifest,
-)
-from lite_runner.weights.lora.adapter_pieces import adapter_pieces, piece_shapes
+from lite_runner.weights.hf import hf_from_model_config
+from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, sites
+from lite_runner.weights.lora.adapter_reader import check_inside, check_listed, digest
+from lite_runner.weights.sharding.partition import Cut, cuts, sliced
+from lite_runner.weights.sharding.shard_manifest import MANIFEST, MAX_RANKS
+
+SCHEMA = 1
+MAX_BYTES = 64 << 20
+AGAIN = "cut them again: adapter_path= the whole adapters, auto_trans_ckpt=true"
+
+
+@dataclass(frozen=True)
+class AdapterEntry:
+    """One adapter, whose file is named after it."""
+
+    source: Sha256  # of the whole adapter
+    sha256: Sha256  # of the file
+    scale: Mapping[str, float]  # of each weight
+
+
+@dataclass(frozen=True)
+class AdapterManifest:
+    """The shards of one rank."""
+
+    tensor_index: Annotated[int, Range(0, MAX_RANKS - 1)]
+    tp: Annotated[int, Range(1, MAX_RANKS)]
+    vocab_parallel: bool
+    model: Mapping[str, object]  # a config.json
+    adapters: Mapping[str, AdapterEntry]
 
 
 def cached_shards(
@@ -37,14 +62,16 @@ def cached_shards(
     *,
     vocab_parallel: bool,
 ) -> list[Adapter]:
-    """This rank's shards of full `adapters`, read from `folder`; missing or stale ones are written
-    there first."""
+    """This rank's shards of full `adapters`, read from `folder`; missing, stale or damaged ones are
+    written there first."""
     own = folder / f"rank_{ranks.rank}"
     cut = _cut(model, ranks, vocab_parallel)
-    kept = _kept(own, cut)
+    cached = _intact(own, cut)
     wanted = {adapter.name: digest(adapter) for adapter in adapters}
     stale = [
-        one for one in adapters if one.name not in kept or kept[one.name].source != wanted[one.name]
+        one
+        for one in adapters
+        if one.name not in cached or cached[one.name].source != wanted[one.name]
     ]
     if stale:
         make_folder(own)
@@ -58,10 +85,45 @@ def cached_shards(
             }
             write_safetensors(file, tensors, {})
             scale = {name: pair.scale for name, pair in pieces.pairs.items()}
-            kept[adapter.name] = AdapterEntry(wanted[adapter.name], sha256_of(file), scale)
-        write_adapter_manifest(own, cut, kept)
+            cached[adapter.name] = AdapterEntry(wanted[adapter.name], sha256_of(file), scale)
+        entries = {name: asdict(entry) for name, entry in cached.items()}
+        write_manifest(own / MANIFEST, {"schema": SCHEMA, **cut, "adapters": entries})
     names = [adapter.name for adapter in adapters]
     return open_shards(folder, model, ranks, names, vocab_parallel=vocab_parallel)
+
+
+def _intact(own: Path, cut: Mapping[str, Any]) -> dict[str, AdapterEntry]:
+    """The entries of the cached manifest whose files are unchanged; none of another layout. What is
+    damaged is noted."""
+    if not (own / MANIFEST).is_file():
+        return {}
+    try:
+        manifest = _read_manifest(own)
+    except ArtifactError:
+        progress.note(f"{own / MANIFEST} is damaged, and the adapters are cut again")
+        return {}
+    if any(getattr(manifest, key) != cut[key] for key in cut):
+        return {}
+    intact = {}
+    for name, entry in manifest.adapters.items():
+        file = own / f"{name}.safetensors"
+        with suppress(OSError, ValueError):  # ValueError: a name with a NUL
+            if digest_of(file) == entry.sha256:
+                intact[name] = entry
+                continue
+        if file.exists():
+            progress.note(f"{file} is damaged, and the adapter is cut again")
+    return intact
+
+
+def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
+    """The layout of a rank's shards, as the manifest has it."""
+    return {
+        "tensor_index": ranks.tensor_index,
+        "tp": ranks.tensor,
+        "vocab_parallel": vocab_parallel,
+        "model": hf_from_model_config(model),
+    }
 
 
 def open_shards(
@@ -82,7 +144,7 @@ def open_shards(
     check_inside(root, own / MANIFEST)
     if not (own / MANIFEST).is_file():
         raise ArtifactError(f"{own}: no {MANIFEST} of adapters that are cut", AGAIN)
-    manifest = read_adapter_manifest(own)
+    manifest = _read_manifest(own)
     for key, value in _cut(model, ranks, vocab_parallel).items():
         if (got := getattr(manifest, key)) != value:
             shown = "is another" if key == "model" else f"is {got}, expected {value}"
@@ -101,7 +163,7 @@ def _open(
     file = own / f"{name}.safetensors"
     if file.parent != own or not file.is_file() or not entry.scale:
         raise ArtifactError(f"{own}: the adapter {name!r} is not as {MANIFEST} says", AGAIN)
-    if sha256_of(file) != entry.sha256:
+    if digest_of(file) != entry.sha256:
         raise ArtifactError(f"{file}: has changed since it was written", AGAIN)
     found = open_safetensors(file)
     pairs = {}
@@ -121,26 +183,61 @@ def _open(
     return Adapter(name, own, pairs)
 
 
-def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
-    """What identifies a layout."""
+def _read_manifest(folder: Path) -> AdapterManifest:
+    """The manifest in a rank's folder. Raises ArtifactError: missing, broken or edited."""
+    return read_manifest(
+        folder / MANIFEST,
+        AdapterManifest,
+        f"the manifest of adapters that are cut (schema {SCHEMA})",
+        schema=SCHEMA,
+        most=MAX_BYTES,
+        hint=AGAIN,
+        artifact=folder.parent,
+    )
+
+
+def adapter_pieces(
+    adapter: Adapter, model: Decoder, ranks: Ranks, *, vocab_parallel: bool
+) -> Adapter:
+    """The shards that `ranks` holds of a full adapter of `model`."""
+    if ranks.tensor == 1:
+        return adapter
+    how = _cuts(model, ranks, vocab_parallel)
+
+    def piece(name: str, pair: LoraPair) -> LoraPair:
+        of_a, of_b = how[name]
+        a = sliced(pair.a, of_a.bounds(pair.a.shape, ranks))
+        return LoraPair(a, sliced(pair.b, of_b.bounds(pair.b.shape, ranks)), pair.scale)
+
+    return replace(adapter, pairs={name: piece(name, pair) for name, pair in adapter.pairs.items()})
+
+
+def piece_shapes(
+    model: Decoder, ranks: Ranks, *, vocab_parallel: bool
+) -> dict[str, tuple[int, int]]:
+    """Canonical name -> (in, out) of a rank's shard of every possible target weight."""
+    how = _cuts(model, ranks, vocab_parallel)
     return {
-        "tensor_index": ranks.tensor_index,
-        "tp": ranks.tensor,
-        "vocab_parallel": vocab_parallel,
-        "model": hf_from_model_config(model),
+        site.weight: (
+            site.width_in // how[site.weight][0].parts,
+            site.width_out // how[site.weight][1].parts,
+        )
+        for site in sites(model)
     }
 
 
-def _kept(own: Path, cut: Mapping[str, Any]) -> dict[str, AdapterEntry]:
-    """The valid entries of the manifest: same layout, files unchanged."""
-    try:
-        manifest = read_adapter_manifest(own)
-        if any(getattr(manifest, key) != cut[key] for key in cut):
-            return {}
-        return {
-            name: entry
-            for name, entry in manifest.adapters.items()
-            if sha256_of(own / f"{name}.safetensors") == entry.sha256
-        }
-    except (ArtifactError, OSError, ValueError):  # ValueError: a name with a NUL
-        return {}
+def _cuts(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple[Cut, Cut]]:
+    """The cuts of A [r, in] and B [out, r] of each weight."""
+    weights = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
+    # A tied head is sharded as the embedding; adapters have a name of its own for it.
+    weights.setdefault(f"{HEAD}.weight", Cut(0, ranks.tensor) if vocab_parallel else Cut())
+    found = {}
+    for site in sites(model):
+        cut = weights[site.weight]
+        if cut.axis is None or site.is_embedding:
+            found[site.weight] = (Cut(), Cut())
+        elif (cut.axis == 0) != site.transposed:  # along the outputs
+            found[site.weight] = (Cut(), Cut(0, cut.parts))
+        else:
+            found[site.weight] = (Cut(1, cut.parts), Cut())
+    return found

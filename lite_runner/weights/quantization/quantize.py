@@ -1,38 +1,35 @@
-"""Quantizes a model's matrices for a run, using a file's own quantized weights if they fit."""
+"""Matrices quantized, or rounded to 16 bits, when they are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quantization, Scheme
+from lite_runner.config import schema
+from lite_runner.config.quantization import Quantization, Scheme, schemes
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
 from lite_runner.weights.memory_map import drop_pages
-from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns, quantize_rows
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
+from lite_runner.weights.quantization.quantized import (
+    VALUES_AT_ONCE,
+    QuantizedTensor,
+    check_columns,
+    quantize_rows,
+)
+from lite_runner.weights.tensor import DType, LazyIntegers, LazyTensor, narrowed, widened
 
 PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap
-
-
-def schemes(config: Decoder, quantization: Quantization) -> dict[str, Scheme]:
-    """Canonical name -> scheme of the matrices that are quantized.
-
-    These are the linear layers, the embedding and the head; norms, biases and tables of positions
-    stay float32.
-    """
-    table = parameters(config)
-    ends = {table[0].name, "lm_head.weight"}
-    wanted = {
-        one.name: quantization.table if one.name in ends else quantization.linear
-        for one in table
-        if one.name in ends or one.layout != "plain"
-    }
-    return {name: scheme for name, scheme in wanted.items() if scheme is not None}
+_SHORT: dict[schema.DType, DType] = {"float16": "F16", "bfloat16": "BF16"}
+# From here on the nearest number of the type is infinite.
+_LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9))}
 
 
 def with_quantization(
@@ -51,7 +48,7 @@ def with_quantization(
         return {name: _as_stored(tensor) for name, tensor in tensors.items()}
     if not wanted:
         return {name: replace(_with_own(tensor), own=None) for name, tensor in tensors.items()}
-    transposed = {one.name for one in parameters(config) if one.layout == "in_out"}
+    transposed = {one.name for one in parameters(config) if one.transposed}
     return {
         name: _quantized(name, tensor, wanted[name], name in transposed)
         if name in wanted
@@ -72,9 +69,9 @@ def _as_stored(tensor: LazyTensor) -> LazyTensor:
     return replace(tensor, integers=None) if tensor.own else replace(_with_own(tensor), own=None)
 
 
-def block_types(tensors: Mapping[str, LazyTensor]) -> list[str]:
+def block_types(tensors: Iterable[LazyTensor]) -> list[str]:
     """The types of GGUF's blocks that matrices are computed with as they are."""
-    return sorted({tensor.own.type_name for tensor in tensors.values() if tensor.own})
+    return sorted({tensor.own.type_name for tensor in tensors if tensor.own})
 
 
 def describe_blocks(types: Sequence[str]) -> str:
@@ -122,7 +119,7 @@ def dequantized(integers: LazyIntegers, transposed: bool) -> NDArray[np.float32]
 
 
 def _fits(stored: Scheme, wanted: Scheme) -> bool:
-    """Whether quantized weights can be used as they are: 8 bits in any groups, 4 bits in the
+    """True if quantized weights can be used as they are: 8 bits in any groups, 4 bits in the
     requested ones."""
     return stored == wanted or stored.bits == wanted.bits == 8
 
@@ -148,3 +145,73 @@ def _pieces(
         values = widened(stored)
         yield np.ascontiguousarray(values.T) if transposed else values
         drop_pages(stored)
+
+
+def with_matrices_in(
+    tensors: Mapping[str, LazyTensor], dtype: schema.DType
+) -> dict[str, LazyTensor]:
+    """The tensors, matrices that are wider than `dtype` rounded to it when they are read.
+
+    Those that are saved in 16 bits already, of either type, are as they are; so are norms, biases
+    and blocks beside the floats. Reading raises ArtifactError for a value that the type cannot
+    hold.
+    """
+    short = _SHORT.get(dtype)
+    if short is None:
+        return dict(tensors)
+    return {
+        name: _rounded_to(name, tensor, short)
+        if tensor.dtype == "F32" and len(tensor.shape) > 1
+        else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def describe_dtype(dtype: schema.DType, *, quantized: bool, blocks: bool = False) -> str:
+    """A line about compute_dtype= where a run does not compute with matrices of that type."""
+    if blocks:
+        return (
+            f"compute_dtype={dtype}: the file's blocks stay as they are; quant=none rounds them too"
+        )
+    if quantized:
+        return f"compute_dtype={dtype}: quantized weights stay as they are, all else is float32"
+    return (
+        f"compute_dtype={dtype}: MindSpore's operators compute in float32 on a CPU, with weights "
+        f"rounded to {dtype}"
+    )
+
+
+def _rounded_to(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
+    part = tensor.part
+    return LazyTensor(
+        tensor.shape,
+        dtype,
+        lambda: _nearest(name, dtype, tensor.shape, tensor.chunks(PIECE_BYTES)),
+        None if part is None else lambda index: _piece(name, dtype, part(index)),
+        own=tensor.own,
+    )
+
+
+def _piece(name: str, dtype: DType, values: NDArray[np.float32]) -> NDArray[Any]:
+    return _nearest(name, dtype, values.shape, [values])
+
+
+def _nearest(
+    name: str, dtype: DType, shape: tuple[int, ...], pieces: Iterable[NDArray[np.float32]]
+) -> NDArray[Any]:
+    """The stored bits [*shape] of the values that come in `pieces`."""
+    result = np.empty(math.prod(shape), NUMPY_TYPES[dtype])
+    limit, done = _LIMITS[dtype], 0
+    for piece in pieces:
+        flat = piece.reshape(-1)
+        for start in range(0, flat.size, VALUES_AT_ONCE):
+            values = flat[start : start + VALUES_AT_ONCE]
+            if not (values.max() < limit and values.min() > -limit):  # NaN fails too
+                raise ArtifactError(
+                    f"{name}: a value that is no number, or too large for {dtype}",
+                    "model.model_config.compute_dtype=float32, or another checkpoint",
+                )
+            result[done : done + values.size] = narrowed(values, dtype)
+            done += values.size
+        drop_pages(piece)
+    return result.reshape(shape)

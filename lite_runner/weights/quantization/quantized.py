@@ -45,7 +45,7 @@ class QuantizedTensor:
 
     @property
     def sound(self) -> bool:
-        """Whether scales and minimums are finite and no integer is -128, as every quantizer has
+        """True if scales and minimums are finite and no integer is -128, as every quantizer has
         it; false of a damaged file."""
         finite = np.isfinite(self.scales).all() and (
             self.minimums is None or np.isfinite(self.minimums).all()
@@ -60,6 +60,19 @@ class QuantizedTensor:
             values=np.ascontiguousarray(change(self.values)),
             scales=np.ascontiguousarray(change(self.scales)),
             minimums=minimums,
+        )
+
+    def with_columns(self, start: int, stop: int) -> QuantizedTensor:
+        """Some columns, whole groups."""
+
+        def some(array: NDArray[Any], each: int) -> NDArray[Any]:
+            return np.ascontiguousarray(array[:, start // each : stop // each])
+
+        return replace(
+            self,
+            values=some(self.values, 8 // self.bits),
+            scales=some(self.scales, self.group) if self.group else self.scales,
+            minimums=None if self.minimums is None else some(self.minimums, self.group),
         )
 
     def float32(self) -> NDArray[np.float32]:
@@ -139,7 +152,7 @@ def quantize_rows(
             weight = piece[start : start + step]
             part = slice(row, row + len(weight))
             grouped = weight.reshape(len(weight), groups, -1)
-            # What is not finite, or overflows float16, is found in the scales.
+            # Values that are not finite, or overflow float16, are found in the scales.
             with np.errstate(over="ignore", invalid="ignore"):
                 if minimums is None:
                     scales[part], values[part] = _symmetric(grouped, scales.dtype, columns)

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
-from lite_runner.config.quantization import QuantGroup, Quantization, Scheme
+from lite_runner.config.manifest_file import FileName, Sha256, read_manifest, write_manifest
+from lite_runner.config.quantization import QuantGroup, Quantization, Scheme, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of
+from lite_runner.system.user_cache import digest_of
 from lite_runner.weights.formats.safetensors_file import (
     Entry,
     StoredTensor,
@@ -36,7 +37,7 @@ from lite_runner.weights.formats.safetensors_file import (
     write_entries,
 )
 from lite_runner.weights.layouts import check_tensors
-from lite_runner.weights.quantization.quantize import dequantized, schemes
+from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns
 from lite_runner.weights.tensor import Index, LazyIntegers, LazyTensor
 
@@ -54,29 +55,45 @@ class _Stored:
     group: int
     source: str
     tensors: Mapping[str, Scheme]
-    sha256: Sha256 | None = None
+    sha256: Sha256
+    files: Mapping[FileName, Sha256]
+    modules_to_not_convert: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class QuantizationManifest:
-    """What quantization.json says."""
+    """The content of quantization.json."""
 
     quantization: Quantization
     source: str  # the checkpoint that was quantized
     schemes: Mapping[str, Scheme]  # of each matrix, by canonical name
-    sha256: str | None = None  # of the weights; None where an earlier release wrote them
+    sha256: str = ""  # of the weights; set when they are written
+    files: Mapping[str, str] = field(default_factory=dict)  # sha256 of those beside the weights
 
     def write(self, folder: Path) -> None:
-        """Write quantization.json beside the weights, with their sha256."""
+        """Write quantization.json beside all other files, with their sha256."""
+        beside = sorted(
+            one.name for one in folder.iterdir() if one.is_file() and one.name != WEIGHTS
+        )
+        kept = self.quantization.kept
         plain = {
             "schema": SCHEMA,
             "quant": self.quantization.quant,
             "group": self.quantization.group,
             "source": self.source,
             "sha256": sha256_of(folder / WEIGHTS),
+            "files": {name: sha256_of(folder / name) for name in beside},
+            **({"modules_to_not_convert": kept} if kept else {}),
             "tensors": {name: asdict(scheme) for name, scheme in self.schemes.items()},
         }
         write_manifest(folder / MANIFEST, plain)
+
+    def check_files(self, folder: Path) -> None:
+        """Raise ArtifactError where a file beside the weights is another than was written."""
+        for name, expected in self.files.items():
+            path = folder / name
+            if not path.is_file() or sha256_of(path) != expected:
+                raise ArtifactError(f"{path}: missing, or another file than was written", _HINT)
 
 
 def read_quantization(path: Path) -> QuantizationManifest | None:
@@ -93,8 +110,10 @@ def read_quantization(path: Path) -> QuantizationManifest | None:
         _check(stored)
     except ValueError as error:
         raise ArtifactError(f"{manifest}: not {what}: {error}", _HINT) from error
-    quantization = Quantization(stored.quant, stored.group)
-    return QuantizationManifest(quantization, stored.source, stored.tensors, stored.sha256)
+    quantization = Quantization(stored.quant, stored.group, stored.modules_to_not_convert)
+    return QuantizationManifest(
+        quantization, stored.source, stored.tensors, stored.sha256, stored.files
+    )
 
 
 def _check(stored: _Stored) -> None:
@@ -146,15 +165,13 @@ def open_quantized(
 
 @dataclass(frozen=True)
 class _Weights:
-    """The file of the weights and its expected SHA-256; None: nobody knows it."""
+    """The file of the weights and its expected SHA-256."""
 
     file: Path
-    sha256: str | None
+    sha256: str
 
     def check(self) -> None:
         """Raise ArtifactError where the bytes are others than those written."""
-        if self.sha256 is None:
-            return
         state = self.file.stat()
         with _HASHING:  # tensors are read by several threads: the first one hashes for all
             found = _sha256_of(self.file, state.st_size, state.st_mtime_ns)
@@ -171,7 +188,7 @@ def _sha256_of(file: Path, size: int, changed_ns: int) -> str:
     """Once a process for each state of a file; the bytes are read from the page cache then."""
     large = size >= _LARGE
     with progress.step(f"verify {file.name}") if large else nullcontext():
-        return sha256_of(file)
+        return digest_of(file)
 
 
 def _layout(parameter: Parameter, scheme: Scheme | None) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -189,7 +206,7 @@ def _layout(parameter: Parameter, scheme: Scheme | None) -> dict[str, tuple[str,
 
 def _out_in(parameter: Parameter) -> tuple[int, int]:
     one, other = parameter.shape
-    return (other, one) if parameter.layout == "in_out" else (one, other)
+    return (other, one) if parameter.transposed else (one, other)
 
 
 def _tensor(
@@ -202,7 +219,7 @@ def _tensor(
     if scheme is None:
         return _checked(view_tensor(stored[name].data, "F32", parameter.shape), source)
     integers = LazyIntegers(scheme, partial(_integers, name, scheme, stored, source), True)
-    transposed = parameter.layout == "in_out"
+    transposed = parameter.transposed
     read = partial(dequantized, integers, transposed)
     return LazyTensor(parameter.shape, "F32", read, integers=integers)
 
@@ -248,7 +265,8 @@ def write_quantized(
     manifest: QuantizationManifest,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Write the weights and the manifest into `folder`; `tensors` are of `with_quantization`.
+    """Write the weights and the manifest into `folder`, which holds the files beside them;
+    `tensors` are of `with_quantization`.
 
     `advance` is told of each tensor. A matrix at a time is in memory. Raises EnvironmentFault where
     the disk is too small, which is found before anything is read, and ArtifactError.
@@ -268,7 +286,7 @@ def write_quantized(
 
 
 def weights_bytes(config: Decoder, manifest: QuantizationManifest) -> int:
-    """What the tensors take in the file."""
+    """Bytes of the tensors in the file."""
     total = 0
     for one in parameters(config):
         scheme = manifest.schemes.get(one.name)

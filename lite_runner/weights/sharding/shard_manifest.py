@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Range
-from lite_runner.config.hf import hf_from_model_config, model_config_from_hf
 from lite_runner.config.manifest_file import FileName, Sha256, read_manifest, write_manifest
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.records import dataclass
+from lite_runner.records import Range, dataclass
+from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -56,7 +55,7 @@ class ShardManifest(_Shard):
 
     @property
     def cut(self) -> tuple[int, int, bool, Decoder]:
-        """What all ranks of a set share."""
+        """The fields that all ranks of a set share."""
         return self.dp, self.tp, self.vocab_parallel, self.model
 
     def write(self, folder: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write, make_folder, new_folder, require_space, sha256_of
+from lite_runner.system.files import make_folder, new_folder, require_space, sha256_of
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.sharding.pieces import sliced
+from lite_runner.weights.sharding.partition import sliced
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
     rank_folders,
@@ -26,6 +26,7 @@ from lite_runner.weights.sharding.shard_manifest import (
 )
 from lite_runner.weights.sharding.strategy import Strategy, strategy_of, write_strategy
 from lite_runner.weights.tensor import Index, LazyTensor
+from lite_runner.weights.write import write_files
 
 ShardFormat = Literal["ckpt", "safetensors"]
 STRATEGY_FOLDER = "strategy"
@@ -34,7 +35,7 @@ SMALL_FILES = 1 << 20  # bytes of manifest, strategy and headers of a rank, ampl
 
 @dataclass(frozen=True)
 class Cutting:
-    """How a checkpoint is to be sharded and written."""
+    """Layout, format and names of the shards to write."""
 
     strategy: Strategy  # of one stage
     format: ShardFormat
@@ -121,7 +122,7 @@ def write_shards(
         with new_folder(folder) as fresh:
             write(fresh, only_rank)
         write_strategies(target / STRATEGY_FOLDER, cutting, ranks)
-        _write_extra(target, extra)
+        write_files(target, extra)
         return
     with new_folder(folder) as fresh, ThreadPoolExecutor(workers, "write-shard") as pool:
         for rank in ranks:
@@ -129,7 +130,7 @@ def write_shards(
         waiting = [pool.submit(write, fresh / f"rank_{rank}", rank) for rank in ranks]
         try:
             write_strategies(fresh / STRATEGY_FOLDER, cutting, ranks)
-            _write_extra(fresh, extra)
+            write_files(fresh, extra)
             for one in as_completed(waiting):
                 one.result()
         except BaseException:  # an error or Ctrl-C does not wait for the rest
@@ -161,12 +162,6 @@ def _write(file: Path, format: ShardFormat, tensors: Mapping[str, LazyTensor]) -
         write_ckpt(file, tensors)
     else:
         write_safetensors(file, tensors, {"format": "ms"})
-
-
-def _write_extra(folder: Path, extra: Mapping[str, bytes]) -> None:
-    for name, content in extra.items():
-        with atomic_write(folder / name, len(content)) as file:
-            file.write(content)
 
 
 def _check_neighbours(target: Path, cutting: Cutting) -> None:

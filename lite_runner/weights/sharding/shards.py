@@ -1,23 +1,125 @@
-"""Opening a checkpoint sharded for many ranks: a folder of rank_0, rank_1, ..., a file in each."""
+"""Checkpoints sharded for many ranks: opened, verified, assembled, resharded."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.derive import same_values
+from lite_runner.records import dataclass
+from lite_runner.system.user_cache import digest_of
+from lite_runner.weights.checkpoint import is_not_weight, open_checkpoint
+from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.weights.formats.hugging_face import check_tied_head
+from lite_runner.weights.formats.mindformers import canonical_name
+from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.layouts import check_tensors, expected_tensors
-from lite_runner.weights.sharding.shard_file import last_checkpoint, open_shard
-from lite_runner.weights.sharding.shard_layout import find_layouts, shard_shapes, strategy_in_file
+from lite_runner.weights.memory_map import drop_pages
+from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
     rank_folders,
     read_shard_manifest,
 )
-from lite_runner.weights.sharding.shard_set import COPY_AGAIN, ShardSet
+from lite_runner.weights.sharding.strategy import Layout, Strategy, read_strategy, strategy_of
+from lite_runner.weights.tensor import Index, LazyTensor, same_values
 
+HASH_THREADS = 4
+COPY_AGAIN = "copy the whole set again, or cut the checkpoint again (run_mode=shard)"
 MOST_COMPARED = 1 << 20  # bytes; larger replicated tensors are not compared between ranks
+MOST_PARTS = 128  # tensor-parallel degrees that are tried to match shapes
+_SUFFIXES = (".ckpt", ".safetensors")
+
+
+def whole_tensors(
+    source: Path, model: Decoder, strategy: Path | None = None
+) -> Mapping[str, LazyTensor]:
+    """Every tensor of a full or sharded checkpoint; shards are verified against their manifests.
+
+    `strategy`: the strategy file of a sharded one without manifests. Raises ArtifactError.
+    """
+    if not rank_folders(source):
+        return _open_whole(source, model, strategy)
+    shards = open_shards(source, model, strategy)
+    shards.verify(range(len(shards.files)))
+    return shards.whole()
+
+
+def tensors_for(
+    source: Path,
+    model: Decoder,
+    ranks: Ranks,
+    *,
+    strategy: Path | None = None,
+    auto_trans: bool = False,
+    vocab_parallel: bool = True,
+    verified: bool = False,
+) -> Mapping[str, LazyTensor]:
+    """This rank's shards of the tensors of `source`, sharded when they are read.
+
+    A full checkpoint is sharded for any ranks. A sharded one with the same layout is read as it is,
+    also where its vocabulary alone is cut otherwise; with another layout only if `auto_trans`.
+    Nothing is written. Only the shards that this rank
+    needs are verified against their manifests, unless `verify_shards` has done so (`verified`).
+    Raises ArtifactError.
+    """
+    if not rank_folders(source):
+        whole = _open_whole(source, model, strategy)
+        return pieces(whole, model, ranks, vocab_parallel=vocab_parallel)
+    shards = open_shards(source, model, strategy)
+    target = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
+    own = shards.rank_with(target, ranks.rank)
+    if own is not None:
+        if not verified:
+            shards.verify([own])
+        return {name: shards.held[own][name] for name in shards.shapes}
+    same_ranks = strategy_of(model, ranks, vocab_parallel=not vocab_parallel)
+    if not auto_trans and shards.rank_with(same_ranks, ranks.rank) is None:
+        raise ArtifactError(
+            f"{source}: cut for {shards.describe()} (as {shards.layout_source} says), this run "
+            f"wants tp={ranks.tensor} dp={ranks.data}",
+            "auto_trans_ckpt=true re-cuts it while it is read; run_mode=shard writes another cut",
+        )
+    if not verified:
+        shards.verify(shards.needed_for(target, ranks.rank))
+    return pieces(shards.whole(), model, ranks, vocab_parallel=vocab_parallel)
+
+
+def verify_shards(
+    source: Path,
+    model: Decoder,
+    every: Sequence[Ranks],
+    *,
+    strategy: Path | None = None,
+    vocab_parallel: bool = True,
+) -> None:
+    """Verify the shards that any of the ranks `every` needs of `source`, each once, against their
+    manifests; of a full checkpoint nothing. Raises ArtifactError."""
+    if not rank_folders(source):
+        return
+    shards, needed = open_shards(source, model, strategy), set()
+    for ranks in every:
+        target = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
+        own = shards.rank_with(target, ranks.rank)
+        needed |= {own} if own is not None else shards.needed_for(target, ranks.rank)
+    shards.verify(needed)
+
+
+def _open_whole(source: Path, model: Decoder, strategy: Path | None) -> dict[str, LazyTensor]:
+    if strategy is not None and source.exists():
+        raise ArtifactError(
+            f"{source}: a whole checkpoint, and {strategy} would say how shards of it are cut",
+            "leave out src_strategy_path_or_dir, or give load_checkpoint= the folder of rank_*",
+        )
+    return open_checkpoint(source, model)
 
 
 def open_shards(folder: Path, model: Decoder | None, strategy: Path | None = None) -> ShardSet:
@@ -53,6 +155,129 @@ def open_shards(folder: Path, model: Decoder | None, strategy: Path | None = Non
     _check_shapes(found)
     _check_one_set(found)
     return found
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """A complete sharded checkpoint whose shapes are validated."""
+
+    folder: Path
+    files: tuple[Path, ...]  # of each rank
+    held: tuple[Mapping[str, LazyTensor], ...]  # of each rank, in the model's names
+    strategy: Strategy
+    shapes: Mapping[str, tuple[int, ...]]  # of the full tensors
+    manifests: tuple[ShardManifest, ...]  # none, or one a rank
+    layout_source: str  # where the layout is from
+
+    def whole(self) -> dict[str, LazyTensor]:
+        """Every tensor of the model, assembled from its shards when it is read."""
+        return {name: _assembled(self.shapes[name], self._pieces(name)) for name in self.shapes}
+
+    def rank_with(self, target: Strategy, rank: int) -> int | None:
+        """The rank that holds exactly the shards of `rank` in `target`; None if there is none."""
+        if self.strategy.stages > 1:
+            return None
+        for own in range(len(self.files)):
+            if all(
+                self.strategy.layouts[name].bounds(shape, own)
+                == target.layouts[name].bounds(shape, rank)
+                for name, shape in self.shapes.items()
+            ):
+                return own
+        return None
+
+    def needed_for(self, target: Strategy, rank: int) -> set[int]:
+        """The ranks whose shards overlap those of `rank` in `target`."""
+        return {
+            own
+            for name, shape in self.shapes.items()
+            for bounds, own in self._owners(name)
+            if _overlap(bounds, target.layouts[name].bounds(shape, rank)) is not None
+        }
+
+    def verify(self, ranks: Iterable[int]) -> None:
+        """Verify the shards of `ranks` against their manifests. Raises ArtifactError."""
+        if not self.manifests:
+            return
+        some = sorted(ranks)
+        with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="sha256") as pool:
+            for rank, found in zip(
+                some, pool.map(lambda rank: digest_of(self.files[rank]), some), strict=True
+            ):
+                expected = self.manifests[rank].sha256
+                if found != expected:
+                    raise ArtifactError(
+                        f"{self.files[rank]}: another file than the one that was written: sha256 "
+                        f"{found[:16]}..., the manifest says {expected[:16]}...",
+                        COPY_AGAIN,
+                    )
+
+    def describe(self) -> str:
+        """The layout in short: tp=2 dp=1."""
+        shapes = self.shapes.items()
+        # The most shards of any tensor: there are fewer where ranks share key/value heads.
+        tensor = max(
+            (len({str(layout.bounds(shape, rank)) for rank in range(layout.devices)}))
+            for (_, shape), layout in zip(shapes, map(self._layout, self.shapes), strict=True)
+        )
+        stages = f" pp={self.strategy.stages}" if self.strategy.stages > 1 else ""
+        return f"tp={tensor} dp={self.strategy.devices // tensor}{stages}"
+
+    def _layout(self, name: str) -> Layout:
+        return self.strategy.layouts[name]
+
+    def _owners(self, name: str) -> Iterator[tuple[Index, int]]:
+        """Each distinct shard of a tensor, and the first rank that holds it."""
+        layout, shape = self._layout(name), self.shapes[name]
+        seen = set()
+        for rank in range(layout.devices):
+            bounds = layout.bounds(shape, rank)
+            if (key := str(bounds)) not in seen:
+                seen.add(key)
+                yield bounds, layout.stage * layout.devices + rank
+
+    def _pieces(self, name: str) -> list[tuple[Index, LazyTensor]]:
+        return [(bounds, self.held[rank][name]) for bounds, rank in self._owners(name)]
+
+
+def _overlap(one: Index, other: Index) -> Index | None:
+    common = tuple(
+        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
+    )
+    return None if any(part.start >= part.stop for part in common) else common
+
+
+def _assembled(shape: tuple[int, ...], pieces: list[tuple[Index, LazyTensor]]) -> LazyTensor:
+    """The full tensor of `shape`; a slice of it reads only the shards that it overlaps."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+
+    def part(index: Index) -> NDArray[Any]:
+        full = (*index, *(slice(None),) * (len(shape) - len(index)))
+        wanted = tuple(slice(*one.indices(size)[:2]) for one, size in zip(full, shape, strict=True))
+        out: NDArray[Any] | None = None
+        for bounds, tensor in pieces:
+            common = _overlap(bounds, wanted)
+            if common is None:
+                continue
+            values = tensor.piece(_relative(common, bounds))
+            if common == wanted:
+                return values
+            if out is None:
+                out = np.empty([one.stop - one.start for one in wanted], values.dtype)
+            out[_relative(common, wanted)] = values
+            drop_pages(values)
+        assert out is not None
+        return out
+
+    return LazyTensor(shape, pieces[0][1].dtype, lambda: part(()), part)
+
+
+def _relative(index: Index, to: Index) -> Index:
+    return tuple(
+        slice(one.start - base.start, one.stop - base.start)
+        for one, base in zip(index, to, strict=True)
+    )
 
 
 def _complete(folder: Path) -> list[Path]:
@@ -103,6 +328,41 @@ def _manifests(folder: Path, folders: list[Path]) -> tuple[ShardManifest, ...]:
     return found
 
 
+def last_checkpoint(folder: Path) -> Path:
+    """The latest of a training's checkpoints, by the numbers in their names."""
+    files = [item for item in folder.iterdir() if item.suffix in _SUFFIXES and item.is_file()]
+    if not files:
+        raise ArtifactError(
+            f"{folder}: the folder holds no .ckpt and no .safetensors file", COPY_AGAIN
+        )
+    return max(files, key=lambda file: _natural(file.name))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(digits or 0), text) for digits, text in re.findall(r"(\d{1,18})|(\D+)", name)]
+
+
+def open_shard(file: Path, model: Decoder | None) -> dict[str, LazyTensor]:
+    """The tensors of one rank under the model's names; training state is left out.
+
+    Without a model, the tensors of a MindSpore file as they are.
+    """
+    if file.suffix == ".safetensors":
+        stored = open_safetensors(file, is_not_weight)
+    else:
+        stored = open_ckpt(file)
+    found = {canonical_name(name): tensor for name, tensor in stored.items()}
+    found = {name: tensor for name, tensor in found.items() if not is_not_weight(name)}
+    if model is not None and model.tie_word_embeddings and "lm_head.weight" in found:
+        head, embedding = (
+            found.pop("lm_head.weight"),
+            found.get(next(iter(expected_tensors(model)))),
+        )
+        if embedding is not None:
+            check_tied_head(head, embedding, str(file))
+    return found
+
+
 def _check_shapes(found: ShardSet) -> None:
     for rank, (file, tensors) in enumerate(zip(found.files, found.held, strict=True)):
         expected = shard_shapes(found.strategy, found.shapes, rank) or {}
@@ -134,3 +394,130 @@ def _check_one_set(found: ShardSet) -> None:
                 f"{found.files[rank]}: of another set than {found.files[other]}: {name} {what}",
                 COPY_AGAIN,
             )
+
+
+def find_layouts(
+    folder: Path,
+    model: Decoder,
+    held: tuple[Mapping[str, LazyTensor], ...],
+    manifests: tuple[ShardManifest, ...],
+    path: Path | None,
+) -> tuple[Strategy, str]:
+    """The layouts of the tensors, and where they are from."""
+    own = None
+    if manifests:
+        first = manifests[0]
+        own = strategy_of(model, first.ranks, vocab_parallel=first.vocab_parallel)
+        if path is None:
+            return own, "the manifest"
+    if path is None:
+        return _from_shapes(folder, model, held), "the shapes"
+    given = _of_model(_given(folder, held, path), expected_tensors(model), path)
+    if own is not None:
+        for name, shape in expected_tensors(model).items():
+            for rank in range(given.devices):
+                if given.layouts[name].bounds(shape, rank) != own.layouts[name].bounds(shape, rank):
+                    raise ArtifactError(
+                        f"{path}: not the strategy of {folder}: its manifest cuts {name} otherwise",
+                        "leave out src_strategy_path_or_dir: the set has manifests",
+                    )
+    return given, f"the strategy {path}"
+
+
+def strategy_in_file(
+    folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path | None
+) -> tuple[Strategy, dict[str, tuple[int, ...]]]:
+    """The strategy in `path` of an unknown model's shards, and the shapes of the full tensors."""
+    given = _given(folder, held, path)
+    shapes = {}
+    for name, layout in given.layouts.items():
+        tensor = held[layout.stage * layout.devices].get(name)
+        if tensor is not None:  # a network may have parameters that are not saved
+            pairs = zip(tensor.shape, layout.parts, strict=False)
+            shapes[name] = tuple(size * parts for size, parts in pairs)
+    if not shapes:
+        raise ArtifactError(f"{path}: the strategy of another model: it has none of its tensors")
+    return _of_model(given, shapes, path or folder), shapes
+
+
+def _given(folder: Path, held: tuple[Mapping[str, LazyTensor], ...], path: Path | None) -> Strategy:
+    """The strategy in `path`, validated to have as many ranks; one rank needs none."""
+    if path is None and len(held) == 1:
+        return Strategy({name: unsharded(tensor) for name, tensor in held[0].items()})
+    hint = "give the strategy that the checkpoint was written with"
+    if path is None:
+        raise ArtifactError(f"{folder}: nothing says how its {len(held)} ranks are cut", hint)
+    given = read_strategy(path)
+    if given.ranks != len(held):
+        raise ArtifactError(
+            f"{folder}: {len(held)} ranks, but the strategy {path} is of {given.ranks}", hint
+        )
+    return Strategy(
+        {canonical_name(name): one for name, one in given.layouts.items()}, given.stages
+    )
+
+
+def unsharded(tensor: LazyTensor) -> Layout:
+    """The layout of a replicated tensor on one rank."""
+    return Layout((1,), ((),) * len(tensor.shape))
+
+
+def _of_model(strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], path: Path) -> Strategy:
+    """The layouts of the model's tensors. Raises ArtifactError."""
+    layouts = strategy.layouts
+    missing = [name for name in shapes if name not in layouts]
+    if missing:
+        raise ArtifactError(
+            f"{path}: the strategy of another model: it lacks {len(missing)} of {len(shapes)} "
+            f"parameters: {', '.join(missing[:5])}",
+            "check that model= and src_strategy_path_or_dir= belong together",
+        )
+    for name, shape in shapes.items():
+        if not layouts[name].fits(shape):
+            raise ArtifactError(
+                f"{path}: the strategy of another model: {name} {list(shape)} cannot be cut by "
+                f"{layouts[name].dev_matrix}, {layouts[name].tensor_map}",
+                "check that model= and src_strategy_path_or_dir= belong together",
+            )
+    return Strategy({name: layouts[name] for name in shapes}, strategy.stages)
+
+
+def _from_shapes(
+    folder: Path, model: Decoder, held: tuple[Mapping[str, LazyTensor], ...]
+) -> Strategy:
+    """The layout of ours that gives the shapes of rank 0."""
+    shapes = expected_tensors(model)
+    found = {name: tensor.shape for name, tensor in held[0].items()}
+    for tensor in range(1, MOST_PARTS + 1):
+        for vocab_parallel in (True, False):
+            tried = strategy_of(model, Ranks(tensor=tensor), vocab_parallel=vocab_parallel)
+            if found != shard_shapes(tried, shapes, 0):
+                continue
+            if len(held) % tensor:
+                raise ArtifactError(
+                    f"{folder}: {len(held)} ranks, but their shapes are those of tp={tensor}: "
+                    "ranks are missing, or too many",
+                    "copy the whole set again, or cut the checkpoint again (run_mode=shard)",
+                )
+            ranks = Ranks(data=len(held) // tensor, tensor=tensor)
+            return strategy_of(model, ranks, vocab_parallel=vocab_parallel)
+    raise ArtifactError(
+        f"{folder}: the shapes of its {len(held)} ranks are no cut of the model that is known here",
+        "check that model= and load_checkpoint= belong together; for another cut give "
+        "src_strategy_path_or_dir=",
+    )
+
+
+def shard_shapes(
+    strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], rank: int
+) -> dict[str, tuple[int, ...]] | None:
+    """Shapes of a rank's shards of tensors of `shapes`; None if they are not divisible so."""
+    stage, local = divmod(rank, strategy.devices)
+    found = {}
+    for name, shape in shapes.items():
+        layout = strategy.layouts[name]
+        if not layout.fits(shape):
+            return None
+        if layout.stage == stage:
+            found[name] = tuple(part.stop - part.start for part in layout.bounds(shape, local))
+    return found

@@ -1,33 +1,74 @@
-"""MindSpore's strategy files: how each parameter is sharded over the ranks of a job.
+"""MindSpore's strategy files: the layout of each parameter over the ranks of a job.
 
 For each parameter a file holds the device matrix that the ranks form and, for each axis of the
-tensor, the axis of that matrix that shards it.
+tensor, the axis of that matrix that shards it. A name that ends in .json is JSON, any other the
+message `ParallelStrategyMap`, as mindspore/parallel/_parallel_serialization.py (2.10) has it.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.system.files import atomic_write
+from lite_runner.system.json_file import parse_json
+from lite_runner.system.protobuf import parse_message
 from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.sharding import strategy_message
 from lite_runner.weights.sharding.partition import Cut, cuts
-from lite_runner.weights.sharding.strategy_message import HINT
 
+HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
 MAX_BYTES = 64 * 2**20
 MAX_RANKS = 1 << 16
+# The fields that are read or written, by number: name, kind, label. Every list of numbers is the
+# same message on the wire, whatever MindSpore calls it.
+_NUMBER, _TEXT = "int64", "string"
+_MESSAGES: dict[str, dict[int, tuple[str, str, str]]] = {
+    "Numbers": {1: ("dim", _NUMBER, "repeated")},
+    "ParallelStrategys": {
+        1: ("stage", _NUMBER, "required"),
+        2: ("parallel_strategy", "Numbers", "repeated"),
+    },
+    "ParallelStrategyItem": {
+        1: ("node_name", _TEXT, "required"),
+        2: ("parallel_strategys", "ParallelStrategys", "required"),
+    },
+    "ParallelLayouts": {
+        1: ("dev_matrix", "Numbers", "repeated"),
+        2: ("tensor_map", "Numbers", "repeated"),
+        3: ("param_split_shape", "Numbers", "repeated"),
+        4: ("indices_offset", "Numbers", "repeated"),
+        5: ("field", _NUMBER, "required"),
+        6: ("opt_weight_shard_step", _NUMBER, "required"),
+        7: ("opt_weight_shard_size", _NUMBER, "required"),
+    },
+    "ParallelLayoutItem": {
+        1: ("param_name", _TEXT, "required"),
+        2: ("parallel_layouts", "ParallelLayouts", "required"),
+    },
+    "ParallelStrategyMap": {
+        1: ("current_stage", _NUMBER, "required"),
+        2: ("parallel_strategy_item", "ParallelStrategyItem", "repeated"),
+        3: ("parallel_layout_item", "ParallelLayoutItem", "repeated"),
+    },
+}
+_LISTS = ("dev_matrix", "param_split_shape", "indices_offset")  # of a layout, one each
+_NUMBERS = ("field", "opt_weight_shard_step", "opt_weight_shard_size")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor is sharded over the ranks of one pipeline stage.
+    """The sharding of a tensor over the ranks of one pipeline stage.
 
     The ranks fill `dev_matrix`, the last axis first. `tensor_map` has an entry for each axis of the
     tensor: the axes of the matrix, counted from the right, that shard it; (): not sharded.
@@ -43,7 +84,7 @@ class Layout:
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """How many shards there are along each axis of the tensor."""
+        """The number of shards along each axis of the tensor."""
         return tuple(
             math.prod(self.dev_matrix[-1 - axis] for axis in axes) for axes in self.tensor_map
         )
@@ -62,7 +103,7 @@ class Layout:
         return tuple(found)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of `shape` can be sharded so, in equal shards."""
+        """True if a tensor of `shape` can be sharded so, in equal shards."""
         return len(shape) == len(self.parts) and all(
             size % parts == 0 for size, parts in zip(shape, self.parts, strict=True)
         )
@@ -86,7 +127,7 @@ class Strategy:
 
 
 def strategy_of(model: Decoder, ranks: Ranks, *, vocab_parallel: bool = True) -> Strategy:
-    """How this project shards a model over `ranks`."""
+    """This project's layout of a model over `ranks`."""
     how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
     shapes = expected_tensors(model)
     return Strategy({name: _layout(cut, len(shapes[name]), ranks) for name, cut in how.items()})
@@ -113,7 +154,7 @@ def read_strategy(path: Path) -> Strategy:
     found: dict[str, Layout] = {}
     stages: set[int] = set()
     for file in {file.read_bytes(): file for file in files}.values():
-        for name, layout in _layouts(strategy_message.read(file), file):
+        for name, layout in _layouts(_read_message(file), file):
             # A parameter of two stages is read from the first.
             if name not in found or layout.stage < found[name].stage:
                 found[name] = layout
@@ -155,14 +196,14 @@ def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
         name = merged[2] if merged else item.param_name
         stage = int(merged[1]) if merged else _stage(parsed)
         held = item.parallel_layouts
-        if strategy_message.shards_optimizer(held):
+        if _shards_optimizer(held):
             raise ArtifactError(
                 f"{file}: {name} is also cut for the optimizer (enable_parallel_optimizer), which "
                 "is not available",
                 "merge the checkpoint with mindspore.transform_checkpoints first",
             )
         matrix = tuple(held.dev_matrix[0].dim) if held.dev_matrix else ()
-        axes = strategy_message.tensor_map(held)
+        axes = _tensor_map(held)
         whole = tuple(tuple(axis for axis in some if axis != -1) for some in axes)
         named = [axis for some in whole for axis in some]
         if (
@@ -179,14 +220,14 @@ def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
 
 
 def _stage(content: Any) -> int:
-    """That of the first operator, as MindSpore takes it."""
+    """The stage of the first operator, as in MindSpore."""
     stages = (item.parallel_strategys.stage for item in content.parallel_strategy_item)
     return next(stages, 0)
 
 
 def write_strategy(path: Path, strategy: Strategy) -> None:
     """Write a strategy of one stage, as MindSpore and MindFormers read it."""
-    content = strategy_message.new("ParallelStrategyMap", current_stage=0)
+    content = _new_message("ParallelStrategyMap", current_stage=0)
     # MindSpore takes the stage from the first operator, so there has to be one.
     operator = content.parallel_strategy_item.add(node_name="model")
     operator.parallel_strategys.stage = 0
@@ -197,7 +238,7 @@ def write_strategy(path: Path, strategy: Strategy) -> None:
         held.param_split_shape.add()
         held.indices_offset.add()
         held.field = held.opt_weight_shard_step = held.opt_weight_shard_size = 0
-    strategy_message.write(path, content)
+    _write_message(path, content)
 
 
 def merge_strategies(folder: Path, out: Path) -> None:
@@ -206,12 +247,12 @@ def merge_strategies(folder: Path, out: Path) -> None:
     Raises ArtifactError for files that are no strategies or do not belong together.
     """
     read_strategy(folder)  # says what is wrong with any of them
-    joined = strategy_message.new("ParallelStrategyMap", current_stage=1)
+    joined = _new_message("ParallelStrategyMap", current_stage=1)
     seen: set[int] = set()
     for file in _files(folder):
         if file.resolve() == out.resolve():
             continue
-        content = strategy_message.read(file)
+        content = _read_message(file)
         stage = _stage(content)
         if stage in seen:
             continue
@@ -220,4 +261,141 @@ def merge_strategies(folder: Path, out: Path) -> None:
             item.param_name = f"{stage}-{item.param_name}"
         joined.parallel_strategy_item.extend(content.parallel_strategy_item)
         joined.parallel_layout_item.extend(content.parallel_layout_item)
-    strategy_message.write(out, joined)
+    _write_message(out, joined)
+
+
+def _read_message(file: Path) -> Any:
+    """The message in a file, with at least one layout. Raises ArtifactError."""
+    content = file.read_bytes()
+    try:
+        found = _of_json(parse_json(content)) if file.suffix == ".json" else _of_bytes(content)
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{file}: not a strategy file: {error}", HINT) from error
+    if not found.IsInitialized() or not found.parallel_layout_item:
+        raise ArtifactError(f"{file}: not a strategy file: it holds no layout", HINT)
+    return found
+
+
+def _write_message(file: Path, content: Any) -> None:
+    """Write a message in the form that the name of the file says."""
+    with atomic_write(file) as target:
+        if file.suffix == ".json":
+            target.write(json.dumps(_json_of(content)).encode())
+        else:
+            target.write(content.SerializeToString())
+
+
+def _new_message(name: str, **fields: Any) -> Any:
+    """An empty message of one of `_MESSAGES`."""
+    return _classes()[name](**fields)
+
+
+@functools.cache
+def _classes() -> dict[str, Any]:
+    """The messages, in a pool of their own: MindSpore has the same names in the shared one."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    package = "mindspore.straspb"
+    file = descriptor_pb2.FileDescriptorProto(
+        name="node_strategy.proto", package=package, syntax="proto2"
+    )
+    for name, fields in _MESSAGES.items():
+        held = file.message_type.add(name=name)
+        for number, (field, kind, label) in fields.items():
+            plain = kind in (_NUMBER, _TEXT)
+            held.field.add(
+                name=field,
+                number=number,
+                label=getattr(kinds, f"LABEL_{label.upper()}"),
+                type=getattr(kinds, f"TYPE_{kind.upper()}" if plain else "TYPE_MESSAGE"),
+                type_name=None if plain else f".{package}.{kind}",
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in _MESSAGES
+    }
+
+
+def _tensor_map(held: Any) -> list[tuple[int, ...]]:
+    """The axes of the device matrix for each axis of a tensor; -1 is none.
+
+    One list has an axis of the matrix for each axis of the tensor. Several have a list for each,
+    and MindSpore's C++ puts an empty one behind a single such list, to tell it from the first form.
+    """
+    lists = [tuple(one.dim) for one in held.tensor_map]
+    if len(lists) == 1:
+        return [(axis,) for axis in lists[0]]
+    return [axes for axes in lists if axes]
+
+
+def _shards_optimizer(held: Any) -> bool:
+    """True if a layout is cut further, for the optimizer; a size alone says nothing."""
+    return bool(held.opt_weight_shard_size and held.opt_weight_shard_step)
+
+
+def _of_bytes(content: bytes) -> Any:
+    return parse_message(_classes()["ParallelStrategyMap"], content)
+
+
+def _of_json(raw: Any) -> Any:
+    """Raises ValueError and TypeError for what is another JSON."""
+    found = _new_message("ParallelStrategyMap", current_stage=_get(raw, "current_stage", 0))
+    for name, item in _get(raw, "parallel_strategy_item", {}).items():
+        operator = found.parallel_strategy_item.add(node_name=name).parallel_strategys
+        operator.stage = _get(item, "stage", 0)
+        for axes in _get(item, "parallel_strategy", []):
+            if isinstance(axes, list) and all(isinstance(axis, int) for axis in axes):
+                operator.parallel_strategy.add(dim=axes)  # nested ones have no place in a message
+    for name, item in _get(raw, "parallel_layout_item", {}).items():
+        held = found.parallel_layout_item.add(param_name=name).parallel_layouts
+        for field in _LISTS:
+            getattr(held, field).add(dim=_get(item, field, []))
+        for field in _NUMBERS:
+            setattr(held, field, _get(item, field, 0))
+        axes = _get(item, "tensor_map", [])
+        if not any(isinstance(axis, list) for axis in axes):
+            held.tensor_map.add(dim=axes)
+            continue
+        for axis in axes:
+            held.tensor_map.add(dim=axis if isinstance(axis, list) else [axis])
+        if len(axes) == 1:
+            held.tensor_map.add()
+    return found
+
+
+def _get(raw: Any, name: str, default: Any) -> Any:
+    """A field of the type of its default."""
+    if not isinstance(raw, dict):
+        raise TypeError(f"expected an object with {name}")
+    value = raw.get(name, default)
+    if type(value) is not type(default):
+        raise TypeError(f"{name}: got {json.dumps(value)[:80]}")
+    return value
+
+
+def _json_of(content: Any) -> dict[str, Any]:
+    return {
+        "current_stage": content.current_stage,
+        "parallel_strategy_item": {
+            item.node_name: {
+                "stage": item.parallel_strategys.stage,
+                "parallel_strategy": [
+                    list(axes.dim) for axes in item.parallel_strategys.parallel_strategy
+                ],
+            }
+            for item in content.parallel_strategy_item
+        },
+        "parallel_layout_item": {
+            item.param_name: _layout_json(item.parallel_layouts)
+            for item in content.parallel_layout_item
+        },
+    }
+
+
+def _layout_json(held: Any) -> dict[str, Any]:
+    lists = {name: list(getattr(held, name)[0].dim) for name in _LISTS if getattr(held, name)}
+    axes: list[Any] = [list(one) for one in _tensor_map(held)]
+    if len(held.tensor_map) == 1:
+        axes = list(held.tensor_map[0].dim)
+    return {**lists, "tensor_map": axes, **{name: getattr(held, name) for name in _NUMBERS}}

@@ -17,8 +17,8 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.gguf_blocks import SCHEMES, integers_of
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantize import describe, with_quantization
-from lite_runner.weights.random import random_checkpoint
 
 KINDS = tuple(SCHEMES)
 SIZES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
@@ -58,7 +58,7 @@ def test_a_matrix_of_many_pieces(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "scale", "byte"), [("Q8_0", np.inf, 0), ("Q8_0", 1, 128), ("Q4_0", 9000, 0)]
 )
-def test_what_no_quantizer_writes(kind: str, scale: float, byte: int) -> None:
+def test_blocks_that_no_quantizer_writes_are_refused(kind: str, scale: float, byte: int) -> None:
     block = np.full(SIZES[kind], byte, np.uint8)
     block[:2] = np.array([scale], np.float16).view(np.uint8)
     with pytest.raises(ArtifactError, match=f"{kind} blocks"):

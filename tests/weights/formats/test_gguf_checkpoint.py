@@ -9,15 +9,13 @@ import gguf
 import numpy as np
 import pytest
 
-from lite_runner.architectures.flat import ModelConfig
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
+from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf, llama3_factors
 from lite_runner.weights.formats.gguf_file import open_gguf
-from lite_runner.weights.formats.gguf_rotary import llama3_factors
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
-from tests.sizes import resized
+from tests.sizes import ModelConfig, resized
 
 WriteGguf = Callable[..., Path]
 ARCHITECTURES = ("llama", "qwen2", "gpt2", "bloom")
@@ -279,19 +277,6 @@ def test_missing_metadata_names_the_file(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ArtifactError, match=r"x.gguf: metadata: hidden_size is None"):
         config_of_gguf(open_gguf(tmp_path / "x.gguf"))
-
-
-def test_one_part_of_several(
-    configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
-) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x-00001-of-00003.gguf", "llama")
-    writer.add_uint16("split.count", 3)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    with pytest.raises(ArtifactError, match="one of 3 parts") as caught:
-        open_gguf(tmp_path / "x-00001-of-00003.gguf")
-    assert "--merge" in caught.value.hint
 
 
 def test_wrong_tensors_in_the_file_s_own_names(

@@ -112,10 +112,10 @@ def test_stored_types(tmp_path: Path) -> None:
 
 
 def test_unsupported_type_is_named(tmp_path: Path) -> None:
-    size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType.Q2_K][1]
+    size = gguf.GGML_QUANT_SIZES[GGMLQuantizationType.IQ1_M][1]
     data = np.zeros((1, size), np.uint8)
-    file = write(tmp_path / "x.gguf", {"w": (data, "Q2_K")}, lambda writer: None)
-    with pytest.raises(ArtifactError, match="tensor w is of type Q2_K, expected one of F32, F16"):
+    file = write(tmp_path / "x.gguf", {"w": (data, "IQ1_M")}, lambda writer: None)
+    with pytest.raises(ArtifactError, match="tensor w is of type IQ1_M, expected one of F32, F16"):
         open_gguf(file)
 
 
@@ -257,3 +257,49 @@ def test_the_types_are_the_librarys() -> None:
         assert gguf.GGML_QUANT_SIZES[GGMLQuantizationType(number)] == (values, size)
     known = {name for name, _, _ in gguf_file.TYPES.values()}
     assert known >= {*gguf_file.STORED_TYPES, *gguf_file.QUANTIZED_TYPES}
+
+
+def part(folder: Path, number: int, tensors: str, *, no: int | None = None, total: int = 3) -> Path:
+    """A file of two that share a checkpoint; its tensors are named with a letter."""
+
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.no", number - 1 if no is None else no)
+        writer.add_uint16("split.count", 2)
+        writer.add_int32("split.tensors.count", total)
+
+    values = {name: (np.full(8, ord(name), np.float32), "F32") for name in tensors}
+    return write(folder / f"m-0000{number}-of-00002.gguf", values, fill)
+
+
+def test_the_parts_of_a_split_checkpoint_are_one(tmp_path: Path) -> None:
+    first, second = part(tmp_path, 1, "ab"), part(tmp_path, 2, "c")
+    for path in (first, second):
+        found = open_gguf(path)
+        assert found.path == first and list(found.tensors) == ["a", "b", "c"]
+        assert found.tensors["c"].lazy().read().tolist() == [ord("c")] * 8
+
+
+@pytest.mark.parametrize(
+    ("tensors", "other", "says"),
+    [
+        ("c", {"no": 0}, r"00002.gguf: .*split.no and split.count are \(0, 2\), expected \(1, 2\)"),
+        ("b", {}, "tensor 'b' is in a part before it"),
+        ("", {}, "its parts hold 2 tensors, expected 3"),
+        ("cd", {}, "its parts hold 4 tensors, expected 3"),
+    ],
+)
+def test_parts_that_contradict_each_other(
+    tmp_path: Path, tensors: str, other: dict[str, int], says: str
+) -> None:
+    first = part(tmp_path, 1, "ab")
+    part(tmp_path, 2, tensors, **other)
+    with pytest.raises(ArtifactError, match=says):
+        open_gguf(first)
+
+
+def test_parts_that_are_missing_or_renamed(tmp_path: Path) -> None:
+    first = part(tmp_path, 1, "ab")
+    with pytest.raises(ArtifactError, match=r"one of 2 parts .* there is no m-00002-of-00002.gguf"):
+        open_gguf(first)
+    with pytest.raises(ArtifactError, match=r"one of 2 parts .* its name does not say which"):
+        open_gguf(first.rename(tmp_path / "renamed.gguf"))

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
-from lite_runner.weights.formats import torch_pickle
 from lite_runner.weights.formats.hugging_face import TORCH_INDEX, is_buffer
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
@@ -78,7 +77,7 @@ def archive(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED)
 
 
 def torch_file(arrays: Mapping[str, NDArray]) -> bytes:
-    """What torch.save makes of tensors; uint16 are the bits of bfloat16."""
+    """The bytes that torch.save writes of tensors; uint16 are the bits of bfloat16."""
     entries, members = {}, {}
     for index, (key, array) in enumerate(arrays.items()):
         strides = tuple(int(np.prod(array.shape[axis + 1 :])) for axis in range(array.ndim))
@@ -93,7 +92,7 @@ DATA = {"data/0": np.arange(4, dtype=np.float32).tobytes()}
 
 
 @pytest.mark.parametrize("name", ["zip", "legacy", "protocol_4"])
-def test_what_torch_saved(name: str) -> None:
+def test_files_of_torch_are_read(name: str) -> None:
     found = open_torch(TORCH / f"{name}.bin", is_buffer)
     expected = {
         **dict.fromkeys(("plain", "tied"), BASE),
@@ -130,7 +129,7 @@ def test_a_state_dict_keeps_attributes_that_are_left_out() -> None:
         ("training", "'step' is a int, expected a name and a tensor"),
     ],
 )
-def test_what_is_no_plain_tensor_is_refused(name: str, told: str) -> None:
+def test_anything_but_plain_tensors_is_refused(name: str, told: str) -> None:
     with pytest.raises(ArtifactError, match=told):
         open_torch(TORCH / f"{name}.bin")
 
@@ -238,7 +237,7 @@ def test_a_deep_pickle_does_no_harm(tmp_path: Path) -> None:
 def test_a_long_pickle_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.bin"
     path.write_bytes(archive({"data.pkl": pickled({"x": b"]" + b"Na" * 500})}))
-    monkeypatch.setattr(torch_pickle, "MAX_OPCODES", 100)
+    monkeypatch.setattr("lite_runner.weights.formats.torch_file.MAX_OPCODES", 100)
     with pytest.raises(ArtifactError, match="more than 100 opcodes"):
         open_torch(path)
 

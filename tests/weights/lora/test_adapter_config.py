@@ -43,7 +43,7 @@ def targeted(tmp_path: Path, **content: object) -> list[str]:
     return [name.removeprefix("model.layers.") for name in [*MODULES, "lm_head"] if name in found]
 
 
-def test_which_modules_are_targeted(tmp_path: Path) -> None:
+def test_target_modules(tmp_path: Path) -> None:
     assert len(targeted(tmp_path)) == 12
     assert len(targeted(tmp_path, target_modules="all-linear")) == 24  # not the head
     assert targeted(tmp_path, target_modules=["1.self_attn.q_proj"]) == ["1.self_attn.q_proj"]

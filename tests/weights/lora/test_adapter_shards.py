@@ -12,12 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
-from lite_runner.weights.lora.adapter_listing import is_sharded
-from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.lora.adapter_reader import open_adapters, shards_of
 from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards
 from tests.mutations import mutated
 from tests.paths import FIXTURES
@@ -58,7 +57,7 @@ def test_the_pieces_make_the_whole(tmp_path: Path, family: str, vocab_parallel: 
     assert {(True, False), (False, True)} <= shapes
 
 
-def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> None:
+def test_cut_adapters_are_reused_until_something_changes(tmp_path: Path) -> None:
     model, adapters = opened("llama")
     ranks, file = Ranks(1, 1, 2), tmp_path / "rank_1" / "all.safetensors"
 
@@ -67,9 +66,9 @@ def test_what_was_cut_is_read_again_until_something_changes(tmp_path: Path) -> N
         return file.stat().st_mtime_ns
 
     first = cut(adapters[:1])
-    assert is_sharded(tmp_path) and not is_sharded(tmp_path / "rank_1")
+    assert shards_of(tmp_path) == tmp_path and shards_of(tmp_path / "rank_1") is None
     (tmp_path / "lora_adapter.json").write_text('{"rank_1": "rank_1"}')  # names like any other
-    assert not is_sharded(tmp_path)
+    assert shards_of(tmp_path) is None
     assert cut(adapters) == first  # the others are added
     manifest = tmp_path / "rank_1" / "manifest.json"
     assert json.loads(manifest.read_text())["adapters"].keys() == {one.name for one in adapters}
@@ -102,7 +101,7 @@ def test_links_out_of_the_root_are_refused(tmp_path: Path, name: str) -> None:
         open_shards(root, model, ranks, ["all"], vocab_parallel=True, root=root)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_shards_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     model, adapters = opened("llama")
     cached_shards(adapters[:1], model, Ranks(0, 1, 2), tmp_path, vocab_parallel=True)
 

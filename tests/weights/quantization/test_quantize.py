@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quant, Quantization, Scheme
-from lite_runner.config.ranks import Ranks
+from lite_runner.config import schema
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
@@ -18,17 +21,17 @@ from lite_runner.weights.formats.safetensors_file import (
     open_safetensors,
     write_safetensors,
 )
-from lite_runner.weights.quantization.quantize import describe, schemes, with_quantization
-from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
-from lite_runner.weights.random import random_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.quantization.quantize import describe, with_matrices_in, with_quantization
+from lite_runner.weights.quantization.quantized import VALUES_AT_ONCE, QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
-from lite_runner.weights.sharding.pieces import pieces
-from lite_runner.weights.tensor import DType, LazyTensor, widened
+from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.tensor import DType, LazyBlocks, LazyTensor, narrowed, widened
 
 QUANTS: list[Quant] = ["none", "a16w8", "a16w4", "a8w8"]
 
 
-def test_which_matrices_become_what(config: Decoder) -> None:
+def test_schemes_of_matrices(config: Decoder) -> None:
     four = schemes(config, Quantization.of("a16w4", None))
     table = parameters(config)
     assert four[table[0].name] == Scheme(8, 32)  # the embedding
@@ -86,14 +89,13 @@ def test_weights_as_a_backend_takes_them(
 
 def test_the_line_about_it(config: Decoder) -> None:
     quantization = Quantization.of("a16w4", 32)
-    tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
-    count = sum(one.integers is not None for one in tensors.values())
-    expected = f"quant=a16w4 quant_group=32: {count} matrices rounded as they are read"
-    assert describe(tensors, quantization) == expected
-    # A rank's part of a model has floats only.
-    part = pieces(tensors, config, Ranks(tensor=2), vocab_parallel=True)
-    expected = "quant=a16w4 quant_group=32: every matrix falls back to dequantized weights"
-    assert describe(part, quantization) == expected
+    whole = with_quantization(random_checkpoint(config, 0), config, quantization)
+    # A rank's part of a model keeps the integers of what can be cut by whole groups.
+    part = pieces(whole, config, Ranks(tensor=2), vocab_parallel=True)
+    for tensors in (whole, part):
+        count = sum(one.integers is not None for one in tensors.values())
+        expected = f"quant=a16w4 quant_group=32: {count} matrices rounded as they are read"
+        assert count and describe(tensors, quantization) == expected
 
 
 def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
@@ -126,3 +128,77 @@ def test_blocks_of_a_file_that_are_rounded_once_more_are_told(
     assert told.endswith("-> quant=a16w8 keeps nearly all of it, quant=null all")
     finer = Quantization.of("a16w8", None)
     assert "lose" not in describe(with_quantization(plain, config, finer), finer)
+
+
+Floats = NDArray[np.float32]
+
+
+def lazy(values: Floats, *, slices: bool = False) -> LazyTensor:
+    part = (lambda index: np.ascontiguousarray(values[index])) if slices else None
+    return LazyTensor(values.shape, "F32", lambda: values, part)
+
+
+def nearest(values: Floats, dtype: schema.DType) -> Floats:
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    mantissas, exponents = np.frexp(values)
+    return np.ldexp(np.rint(mantissas * 256) / 256, exponents)
+
+
+@pytest.mark.parametrize("slices", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_matrices_are_rounded_to_the_nearest(dtype: schema.DType, slices: bool) -> None:
+    rng = np.random.default_rng(0)
+    # Of every size that float16 has, in more than is rounded at a time.
+    values = rng.standard_normal((3, VALUES_AT_ONCE // 2)).astype(np.float32)
+    values *= np.float32(2) ** rng.integers(-30, 13, values.shape)
+    (found,) = with_matrices_in({"w": lazy(values, slices=slices)}, dtype).values()
+    assert found.nbytes == values.nbytes // 2
+    wanted = nearest(values, dtype)
+    assert (wanted != values).any()
+    np.testing.assert_array_equal(found.float32(), wanted)
+    index = (slice(1, 3), slice(5, 9))
+    np.testing.assert_array_equal(found.piece(index), found.read()[index])
+
+
+def test_tensors_that_are_not_rounded() -> None:
+    values = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    tensors = {
+        "bias": lazy(values[0]),
+        "half": LazyTensor((3, 4), "F16", lambda: narrowed(values, "F16")),
+        "brain": LazyTensor((3, 4), "BF16", lambda: narrowed(values, "BF16")),
+    }
+    for dtype in ("float16", "bfloat16"):
+        assert with_matrices_in(tensors, dtype) == tensors
+    matrices = {"w": lazy(values)}
+    assert with_matrices_in(matrices, "float32") == matrices
+
+
+def test_blocks_stay_beside_rounded_floats() -> None:
+    own = LazyBlocks("Q8_0", 34, lambda: pytest.fail("read"))
+    held = replace(lazy(np.ones((1, 32), np.float32)), blocks="Q8_0", own=own)
+    (found,) = with_matrices_in({"w": held}, "float16").values()
+    assert found.dtype == "F16" and found.own is own
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 65520.0, -7e4])
+def test_values_too_large_for_float16_are_refused(value: float) -> None:
+    values = np.zeros((4, 5), np.float32)
+    values[2, 3] = value
+    (found,) = with_matrices_in({"w": lazy(values)}, "float16").values()
+    with pytest.raises(ArtifactError, match="w: a value that is no number, or too large for F16"):
+        found.read()
+    values[2, 3] = 65519.0
+    assert found.read()[2, 3] == 65504
+
+
+def test_values_too_large_for_bfloat16_are_refused() -> None:
+    values = np.full((2, 2), np.finfo(np.float32).max)
+    (found,) = with_matrices_in({"w": lazy(values)}, "bfloat16").values()
+    with pytest.raises(ArtifactError, match="too large for BF16"):
+        found.read()
+    values[:] = 3.389e38
+    np.testing.assert_array_equal(found.float32(), nearest(values, "bfloat16"))
+    values[1, 1] = np.nan
+    with pytest.raises(ArtifactError, match="no number"):
+        found.read()

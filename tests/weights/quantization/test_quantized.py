@@ -50,7 +50,7 @@ def test_no_value_is_further_off_than_half_a_step(
 
 
 @pytest.mark.parametrize(("bits", "group"), FORMS)
-def test_what_is_stored_means_what_the_docstring_says(bits: int, group: int) -> None:
+def test_dequantization_follows_the_docstring(bits: int, group: int) -> None:
     weight = np.random.default_rng(1).standard_normal((5, 256)).astype(np.float32)
     found = quantize(weight, bits, group)
     if bits == 8:
@@ -109,14 +109,14 @@ def test_a_block_of_four_bits_comes_back(scale: float, low: float, q: np.ndarray
 
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_refused(bits: int, group: int, value: float) -> None:
+def test_values_that_are_not_finite_are_refused(bits: int, group: int, value: float) -> None:
     weight = np.ones((3, 128), np.float32)
     weight[2, 77] = value
     with pytest.raises(ArtifactError, match=r"blk\.3: values that are not finite"):
         quantize(weight, bits, group, "blk.3")
 
 
-def test_what_float16_scales_cannot_hold_is_refused() -> None:
+def test_values_too_large_for_float16_scales_are_refused() -> None:
     weight = np.full((1, 128), 1e6, np.float32)
     assert quantize(weight, 8, 0).float32()[0, 0] == np.float32(1e6)
     with pytest.raises(ArtifactError, match="too large for the float16 scales"):

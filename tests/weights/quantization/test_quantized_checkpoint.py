@@ -13,12 +13,13 @@ import pytest
 import safetensors.numpy
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quant, Quantization
+from lite_runner.config.quantization import Quant, Quantization, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
 from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization import quantized_checkpoint
-from lite_runner.weights.quantization.quantize import schemes, with_quantization
+from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
     WEIGHTS,
@@ -27,7 +28,6 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
     weights_bytes,
     write_quantized,
 )
-from lite_runner.weights.random import random_checkpoint
 from lite_runner.weights.tensor import LazyTensor
 from tests.mutations import mutated
 
@@ -95,9 +95,10 @@ def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(plain))
 
 
-def as_earlier(folder: Path) -> None:
-    """Leave out of the manifest what earlier releases did not write."""
-    changed(folder / MANIFEST, lambda raw: raw.pop("sha256"))
+def signed(folder: Path) -> None:
+    """Write the digest of the weights as they are into the manifest."""
+    digest = sha256_of(folder / WEIGHTS)
+    changed(folder / MANIFEST, lambda raw: raw.update(sha256=digest))
 
 
 WQ = "model.layers.0.attention.wq.weight"
@@ -115,6 +116,7 @@ DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda raw: raw.update(sha256="x"), "64 hexadecimal digits"),
     (lambda raw: raw.update(more=1), "more: no such key"),
     (lambda raw: raw.pop("tensors"), "tensors: missing"),
+    (lambda raw: raw.pop("sha256"), "sha256: missing"),
     (lambda raw: raw["tensors"][WQ].update(bits=5), WQ),
     (lambda raw: raw["tensors"][WQ].update(group=64), WQ),
     (lambda raw: raw["tensors"][WQ].update(group=32.0), WQ),
@@ -177,7 +179,7 @@ def test_a_damaged_file(
     else:
         held[name] = value
     safetensors.numpy.save_file(held, tmp_path / WEIGHTS)
-    as_earlier(tmp_path)
+    signed(tmp_path)
     with pytest.raises(ArtifactError, match=told):
         for tensor in open_checkpoint(tmp_path, configs["llama"]).values():
             tensor.read()
@@ -206,7 +208,7 @@ def test_bytes_that_are_not_aligned(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8 + 1)  # all that follows is odd
     (tmp_path / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data)
-    as_earlier(tmp_path)
+    signed(tmp_path)
     for name, tensor in open_checkpoint(tmp_path, configs["llama"]).items():
         np.testing.assert_array_equal(tensor.float32(), expected[name].float32())
 
@@ -225,7 +227,7 @@ def test_a_flipped_bit_is_found_when_the_first_tensor_is_read(
     for tensor in tensors.values():
         with pytest.raises(ArtifactError, match="another file than the one that was written"):
             tensor.read()
-    as_earlier(tmp_path)  # nobody knows its sha256
+    signed(tmp_path)
     for tensor in open_checkpoint(tmp_path, configs["llama"]).values():
         tensor.read()
 
@@ -240,7 +242,7 @@ def test_the_weights_are_hashed_once(
         hashed.append(path)
         return sha256_of(path)
 
-    monkeypatch.setattr(quantized_checkpoint, "sha256_of", counted)
+    monkeypatch.setattr(quantized_checkpoint, "digest_of", counted)
     tensors = open_checkpoint(tmp_path, configs["llama"])
     assert not hashed
     for _ in range(2):
@@ -251,7 +253,7 @@ def test_the_weights_are_hashed_once(
     assert hashed == [tmp_path / WEIGHTS]
 
 
-def test_an_edited_manifest_and_one_of_an_earlier_release(
+def test_an_edited_manifest_and_one_without_a_checksum(
     configs: dict[str, Decoder],
     write: Write,
     tmp_path: Path,
@@ -263,10 +265,9 @@ def test_an_edited_manifest_and_one_of_an_earlier_release(
     path.write_text(json.dumps(plain | {"source": "another"}))
     with pytest.raises(ArtifactError, match="edited or damaged"):
         read_quantization(tmp_path)
-    as_earlier(tmp_path)
+    signed(tmp_path)
     for _ in range(2):
-        found = read_quantization(tmp_path)
-        assert found is not None and found.sha256 is None
+        assert read_quantization(tmp_path) is not None
     assert capsys.readouterr().err.count("without a checksum of itself") == 1
 
 

@@ -13,22 +13,28 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ranks import Ranks
-from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.system import files
-from lite_runner.weights.formats.ckpt_file import open_ckpt
+from lite_runner.config.parallel import Ranks
+from lite_runner.errors import ArtifactError
+from lite_runner.system.files import sha256_of
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
+from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.sharding import shards
-from lite_runner.weights.sharding.reshard import tensors_for, whole_tensors
+from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
     ShardFormat,
     write_merged,
     write_shards,
 )
-from lite_runner.weights.sharding.shards import open_shards
+from lite_runner.weights.sharding.shards import (
+    open_shards,
+    tensors_for,
+    verify_shards,
+    whole_tensors,
+)
 from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
 from lite_runner.weights.tensor import LazyTensor
-from lite_runner.weights.write import write_ckpt, write_safetensors
 from tests.sizes import resized
 
 Configs = Mapping[str, Decoder]
@@ -120,7 +126,7 @@ def test_mindspore_transforms_to_the_same_shards(
 def test_shards_of_mindspore_are_read(
     tmp_path: Path, configs: Configs, values: Values, same: Same
 ) -> None:
-    """What ms.transform_checkpoints writes, by its strategy and by its shapes alone."""
+    """The output of ms.transform_checkpoints, by its strategy and by its shapes alone."""
     import mindspore as ms
 
     model = configs["qwen2"]
@@ -284,7 +290,7 @@ class TestRank:
 
 
 class TestBadInput:
-    """What is refused, with the reason; every case starts from a good set of tp=2 dp=2."""
+    """Refusals and their reasons; every case starts from a good set of tp=2 dp=2."""
 
     @pytest.fixture
     def model(self, configs: Configs) -> Decoder:
@@ -361,7 +367,7 @@ class TestBadInput:
         fails: Callable[..., None],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """What is compared is read in each start; small tensors tell another checkpoint."""
+        """Compared tensors are read in each start; small tensors tell another checkpoint."""
         without_manifests(folder)
         file, name = folder / "rank_2/checkpoint_2.ckpt", "model.layers.1.attention.wq.weight"
         held = open_ckpt(file)
@@ -455,116 +461,42 @@ class TestBadInput:
         fails("holds no .ckpt and no .safetensors file")
 
 
-class TestWriting:
-    """What stands under the name is whole, whatever happens."""
+@pytest.mark.parametrize("vocab_parallel", [True, False])
+def test_a_vocabulary_that_is_cut_otherwise_is_read(
+    folder: Path, model: Decoder, vocab_parallel: bool
+) -> None:
+    """run_mode=shard leaves it whole by default, as MindFormers, and a run cuts it."""
+    ranks = Ranks(1, 1, 2)
+    found = tensors_for(folder, model, ranks, vocab_parallel=vocab_parallel)
+    for name, tensor in pieces(
+        random_checkpoint(model, 0), model, ranks, vocab_parallel=vocab_parallel
+    ).items():
+        assert np.array_equal(found[name].read(), tensor.read()), name
+    with pytest.raises(ArtifactError, match="cut for tp=2 dp=1"):
+        tensors_for(folder, model, Ranks(), vocab_parallel=vocab_parallel)
 
-    def test_an_existing_folder_is_kept_unless_overwritten(
-        self, tmp_path: Path, configs: Configs, values: Values, same: Same
-    ) -> None:
-        model = configs["gpt2"]
-        folder = cut(tmp_path / "x", values(model), model, 2)
-        with pytest.raises(ConfigError, match="exists already"):
-            cut(folder, values(model), model, 4)
-        (folder / "note.txt").touch()
-        cut(folder, values(model, seed=1), model, 4, overwrite=True)
-        same(whole_tensors(folder, model), values(model, seed=1))
-        assert {path.name for path in folder.iterdir()} == {
-            *(f"rank_{rank}" for rank in range(4)),
-            "strategy",
-        }
-        assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
-    def test_a_failing_source_leaves_the_old_one(
-        self, tmp_path: Path, configs: Configs, values: Values, same: Same
-    ) -> None:
-        model = configs["gpt2"]
-        folder = cut(tmp_path / "x", values(model), model, 2)
+def test_shards_verified_by_the_launcher_are_not_verified_again(
+    folder: Path, model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
 
-        def fail() -> Any:
-            raise ArtifactError("the source is broken")
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
 
-        broken = values(model, seed=1)
-        name = list(broken)[-3]
-        broken[name] = LazyTensor(broken[name].shape, "F32", fail)
-        with pytest.raises(ArtifactError, match="the source is broken"):
-            cut(folder, broken, model, 4, overwrite=True)
-        same(whole_tensors(folder, model), values(model))
-        assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-    def test_a_disk_that_is_too_small(
-        self,
-        tmp_path: Path,
-        configs: Configs,
-        values: Values,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        model = configs["gpt2"]
-        usage = shutil.disk_usage(tmp_path)._replace(free=5 << 20)
-        monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage)
-        cut(tmp_path / "fits", values(model), model, 2)
-
-        def read() -> Any:
-            raise AssertionError("nothing may be read")
-
-        large = {name: replace(tensor, read=read) for name, tensor in values(model).items()}
-        with pytest.raises(EnvironmentFault, match="the disk is too small: 5 MiB free, 9 MiB"):
-            cut(tmp_path / "x", large, model, 2, 4)
-        assert [path.name for path in tmp_path.iterdir()] == ["fits"]
-
-    def test_rank_by_rank(
-        self, tmp_path: Path, configs: Configs, values: Values, same: Same
-    ) -> None:
-        model = configs["llama"]
-        source = values(model)
-        at_once = cut(tmp_path / "at_once", source, model, 4)
-        folder = tmp_path / "x"
-        for rank in (2, 0, 3, 1):
-            cut(folder, source, model, 4, only_rank=rank)
-        found, expected = (
-            {path.relative_to(top): path.read_bytes() for path in top.rglob("*") if path.is_file()}
-            for top in (folder, at_once)
-        )
-        assert found == expected
-        with pytest.raises(ConfigError, match="rank_1: exists already"):
-            cut(folder, source, model, 4, only_rank=1)
-        with pytest.raises(ConfigError, match=r"of another set \(tp=4 dp=1\)"):
-            cut(folder, source, model, 2, 2, only_rank=1, overwrite=True)
-
-    def test_what_is_written_is_counted_also_of_tensors_that_are_read_whole(
-        self, tmp_path: Path, configs: Configs, values: Values
-    ) -> None:
-        model = configs["gpt2"]
-        counted: list[int] = []
-        cutting = Cutting.of_model(model, Ranks(0, 1, 2), "ckpt", vocab_parallel=True)
-        source = values(model)  # none of which has cheap parts
-        write_shards(
-            tmp_path / "x",
-            source,
-            cutting,
-            extra={},
-            workers=1,
-            overwrite=False,
-            advance=counted.append,
-        )
-        held = [cutting.of_rank(rank, source).values() for rank in range(2)]
-        assert sum(counted) == sum(tensor.nbytes for some in held for tensor in some)
-
-    def test_files_beside(self, tmp_path: Path, configs: Configs, values: Values) -> None:
-        model = configs["gpt2"]
-        cut(tmp_path / "x", values(model), model, 2, extra={"tokenizer.json": b"{}"})
-        assert (tmp_path / "x/tokenizer.json").read_bytes() == b"{}"
-
-    def test_where_the_system_cannot_swap(
-        self,
-        tmp_path: Path,
-        configs: Configs,
-        values: Values,
-        same: Same,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
-        model = configs["gpt2"]
-        cut(tmp_path / "x", values(model), model, 2)
-        cut(tmp_path / "x", values(model, seed=1), model, 2, overwrite=True)
-        same(whole_tensors(tmp_path / "x", model), values(model, seed=1))
-        assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    monkeypatch.setattr(shards, "digest_of", counted)
+    every = [Ranks(rank, 2, 2) for rank in range(4)]  # each shard is read by two
+    verify_shards(folder, model, every)
+    assert sorted(hashed) == ["checkpoint_0.ckpt", "checkpoint_1.ckpt"]
+    tensors_for(folder, model, Ranks(1, 1, 2), verified=True)
+    tensors_for(folder, model, Ranks(), auto_trans=True, verified=True)
+    assert len(hashed) == 2
+    file = folder / "rank_1/checkpoint_1.ckpt"
+    content = bytearray(file.read_bytes())
+    content[-700] ^= 1
+    file.write_bytes(content)
+    verify_shards(folder, model, [Ranks(0, 1, 2)])  # which reads another
+    for others in (every, [Ranks()]):
+        with pytest.raises(ArtifactError, match="another file than the one that was written"):
+            verify_shards(folder, model, others)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ranks import Ranks
+from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.partition import cuts
@@ -31,7 +31,7 @@ Configs = Mapping[str, Decoder]
 
 
 @pytest.mark.parametrize(("data", "tensor"), [(1, 1), (1, 2), (2, 2), (1, 4), (2, 4)])
-def test_what_is_written_is_read_back_and_is_our_cut(
+def test_a_written_strategy_is_read_back_as_our_layout(
     tmp_path: Path, config: Decoder, data: int, tensor: int
 ) -> None:
     file = tmp_path / "s.ckpt"
@@ -135,7 +135,9 @@ def test_merging_again_leaves_the_merged_file_out(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_strategy(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_files_that_are_no_strategy_are_refused(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     (tmp_path / "s.ckpt").write_bytes(content)
     with pytest.raises(ArtifactError, match=reason):
         read_strategy(tmp_path / "s.ckpt")

@@ -1,0 +1,137 @@
+"""A model description to and from plain JSON types, for export manifests."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from lite_runner.architectures import KNOWN, custom_network
+from lite_runner.architectures.fields import MAX_EXPERTS, MAX_LAYERS, MAX_SIZE
+from lite_runner.architectures.spec import Block, Decoder
+from lite_runner.records import dataclass
+
+
+@dataclass(frozen=True)
+class EqualBlocks(Block):
+    """A run of equal blocks."""
+
+    layers: int = dataclasses.field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class StoredDecoder(Decoder):
+    """The type of a serialized description, for the reader of typed dataclasses."""
+
+    blocks: tuple[EqualBlocks, ...]
+
+
+def serialize(model: Decoder) -> dict[str, Any]:
+    """The description; runs of equal blocks are stored once, with their count."""
+    plain = dataclasses.asdict(dataclasses.replace(model, blocks=()))
+    plain["blocks"] = [
+        {"layers": len(list(same)), **dataclasses.asdict(block)}
+        for block, same in groupby(model.blocks)
+    ]
+    return plain
+
+
+def decoder_of(stored: StoredDecoder) -> Decoder:
+    """The decoder of a description whose types are right.
+
+    Raises ValueError for numbers that no model has, or that contradict each other.
+    """
+    given = {field.name: getattr(stored, field.name) for field in dataclasses.fields(stored)}
+    _check_layers(min((one.layers for one in stored.blocks), default=0))
+    _check_layers(sum(one.layers for one in stored.blocks))
+    given["blocks"] = tuple(block for one in stored.blocks for block in [_block(one)] * one.layers)
+    model = Decoder(**given)
+    if faults := list(_faults(model)):
+        raise ValueError("; ".join(faults))
+    return model
+
+
+def _block(stored: EqualBlocks) -> Block:
+    fields = dataclasses.fields(Block)
+    return Block(**{field.name: getattr(stored, field.name) for field in fields})
+
+
+def _check_layers(layers: int) -> None:
+    if not 1 <= layers <= MAX_LAYERS:
+        raise ValueError(f"model: {layers} layers, expected 1 to {MAX_LAYERS}")
+
+
+def _faults(model: Decoder) -> Iterator[str]:
+    """Validation errors of a model's numbers."""
+    attention, sizes = model.attention, model.sizes()
+    if model.architecture not in KNOWN:
+        known = ", ".join(KNOWN)
+        yield (
+            f"model: architecture {model.architecture!r} is not known here, expected {known}, or "
+            "one that plugins= registers"
+        )
+        return
+    for name in ("vocab_size", "hidden_size", "seq_length", "num_heads", "n_kv_heads", "head_dim"):
+        if not 1 <= sizes[name] <= MAX_SIZE:
+            yield f"model: {name} is {sizes[name]}, expected 1 to {MAX_SIZE:,}"
+            return  # the others follow from it
+    if custom_network(model) is not None:  # whatever else these mean to it
+        return
+    if attention.heads % attention.kv_heads:
+        yield f"model: {attention.kv_heads} key/value heads do not divide {attention.heads} heads"
+    if model.rotary is None and attention.heads * attention.head_dim != model.hidden_size:
+        yield (
+            f"model: hidden_size is {model.hidden_size}, but {attention.heads} heads of "
+            f"{attention.head_dim} make {attention.heads * attention.head_dim}"
+        )
+    if model.rotary is not None and attention.head_dim % 2:
+        yield f"model: head_dim is {attention.head_dim}, expected an even number with RoPE"
+    for block in dict.fromkeys(model.blocks):
+        yield from _block_faults(block, model)
+    norms = (model.norm, model.embedding_norm, attention.qk_norm)
+    if any(norm is not None and not 0 < norm.eps < 1 for norm in norms):
+        yield "model: eps of a norm is not between 0 and 1"
+    tokens = (*model.eos_token_id, model.bos_token_id, model.pad_token_id)
+    if model.prefix is not None:
+        tokens += (model.prefix.end_token_id, *model.prefix.mask_token_ids)
+    if any(token is not None and not -1 <= token <= MAX_SIZE for token in tokens):
+        yield f"model: a special token is not from 0 to {MAX_SIZE:,}"
+
+
+def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
+    one, first = block.attention, model.attention
+    if (one.heads, one.kv_heads, one.head_dim) != (first.heads, first.kv_heads, first.head_dim):
+        yield "model: its layers differ in their heads, or in the sizes of these"
+    if not 1 <= block.feed_forward.width <= MAX_SIZE:
+        yield f"model: feed_forward.width is {block.feed_forward.width}, expected 1 to {MAX_SIZE:,}"
+    experts = block.feed_forward.experts
+    if experts is not None:
+        if not 1 <= experts.count <= MAX_EXPERTS:
+            yield f"model: {experts.count} experts, expected 1 to {MAX_EXPERTS:,}"
+        if not 1 <= experts.chosen <= experts.count:
+            yield f"model: {experts.chosen} of {experts.count} experts a token, expected fewer"
+        if block.feed_forward.bias or not block.feed_forward.gated:
+            yield "model: experts are gated and have no bias"
+    if one.window is not None and one.window < 1:
+        yield f"model: window is {one.window}, expected at least 1"
+    for norm in (block.norm, block.post_norm):
+        if norm is not None and not 0 < norm.eps < 1:
+            yield f"model: eps of a norm is {norm.eps}, expected a number between 0 and 1"
+    kept = block.normed_residual
+    if kept is not None and not 0 < kept <= MAX_SIZE:
+        yield f"model: normed_residual is {kept}, expected a number above 0"
+    if block.norm is None and block.post_norm is None:
+        yield "model: a block has no norm"
+    if one.rotary is not None:
+        scaling = one.rotary.scaling
+        dims = one.rotary.dims
+        if dims is not None and (dims % 2 or not 2 <= dims <= one.head_dim):
+            yield f"model: {dims} rotated dimensions, expected 2, 4, ... of {one.head_dim}"
+        if one.rotary.theta <= 0:
+            yield f"model: theta is {one.rotary.theta}, expected a number above 0"
+        if scaling is not None and (scaling.factor <= 0 or scaling.original_seq_length < 1):
+            yield (
+                f"model: the scaling of RoPE is by {scaling.factor}, from "
+                f"{scaling.original_seq_length} positions"
+            )

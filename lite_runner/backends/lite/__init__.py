@@ -1,0 +1,67 @@
+"""backend=mslite: exported models, in MindSpore Lite or in MindSpore's own MindIR runtime."""
+
+from __future__ import annotations
+
+from lite_runner.backends.base import Backend
+from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.step_sizes import cache_length
+from lite_runner.config.schema import ExportedOptions
+from lite_runner.errors import ConfigError
+from lite_runner.model.files import ModelFiles
+from lite_runner.sizing.memory import PROCESS, Memory, cache_bytes, float32_bytes
+
+
+class Lite:
+    """See `lite_runner.backends.seat.Seat`."""
+
+    elastic = False  # graphs of one size
+
+    def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
+        """See Seat."""
+        config = options.config
+        if not isinstance(config, ExportedOptions):
+            return [f"run_mode={config.run_mode} takes no exported model"]
+        reasons = []
+        if config.context.mode == 1:
+            reasons.append("context.mode=1 (pynative): an exported model is a graph")
+        if options.adapters is not None:
+            reasons.append("an exported model takes no adapters beside it")
+        if options.prompt_logits:
+            reasons.append("an exported graph gives the logits of the last token alone")
+        if files.held is not None:
+            reasons.append("the weights are a script's parameters, and it exports a checkpoint")
+        if files.exported is None and not reasons:
+            from lite_runner.backends.lite.export.job import spec_of_run
+
+            try:
+                spec_of_run(config, files, options.slots, options.length)
+            except ConfigError as error:
+                reasons.append(error.message)
+        return reasons
+
+    def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
+        """See Seat. Lite's worker process is included."""
+        model, slots = files.model, options.slots
+        weights, positions = float32_bytes(model), cache_length(options.length, model.seq_length)
+        cached = cache_bytes(model, "float32", slots, positions)
+        logits = 3 * 4 * slots * model.vocab_size
+        return Memory(weights, cached, process=PROCESS, loading=weights, work=logits)
+
+    def describe(self, files: ModelFiles, options: RunOptions) -> str:
+        """See Seat."""
+        if files.exported is not None:
+            return f"the exported model {files.exported.folder}"
+        return "an exported model, in the cache or exported first"
+
+    def dtype(self, files: ModelFiles, options: RunOptions) -> str:
+        """See Seat."""
+        return options.config.compute_dtype(options.device)
+
+    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
+        """See Seat. The exported model that the config names, or the one in the cache."""
+        from lite_runner.backends.lite.export.opening import open_offline
+
+        return open_offline(files, options)
+
+
+SEAT = Lite()

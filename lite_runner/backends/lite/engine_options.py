@@ -1,0 +1,154 @@
+"""Engine options of a run through an exported model: device, GE options, decryption key."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from lite_runner import progress
+from lite_runner.backends.lite.engines.start import Device, EngineOptions, choose_engine
+from lite_runner.config.ge import (
+    CONTEXT,
+    FILE_NAME,
+    RANK_TABLE,
+    GeConfig,
+    compiles_with_ge,
+    ge_config,
+    preset_of,
+)
+from lite_runner.config.groups import compose_groups
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.schema import ExportedOptions
+from lite_runner.config.secret import encryption_key
+from lite_runner.errors import ConfigError
+from lite_runner.mindir.manifest import Layout
+from lite_runner.system import environment
+
+
+def device_of(config: ExportedOptions) -> Device:
+    """The device of the run; with dry_run=true it need not be here. Raises EnvironmentFault."""
+    target = config.context.device_target
+    return cast(Device, environment.resolve_device(target, planned=config.dry_run))
+
+
+def key_of(config: ExportedOptions) -> bytes | None:
+    """The key that graphs are encrypted with. Raises ConfigError where it is none."""
+    return encryption_key(config.infer.enc_key)
+
+
+def engine_for(
+    config: ExportedOptions,
+    layout: Layout,
+    ge_files: tuple[Path, ...] = (),
+    *,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+    sharing: int | None = None,
+) -> EngineOptions:
+    """The engine of a run; `ge_files`: the config.ini beside the model, unless the run has its own.
+    `sharing`: the ranks that the graphs are made for; None: those of the run.
+
+    Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
+    """
+    device = device_of(config)
+    name = choose_engine(layout, config.engine, device)
+    ge = None
+    if compiles_with_ge(name, device):
+        ge = ge_of_run(config, ge_files)
+        tell_ge(config, ge)
+        if (count := sharing or ranks.tensor) > 1:
+            table = _rank_table(config) if ranks.size > 1 else None
+            ge = _with_rank_table(ge or GeConfig(), count, table)
+    elif config.run_mode != "export":  # which only writes them down
+        given = ge_config(config) or (GeConfig(files=ge_files) if ge_files else None)
+        if given is not None:
+            options = ", ".join(map(str, given.files)) or "ge="
+            progress.note(f"{options}: for GE on Ascend; this runs in {name} on {device}")
+    return EngineOptions(
+        name=name,
+        device=device,
+        device_id=config.context.device_id,
+        rank_id=ranks.rank or config.infer.rank_id,
+        threads=config.context.threads,
+        ge=ge,
+        key=key_of(config),
+    )
+
+
+def _rank_table(config: ExportedOptions) -> str:
+    """The rank table of a job: its config's, or that of RANK_TABLE_FILE; "": none."""
+    table = config.parallel.rank_table_file
+    return os.environ.get("RANK_TABLE_FILE", "") if table is None else table
+
+
+def _with_rank_table(ge: GeConfig, count: int, table: str | None) -> GeConfig:
+    """`ge` with the rank table through which the `count` ranks of a model communicate: its own, or
+    the job's `table`, None for a process started by hand. Raises ConfigError where there is none.
+    """
+    if ge.names_rank_table:
+        return ge
+    if table:
+        return replace(ge, rank_table=str(Path(table).expanduser().absolute()))
+    key, ini = "parallel", ""
+    if table is None:
+        key = f"infer.ge_options.{CONTEXT}"
+        ini = f", or a line {RANK_TABLE}=FILE in [{CONTEXT}] of infer.ge_config_path"
+    raise ConfigError(
+        f"{key}.{RANK_TABLE}: {count} ranks share the model, and in MindSpore Lite on Ascend they"
+        " communicate only through a rank table",
+        f"{key}.{RANK_TABLE}=FILE{ini}; scripts/hccl_tools.py writes one",
+    )
+
+
+def ge_of_run(config: ExportedOptions, beside: tuple[Path, ...] = ()) -> GeConfig | None:
+    """The options for this machine's Ascend processor; `beside`: config.ini files of the model's
+    folder. None with ge=none, and for a processor without a preset.
+
+    Raises EnvironmentFault if the processor cannot be identified.
+    """
+    given, infer = ge_config(config), config.infer
+    if infer.ge_config_path or infer.ge_preset is None:
+        return given
+    if infer.ge_options is None and beside:
+        return GeConfig(files=beside)
+    preset = preset_of(environment.ascend_soc())
+    if preset is None:
+        return given
+    options = compose_groups({"ge": preset})["infer"]["ge_options"]
+    laid = dataclasses.replace(infer, ge_options=_merged(options, infer.ge_options or {}))
+    return ge_config(dataclasses.replace(config, infer=laid))
+
+
+def tell_ge(config: ExportedOptions, ge: GeConfig | None) -> None:
+    """Note the source of the GE options, and which ones are left to Lite's defaults."""
+    if ge is not None and config.infer.ge_preset == "auto" and not config.infer.ge_config_path:
+        soc = environment.ascend_soc()
+        files = ", ".join(map(str, ge.files))
+        progress.note(f"GE options: {files or f'ge={preset_of(soc)}, for {soc}'}")
+    for text in (ge or GeConfig()).unset():
+        progress.note(f"GE options: {text}")
+
+
+def ge_to_write(config: ExportedOptions, target: str) -> GeConfig | None:
+    """The options to write with exported graphs: this machine's if the target is Ascend."""
+    if target != "Ascend" or not environment.ascend_devices():
+        if target == "Ascend" and config.infer.ge_preset == "auto":
+            progress.note(
+                f"no {FILE_NAME} is written: a run takes the GE options of its own processor;"
+                " ge=atlas_800 or ge=atlas_800t_a2 writes them down for MindFormers' tools"
+            )
+        return ge_config(config)
+    return ge_of_run(config)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep-merge `above` over `below`."""
+    laid = dict(below)
+    for name, value in above.items():
+        under = laid.get(name)
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        laid[name] = _merged(under or {}, value) if both else value
+    return laid

@@ -1,0 +1,232 @@
+"""An export to be made: layout, precision, sizes, the engine that verifies it, memory and disk."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from pathlib import Path
+from typing import Literal
+
+from lite_runner import progress
+from lite_runner.architectures import limits
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.lite.engine_options import device_of, engine_for, key_of
+from lite_runner.backends.lite.engines.start import Device, EngineOptions, why_unavailable
+from lite_runner.backends.step_sizes import cache_length
+from lite_runner.config.offline_checks import ENGINES
+from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.schema import DType, ExportedOptions
+from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.mindir.graph_inputs import not_resizable
+from lite_runner.mindir.manifest import Layout, fits_any, is_pair
+from lite_runner.model.files import ModelFiles
+from lite_runner.records import dataclass
+from lite_runner.sizing.memory import BYTES_OF, Memory, check_memory, export_need, memory_need
+from lite_runner.system.files import require_space
+from lite_runner.text.tokenizer import Tokenizer
+
+DEFAULT_LENGTH = 512  # positions of a layout that fixes them
+
+
+@dataclass(frozen=True)
+class ExportSpec:
+    """Layout, precision and sizes of an exported model."""
+
+    layout: Layout
+    model_type: Literal["mindir", "mindir_lite"]
+    weight_fp16: bool
+    dtype: DType  # of the graph; weight_fp16 is only how a .ms stores its weights
+    target: Device
+    sampled: bool  # it ends in the likeliest token
+    slots: int
+    length: int  # positions of a slot
+    rounded: DType = "float32"  # matrices are rounded to it, and computed with in `dtype`
+    key: bytes | None = field(default=None, repr=False)
+    ranks: int = 1  # tensor parallel, each with graphs of its own
+    vocab_parallel: bool = True  # with several ranks: the embedding and the head are split too
+
+    @property
+    def fits_any(self) -> bool:
+        """See Manifest.fits_any."""
+        return fits_any(self.layout)
+
+    @property
+    def precision(self) -> DType:
+        return "float16" if self.weight_fp16 else self.dtype
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """A model to export. Of several ranks each has the same job, but for its rank."""
+
+    config: ExportedOptions
+    files: ModelFiles
+    tokenizer: Tokenizer | None  # lies beside the graphs; None: only a model in the cache will do
+    spec: ExportSpec
+    engine: EngineOptions  # that it is verified in
+    ranks: Ranks = Ranks()
+
+    @property
+    def first(self) -> bool:
+        """True for the rank that writes tokenizer, manifest and settings."""
+        return self.ranks.rank == 0
+
+    @property
+    def memory(self) -> Memory:
+        """Memory that writing it needs at its peak."""
+        return export_need(_weights_and_cache(self.files, self.spec))
+
+    @property
+    def required_tokenizer(self) -> Tokenizer:
+        """Raises ConfigError where there is none."""
+        if self.tokenizer is None:
+            raise ConfigError(
+                "an exported model has its tokenizer beside it, and there is none",
+                "processor.tokenizer.tokenizer_file= names one",
+            )
+        return self.tokenizer
+
+
+def job_of_export(
+    config: ExportedOptions,
+    files: ModelFiles,
+    ranks: Ranks,
+    tokenizer: Tokenizer | None = None,
+    *,
+    slots: int,
+) -> ExportJob:
+    """The export that run_mode=export writes, for batches of `slots` rows. Raises as `spec_of` and
+    `engine_for`."""
+    length = config.infer.infer_seq_length or default_length(files.model)
+    spec = spec_of(config, files, slots, length)
+    engine = engine_for(config, spec.layout, ranks=ranks)
+    return ExportJob(config, files, tokenizer, spec, engine, ranks)
+
+
+def default_length(model: Decoder) -> int:
+    """Positions of a row, where the config says nothing."""
+    return min(DEFAULT_LENGTH, model.seq_length)
+
+
+def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+    """The export that the config asks for; what it leaves open is as the first engine here runs it.
+
+    Raises ConfigError for what does not go together, EnvironmentFault where an engine was asked for
+    that is not here.
+    """
+    key, device = key_of(config), device_of(config)
+    target = device if config.export.target == "auto" else config.export.target
+    layout = choose_layout(config, files.model, target)
+    model_type = config.infer.model_type
+    if model_type is None:
+        # A .ms loads in a fraction of a MindIR's time; run_mode=export writes what others can read.
+        to_run = config.run_mode != "export" or config.export.weight_fp16
+        model_type = "mindir_lite" if fits_any(layout) and to_run else "mindir"
+    dtype, rounded = config.compute_dtype(target), config.rounded_dtype(target)
+    ranks = ranks_of(config).tensor
+    faults = limits.unsupported(files.model)
+    if files.quantization.rounds:
+        faults.append(
+            f"quant={files.quantization}: graphs compute with floats: quant=none, or backend=native"
+            " without an export"
+        )
+    if config.export.weight_fp16 and model_type != "mindir_lite":
+        faults.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
+    faults += layout_faults(layout, files.model, dtype, encrypted=key is not None)
+    if dtype == "bfloat16":
+        faults.append(
+            "an export in bfloat16 cannot be verified on a CPU; float16 or float32 can be"
+        )
+    if config.kv_cache != "fp32":
+        faults.append(f"kv_cache={config.kv_cache} is of backend=native")
+    if ranks > 1 and key is not None and target != device:
+        faults.append(f"infer.enc_key with several ranks needs the target device ({target}) here")
+    if faults:
+        raise ConfigError.of(faults)
+    sampled = config.model.model_config.is_sample_acceleration
+    return ExportSpec(
+        layout,
+        model_type,
+        config.export.weight_fp16,
+        dtype,
+        target,
+        sampled,
+        slots,
+        length,
+        rounded=rounded,
+        key=key,
+        ranks=ranks,
+        vocab_parallel=config.vocab_parallel,
+    )
+
+
+def spec_of_run(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+    """The export that serves a run of `slots` rows of `length` positions. Raises as `spec_of`."""
+    asked = config.infer.infer_seq_length
+    check_length(length, asked)
+    # Rounded up, so that prompts of other lengths find an artifact again.
+    length = asked or cache_length(length, files.model.seq_length)
+    return spec_of(config, files, 1 << (slots - 1).bit_length(), length)
+
+
+def check_length(length: int, asked: int | None) -> None:
+    """Raises ConfigError where a run of `length` positions exceeds infer.infer_seq_length."""
+    if asked is not None and length > asked:
+        raise ConfigError(
+            f"infer.infer_seq_length={asked}: the longest prompt and its new tokens need {length}",
+            "ask for fewer new tokens, or a larger infer.infer_seq_length",
+        )
+
+
+def choose_layout(config: ExportedOptions, model: Decoder, target: Device) -> Layout:
+    """The layout that export.layout names; of "auto", by target, engine and what is installed."""
+    if config.export.chosen_layout is not None:
+        return config.export.chosen_layout
+    if config.full_graph:
+        return "full"
+    if (
+        target == "Ascend"
+        or config.model.model_config.is_sample_acceleration
+        or config.infer.prefill_model_path
+        or ranks_of(config).tensor > 1
+    ):
+        return "static_pair"
+    if config.chosen_engine == "graph-cell" or config.infer.enc_key:
+        return "static_pair"
+    named = config.chosen_engine is not None or config.infer.model_type == "mindir_lite"
+    if not_resizable(model) and not named:
+        return "static_pair"
+    faults = [why_unavailable(engine, "resizable", target) for engine in ENGINES["resizable"]]
+    if named or None in faults:
+        return "resizable"
+    assert isinstance(faults[-1], EnvironmentFault)
+    progress.note(f"engine=auto: graph-cell, since {faults[-1].message}")
+    return "static_pair"
+
+
+def layout_faults(layout: Layout, model: Decoder, dtype: DType, *, encrypted: bool) -> list[str]:
+    """Validation errors of this layout for the model, computed in `dtype`."""
+    if not fits_any(layout):
+        return []
+    faults = []
+    if dtype != "float32":
+        faults.append(f"export.layout=resizable computes in float32; got {dtype}")
+    faults += [
+        f"export.layout=resizable: {why}; take export.layout=static_pair"
+        for why in not_resizable(model)
+    ]
+    if encrypted:
+        faults.append("infer.enc_key needs export.layout=static_pair")
+    return faults
+
+
+def check_room(folder: Path, files: ModelFiles, spec: ExportSpec) -> None:
+    """Raises EnvironmentFault where memory, or the disk of `folder`, does not suffice."""
+    need = _weights_and_cache(files, spec)
+    check_memory(export_need(need))
+    graphs = 2 if is_pair(spec.layout) or spec.model_type == "mindir_lite" else 1
+    require_space(folder, graphs * need.weights * BYTES_OF[spec.dtype] // BYTES_OF["float32"])
+
+
+def _weights_and_cache(files: ModelFiles, spec: ExportSpec) -> Memory:
+    """Of the network; a cache is in the graph where it is not fed."""
+    return memory_need(files.model, "float32", spec.slots, spec.length)

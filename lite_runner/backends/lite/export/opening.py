@@ -1,0 +1,213 @@
+"""Opens the exported model of a run: the one that it names, or the one in the cache, exported first
+where it is not there yet."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from lite_runner import progress
+from lite_runner.architectures import network_code
+from lite_runner.backends.base import Backend
+from lite_runner.backends.collectives import barrier, broadcast
+from lite_runner.backends.lite.engine_options import engine_for
+from lite_runner.backends.lite.engines.start import EngineOptions
+from lite_runner.backends.lite.export.job import (
+    ExportJob,
+    ExportSpec,
+    check_length,
+    spec_of_run,
+)
+from lite_runner.backends.lite.export.output_paths import OutputPaths
+from lite_runner.backends.lite.layouts import cannot_copy, open_exported
+from lite_runner.backends.seat import RunOptions
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.sampling_checks import more_than_greedy
+from lite_runner.config.schema import ExportedOptions
+from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
+from lite_runner.model.exported_model import ExportedModel
+from lite_runner.model.files import ModelFiles
+from lite_runner.system.files import cache_dir
+from lite_runner.system.user_cache import CACHE_HINT, cannot_hold
+from lite_runner.system.versions import code_digest, versions
+from lite_runner.weights import caches
+from lite_runner.weights.caches import EXPORTS
+from lite_runner.weights.lora.adapter_reader import digest
+
+
+def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
+    """The backend of the exported model that the config names, or of the one in the cache, which
+    is exported first where there is none. Each of several ranks opens its own graphs. Raises
+    RunnerError.
+    """
+    config, ranks, slots = options.config, options.ranks, options.slots
+    assert isinstance(config, ExportedOptions)
+    given = files.exported
+    if given is not None:
+        manifest, folder = given.manifest, given.folder
+        check_fits(config, given, slots, options.length)
+        engine = engine_for(
+            config, manifest.layout, given.ge_files, ranks=ranks, sharing=manifest.ranks
+        )
+    else:
+        spec = spec_of_run(config, files, slots, options.length)
+        engine = engine_for(config, spec.layout, ranks=ranks)
+        job = ExportJob(config, files, options.tokenizer, spec, engine, ranks)
+        folder, manifest = cached_export(job)
+    check_ranks(config, manifest, folder, engine, ranks)
+    rank = ranks.tensor_index if ranks.size > 1 else config.infer.rank_id % manifest.ranks
+    for generation in dict.fromkeys(options.generation):
+        check_generation(manifest, generation)
+    with progress.step(f"load {folder.name} in {engine.name}"):
+        graphs = manifest.paths(folder, rank)
+        return open_exported(graphs, manifest, engine, slots=slots)
+
+
+def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
+    """Its folder in the cache and its manifest. Of several ranks each calls this; replicas of the
+    model share one export. A damaged one is exported again. Raises RunnerError."""
+    folder, ranks = folder_in_cache(job.config, job.files, job.spec), job.ranks
+    there = caches.use(folder)
+    fault = _fault_of(folder) if there and job.first else ""
+    found = there and not fault
+    if not found:
+        job.required_tokenizer  # noqa: B018  (without one it cannot be exported)
+    if broadcast(ranks, "" if found else "missing"):
+        from lite_runner.backends.lite.export.writer import export_artifact
+
+        if job.first and (reason := cannot_hold(folder.parent, 0)):
+            raise EnvironmentFault(reason, CACHE_HINT)
+        missing = f"no exported {job.config.model_name} in the cache: exporting it first"
+        damaged = f"{folder.name} in the cache is damaged, and exported again: {fault}"
+        progress.note(damaged if fault else missing)
+        paths = OutputPaths(folder, overwrite=bool(fault))
+        if ranks.tensor > 1:  # all ranks are of one replica
+            manifest = export_artifact(job, paths)
+            caches.use(folder)
+            return folder, manifest
+        if job.first:
+            export_artifact(replace(job, ranks=Ranks()), paths)
+        barrier(ranks)
+        caches.use(folder)
+    return folder, read_manifest(folder, check_files=False)  # checked above, or just written
+
+
+def _fault_of(folder: Path) -> str:
+    """The error of an export in the cache that is damaged; empty if it is not."""
+    try:
+        read_manifest(folder)
+    except ArtifactError as error:
+        return error.message
+    except OSError as error:
+        return f"{folder}: cannot be read: {error.strerror or error}"
+    return ""
+
+
+def folder_of_run(config: ExportedOptions, files: ModelFiles, slots: int, length: int) -> Path:
+    """The cache folder of the export that serves a run of `slots` rows of `length` positions.
+    Raises as `spec_of`."""
+    return folder_in_cache(config, files, spec_of_run(config, files, slots, length))
+
+
+def folder_in_cache(config: ExportedOptions, files: ModelFiles, spec: ExportSpec) -> Path:
+    """The cache folder of this export; its name is a hash of all that it is made
+    from, whatever that is called."""
+    from lite_runner.backends.native.packed_cache import content_digest
+
+    form = asdict(spec)
+    form["key"] = spec.key and hashlib.sha256(spec.key).hexdigest()
+    if spec.fits_any:
+        del form["slots"], form["length"]
+    described = {
+        "model": asdict(files.model),
+        "base": files.base and asdict(files.base),
+        "weights": content_digest(files.path) if files.path else files.source,
+        "strategy": files.strategy and content_digest(files.strategy),
+        "network": network_code(files.model),
+        "seed": files.seed if files.path is None else None,
+        "adapter": digest(files.adapter) if files.adapter else None,
+        "form": form,
+        "versions": versions(),
+        "code": code_digest(),
+    }
+    name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_dir() / EXPORTS / f"{config.model_name}-{spec.layout}-{name}"
+
+
+def check_fits(config: ExportedOptions, given: ExportedModel, slots: int, length: int) -> None:
+    """Raises ConfigError, ArtifactError where the exported model that the user gave does not serve
+    a run of `slots` rows of `length` positions."""
+    folder, manifest = given.folder, given.manifest
+    if config.kv_cache != "fp32":
+        raise ConfigError(
+            f"{folder}: its graphs have a KV cache of float32, got kv_cache={config.kv_cache}",
+            "leave kv_cache= out",
+        )
+    if manifest.encrypted and not config.infer.enc_key:
+        raise ArtifactError(f"{folder}: the model is encrypted", "infer.enc_key= its key")
+    if config.infer.enc_key and not manifest.encrypted:
+        raise ConfigError(f"infer.enc_key: the model in {folder} is not encrypted")
+    if not config.use_past and keeps_cache(manifest.layout):
+        raise ConfigError(
+            f"{folder}: exported with a cache, got model.model_config.use_past=false",
+            "model.model_config.use_past=true",
+        )
+    asked = config.infer.infer_seq_length or manifest.seq_length
+    if max(length, asked) > manifest.seq_length:
+        raise ConfigError(
+            f"{folder}: made for {manifest.seq_length} positions a row, but "
+            + (
+                f"the longest prompt and its new tokens need {length}"
+                if length > manifest.seq_length
+                else f"infer.infer_seq_length={asked} is asked for"
+            ),
+            "ask for fewer new tokens, or export with a larger infer.infer_seq_length",
+        )
+    check_length(length, asked)
+    if not manifest.fits_any and slots > manifest.batch_size:
+        raise ConfigError(
+            f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
+            f"{config.batch_key}={manifest.batch_size}",
+        )
+
+
+def check_ranks(
+    config: ExportedOptions,
+    manifest: Manifest,
+    folder: Path,
+    engine: EngineOptions,
+    ranks: Ranks,
+) -> None:
+    """Raises ConfigError where there are no graphs for each of the ranks. Started by hand, which is
+    for Ascend, each process knows its own rank alone."""
+    by_hand = ranks.size == 1 and engine.device == "Ascend"
+    if manifest.ranks != ranks.tensor and not by_hand:
+        raise ConfigError(
+            f"{folder}: exported for {manifest.ranks} ranks that share the model, got"
+            f" model_parallel={ranks.tensor}",
+            f"parallel_config.model_parallel={manifest.ranks}, or export it again with"
+            f" parallel_config.model_parallel={ranks.tensor}",
+        )
+    if config.infer.rank_id and engine.device != "Ascend":
+        raise ConfigError(
+            f"infer.rank_id={config.infer.rank_id}: a process that was started by hand is one of"
+            " several ranks only on Ascend",
+            "parallel=tp2 (or another) starts all ranks",
+        )
+
+
+def check_generation(manifest: Manifest, generation: GenerationConfig) -> None:
+    """Raises ConfigError for options that the graphs cannot generate with."""
+    copies = max(generation.num_beams, generation.num_return_sequences) > 1
+    if copies and not manifest.fits_any:
+        raise ConfigError(*cannot_copy(manifest.layout))
+    if manifest.sampled and (asked := more_than_greedy(generation)):
+        raise ConfigError(
+            f"the exported model chooses the likeliest token itself (is_sample_acceleration), so "
+            f"{', '.join(asked.values())} cannot be done",
+            "export it without model.model_config.is_sample_acceleration",
+        )

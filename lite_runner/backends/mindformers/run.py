@@ -1,0 +1,253 @@
+"""A run on the real MindFormers: its yaml, the options of its generate(), its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+import yaml
+
+from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.mindformers.releases import (
+    MindFormersRelease,
+    Sizes,
+    choose_release,
+    pad_token,
+    static_length,
+)
+from lite_runner.backends.seat import RunOptions
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.parallel import cluster_of, ranks_of
+from lite_runner.config.schema import ExportedOptions, MindFormersOptions, RunConfig
+from lite_runner.config.sections import AscendSettings, Release
+from lite_runner.errors import ConfigError
+from lite_runner.model.files import ModelFiles
+from lite_runner.records import dataclass
+from lite_runner.sizing.memory import BYTES_OF, Memory, cache_bytes, parameter_count
+
+_CPU: Mapping[str, Any] = {"device_target": "CPU", "device_id": 0}
+FILE_NAME = "mindformers.yaml"  # in the run folder
+KEY = "parallel_config.model_parallel"
+# Measured with tiny models and SmolLM2: both processes, and the graphs of each layer.
+PROCESS, LAYER = 820 << 20, 7 << 20
+HEAD_COMMENT = "# Written for MindFormers {}, which ran it: what run_mindformer reads.\n"
+
+
+@dataclass(frozen=True)
+class MindFormersRun:
+    """Sizes, yaml sections and options that MindFormers gets for a run."""
+
+    release: MindFormersRelease
+    model: Decoder
+    sizes: Sizes
+    beams: int
+    fill: Sequence[int]  # a prompt to warm up with
+    unused: int  # a token that no prompt has
+    trainer: Mapping[str, Any]  # sections of the yaml, as the run's config has them
+    tokenizer: Mapping[str, Any]
+    device: Mapping[str, Any] = field(default_factory=lambda: dict(_CPU))
+    parallel: Mapping[str, Any] = field(default_factory=dict)  # sections, of ranks that share it
+
+    @classmethod
+    def of(cls, model: Decoder, options: RunOptions) -> MindFormersRun:
+        """Raises ConfigError for what MindFormers cannot compute, EnvironmentFault where another
+        release than one of those known is installed for the device."""
+        config, device, prompts = options.config, options.device, options.prompts
+        assert isinstance(config, MindFormersOptions)
+        beams = max((one.num_beams for one in options.generation), default=1)
+        release = choose_release(
+            model,
+            config.model_name,
+            wanted=config.mindformers_release,
+            use_past=config.caches,
+            beams=beams,
+            export=isinstance(config, ExportedOptions) and config.writes_graphs,
+            device=device,
+        )
+        # Its beam search looks for a pad behind each row.
+        wanted = options.length + 1 if beams > 1 else options.length
+        if wanted > model.seq_length:
+            raise ConfigError(
+                f"backend=mindformers: MindFormers' beam search needs a position more than the"
+                f" {options.length} tokens of the longest text, the context of the model",
+                "fewer new tokens: max_new_tokens=",
+            )
+        dtype = config.weights_dtype(device)
+        assert dtype != "bfloat16", "see mindformers_run_checks"
+        used = {token for tokens in prompts for token in tokens}
+        free = (token for token in reversed(range(model.vocab_size)) if token not in used)
+        return cls(
+            release=release,
+            model=model,
+            sizes=Sizes(
+                release.rows_together(
+                    model, beams if beams > 1 else options.slots, use_past=config.caches
+                ),
+                static_length(model, wanted),
+                release.computed_in(model, dtype, use_past=config.caches),
+                config.caches,
+            ),
+            beams=beams,
+            fill=_shortest_prompt(model, prompts),
+            unused=next(free, pad_token(model)),
+            trainer={"type": config.trainer.type, "model_name": config.model_name},
+            tokenizer={"type": config.processor.tokenizer.type},
+            device=_device(config, device),
+            parallel=_parallel(config),
+        )
+
+    def options(self, generation: GenerationConfig, seed: int) -> dict[str, Any]:
+        """The options of a generation as MindFormers' generate() takes them."""
+        return {
+            "do_sample": generation.do_sample,
+            "temperature": generation.temperature,
+            "top_k": generation.top_k,
+            "top_p": generation.top_p,
+            "repetition_penalty": generation.repetition_penalty,
+            "num_beams": generation.num_beams,
+            "seed": seed,
+        }
+
+    def note_hidden(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Say which prompts hold tokens that MindFormers' attention does not see."""
+        for token in self.release.hidden_tokens(self.model, use_past=self.sizes.use_past):
+            found = [str(place) for place, tokens in enumerate(prompts) if token in tokens]
+            if found:
+                progress.note(
+                    f"MindFormers hides token {token} from attention, which prompt"
+                    f"{'s' if len(found) > 1 else ''} {', '.join(found[:5])} has: its texts may"
+                    " differ"
+                )
+
+    def yaml(self, checkpoint: str) -> str:
+        """The text of its yaml."""
+        plain = {
+            "run_mode": "predict",
+            "use_parallel": bool(self.parallel),
+            "load_checkpoint": checkpoint,
+            "auto_trans_ckpt": bool(self.parallel),
+            "context": {
+                "mode": 0,
+                **self.device,
+                **self.release.context,
+            },
+            **self.release.sections,
+            **self.parallel,
+            "trainer": dict(self.trainer),
+            "processor": {"tokenizer": dict(self.tokenizer)},
+            "model": self.release.model_section(self.model, self.sizes),
+        }
+        return HEAD_COMMENT.format(self.release.name) + yaml.safe_dump(
+            plain, sort_keys=False, allow_unicode=True
+        )
+
+
+def planned_run(files: ModelFiles, options: RunOptions) -> MindFormersRun:
+    """As `MindFormersRun.of`. Raises ConfigError also for quantized weights, and for ranks that
+    cannot share the model."""
+    if files.quantization.rounds:
+        raise ConfigError(
+            "backend=mindformers: MindFormers cannot compute with quantized weights"
+            f" (quant={files.quantization})",
+            "quant=none",
+        )
+    check_ranks(options.config, files.model, options.device)
+    return MindFormersRun.of(files.model, options)
+
+
+def check_ranks(config: RunConfig, model: Decoder, device: str) -> None:
+    """Raises ConfigError where MindFormers cannot share the model over the ranks of a config."""
+    ranks = ranks_of(config).tensor
+    if ranks == 1:
+        return
+    asked = f"backend=mindformers, {KEY}={ranks}"
+    if device == "CPU":
+        raise ConfigError(
+            f"{asked}: MindFormers leaves the sharding to MindSpore's graph compiler, which does it"
+            " on devices alone (on a processor it says: Invalid communication backend: CPU)",
+            "backend=ms shares a model on processors, too",
+        )
+    cluster = cluster_of(config)
+    if cluster.local_worker_num < cluster.worker_num:
+        raise ConfigError(
+            f"{asked}: the ranks are on {cluster.worker_num // cluster.local_worker_num} machines,"
+            " expected one: MindFormers reshards the checkpoint in one folder",
+            "backend=ms shares a model over machines",
+        )
+    if model.n_kv_heads % ranks:
+        raise ConfigError(
+            f"{asked}: MindFormers gives every rank key/value heads of its own, and the model has"
+            f" {model.n_kv_heads}",
+            f"{KEY}= a divisor of {model.n_kv_heads}, or backend=ms, whose ranks may hold the same",
+        )
+
+
+def _device(config: MindFormersOptions, device: str) -> Mapping[str, Any]:
+    """The device in the section `context`, with the run's own settings of Ascend."""
+    if device == "CPU":
+        return _CPU
+    settings = AscendSettings.of(config.context)
+    found = {"device_target": device, "device_id": config.context.device_id}
+    return found | {key: getattr(settings, key) for key in settings.asked()}
+
+
+def _parallel(config: MindFormersOptions) -> Mapping[str, Any]:
+    """The sections of ranks that share a model: MindSpore's graph compiler cuts it. Empty where
+    each rank has a model of its own."""
+    if (ranks := ranks_of(config).tensor) == 1:
+        return {}
+    return {
+        "src_strategy_path_or_dir": "",
+        "only_save_strategy": False,
+        "load_ckpt_format": "ckpt",
+        "use_legacy_format": True,
+        "parallel": {
+            "parallel_mode": config.parallel.parallel_mode,
+            "gradients_mean": False,
+            "enable_alltoall": False,
+            "full_batch": True,
+            "search_mode": "sharding_propagation",
+            "enable_parallel_optimizer": False,
+            "strategy_ckpt_save_file": "./ckpt_strategy.ckpt",
+        },
+        "parallel_config": {
+            "data_parallel": 1,
+            "model_parallel": ranks,
+            "pipeline_stage": 1,
+            "micro_batch_num": 1,
+            "vocab_emb_dp": not config.vocab_parallel,
+            "gradient_aggregation_group": 4,
+        },
+        # Not of predicting, but without sink_mode its transformation of a checkpoint stops.
+        "runner_config": {"epochs": 1, "batch_size": 1, "sink_mode": True, "sink_size": 1},
+    }
+
+
+def _shortest_prompt(model: Decoder, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Of one token; a prefix LM wants the end of the prefix, and what stands for the text."""
+    if model.prefix is not None:
+        return [model.prefix.mask_token_ids[0], model.prefix.end_token_id]
+    return [next((int(tokens[0]) for tokens in prompts if len(tokens)), 0)]
+
+
+def memory_of(run: MindFormersRun, ranks: int) -> Memory:
+    """Of both processes of a rank, of so many that share the model."""
+    model, sizes = run.model, run.sizes
+    weights = parameter_count(model) * BYTES_OF[sizes.dtype]
+    if Release.of(run.release.name).needs_head(model):
+        weights += model.vocab_size * model.hidden_size * BYTES_OF[sizes.dtype]
+    cache = 0
+    if sizes.use_past:
+        cache = cache_bytes(model, sizes.dtype, sizes.batch, sizes.length)
+    positions = sizes.batch * sizes.length
+    scores = positions * sizes.length * model.num_heads
+    logits = positions * model.vocab_size
+    return Memory(
+        weights // ranks,
+        cache // ranks,
+        process=PROCESS + LAYER * model.num_layers,
+        loading=2 * weights,
+        work=4 * (2 * scores + 2 * logits),
+    )

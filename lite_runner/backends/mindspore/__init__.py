@@ -1,0 +1,246 @@
+"""backend=ms: MindSpore's operators, on every device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+
+from lite_runner import progress
+from lite_runner.architectures import custom_network, limits
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.adapter_slots import adapter_bytes, rank_pool
+from lite_runner.backends.base import Backend
+from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.step_sizes import (
+    cache_length,
+    chunk_length,
+    rows_at_once,
+    step_capacity,
+    unchunked,
+)
+from lite_runner.errors import EnvironmentFault
+from lite_runner.model.files import ModelFiles
+from lite_runner.sizing.memory import (
+    BYTES_OF,
+    PROCESS,
+    Memory,
+    cache_bytes,
+    rank_parameters,
+    weight_bytes,
+)
+from lite_runner.system import environment, memory
+from lite_runner.weights.quantization.quantize import describe, describe_dtype
+from lite_runner.weights.read_ahead import (
+    QuantizedWeights,
+    ReadAhead,
+    loading_peak,
+    mindspore_bytes,
+)
+from lite_runner.weights.tensor import LazyTensor
+
+MAX_HEAD_DIM = 256  # of MindSpore's PagedAttention
+# Measured on CPU with MindSpore 2.10: a constant of the graphs, and what each layer adds.
+_GRAPHS, _LAYER = 90 << 20, 15 << 20  # prefill and decode together
+_TENSOR_PARALLEL, _TENSOR_PARALLEL_LAYER = 60 << 20, 12 << 20  # their collectives
+
+
+class MindSpore:
+    """See `lite_runner.backends.seat.Seat`."""
+
+    elastic = True
+
+    def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
+        """See Seat. Raises EnvironmentFault for a `quant` that this machine's Ascend processors do
+        not support."""
+        config, device, model = options.config, options.device, files.model
+        reasons = limits.unsupported(model)
+        if files.exported is not None:
+            reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
+        native_only = {
+            f"kv_cache={config.kv_cache}": config.kv_cache != "fp32",
+            "adapter_dtype=bf16": getattr(config, "adapter_dtype", "auto") != "auto",
+            "quant=a8": config.quant == "a8",
+        }
+        reasons += [
+            f"{setting} is of backend=native" for setting, given in native_only.items() if given
+        ]
+        if device == "Ascend" and config.quantization.rounds and not _has_fused(options):
+            raise EnvironmentFault(
+                f"quant={config.quant}: {environment.ascend_soc()} has no operators that multiply"
+                " by integers; Atlas A2 and A3 have",
+                "quant=none, or on this machine's processor with context.device_target=CPU",
+            )
+        wide = model.head_dim > MAX_HEAD_DIM and custom_network(model) is None
+        wide = wide and config.context.mode == 0  # pynative mode has MindSpore's plain attention
+        if wide and config.compute_dtype(device) != "float32" and _has_fused(options):
+            reasons.append(
+                f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes"
+                f" at most {MAX_HEAD_DIM}; model.model_config.compute_dtype=float32 takes other"
+                " operators"
+            )
+        return reasons
+
+    def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
+        """See Seat."""
+        if options.device == "CPU":
+            return _process_memory(files, options)
+        config, device, ranks = options.config, options.device, options.ranks
+        dtype = config.compute_dtype(device)
+        if uses_integer_matmul(files, options):
+            weights = weight_bytes(files.model, dtype, files.quantization)
+        else:
+            cut = config.vocab_parallel
+            count = rank_parameters(files.model, ranks.tensor, vocab_parallel=cut)
+            weights = BYTES_OF[dtype] * count
+        cached = 0
+        if config.use_past:
+            local = files.model.shard(ranks.tensor)
+            cached = cache_bytes(local, dtype, options.slots, options.length)
+        return Memory(weights, cached, adapter_bytes(files.model, options))
+
+    def describe(self, files: ModelFiles, options: RunOptions) -> str:
+        """See Seat."""
+        return f"MindSpore's operators on {options.device}"
+
+    def dtype(self, files: ModelFiles, options: RunOptions) -> str:
+        """See Seat."""
+        if uses_integer_matmul(files, options):
+            return f"integers (quant={files.quantization})"
+        return options.config.compute_dtype(options.device)
+
+    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
+        """See Seat."""
+        config, device, ranks = options.config, options.device, options.ranks
+        dtype, quantized = config.rounded_dtype(device), files.quantization.rounds
+        if dtype != "float32":
+            progress.note(describe_dtype(dtype, quantized=quantized))
+        files = replace(files, rounded=dtype)
+        tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
+        if quantized:
+            progress.note(describe(tensors, files.quantization))
+            if not uses_integer_matmul(files, options):
+                progress.note("MindSpore's operators fall back to dequantized weights")
+        name = f"load {files.path.name}" if files.path else "make random weights"
+        if files.held is not None:
+            name = "take the weights from the parameters"
+        with progress.step(name, total=len(tensors), unit="tensors") as step:
+            return _opened(files, options, tensors, step.advance)
+
+
+SEAT = MindSpore()
+
+
+def uses_integer_matmul(files: ModelFiles, options: RunOptions) -> bool:
+    """True if quantized weights are multiplied without dequantizing them."""
+    config, device = options.config, options.device
+    return (
+        options.ranks.tensor == 1  # sharded weights are dequantized
+        and files.quantization.rounds
+        and config.compute_dtype(device) != "float32"
+        and custom_network(files.model) is None
+        and files.model.sparse is None
+        and _has_fused(options)
+    )
+
+
+def _has_fused(options: RunOptions) -> bool:
+    """True if the device has fused operators; a dry run for an absent Ascend processor assumes
+    Atlas A2 or A3."""
+    device = options.device
+    absent = device == "Ascend" and options.config.dry_run and not environment.ascend_devices()
+    return absent or environment.has_fused_operators(device)
+
+
+@memory.large_blocks_returned()
+def _opened(
+    files: ModelFiles,
+    options: RunOptions,
+    tensors: Mapping[str, LazyTensor],
+    advance: Callable[[int], None],
+) -> Backend:
+    """The backend; weights are read while MindSpore is imported. `advance` is called with the
+    number of tensors read."""
+    config = options.config
+    weights: ReadAhead | QuantizedWeights
+    if uses_integer_matmul(files, options):
+        weights = QuantizedWeights(tensors, files.model, advance)
+    else:
+        weights = ReadAhead(tensors, advance)
+    try:
+        environment.import_mindspore()
+        _freeze_imports()
+        from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+
+        adapters, lora = rank_pool(files.model, options)
+        settings = MindSporeOptions(
+            slots=options.slots,
+            length=options.length,
+            dtype=config.compute_dtype(options.device),
+            device=options.device,
+            device_id=config.context.device_id,
+            threads=config.context.threads,
+            use_past=config.use_past,
+            pynative=config.context.mode == 1,
+            ranks=options.ranks,
+            vocab_parallel=config.vocab_parallel,
+            lora=lora,
+            integer_input=files.quantization.rounds_inputs,
+        )
+        return MindSporeBackend(files.model, weights, settings, adapters)
+    finally:
+        weights.close()
+
+
+@cache
+def _freeze_imports() -> None:
+    """Exclude imported objects from the garbage collection that MindSpore runs at each compile.
+
+    Once per process, so that models loaded later can still be collected.
+    """
+    gc.freeze()
+
+
+def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
+    """Memory of one CPU process."""
+    config, ranks, slots, length = options.config, options.ranks, options.slots, options.length
+    model = files.model
+    local = model.shard(ranks.tensor)
+    # Whoever reads their values verifies them.
+    unread = replace(files, rounded=config.rounded_dtype("CPU"), verified=True)
+    tensors = unread.tensors(ranks, vocab_parallel=config.vocab_parallel)
+    sizes = {name: mindspore_bytes(one, copied=slots > 1) for name, one in tensors.items()}
+    weights = sum(one.resident for one in sizes.values())
+    positions = cache_length(length, model.seq_length)
+    graphs = _GRAPHS + _LAYER * local.num_layers
+    if ranks.tensor > 1:
+        graphs += _TENSOR_PARALLEL + _TENSOR_PARALLEL_LAYER * local.num_layers
+    rows, cached = slots, 0
+    if options.prompt_logits:
+        longest = max(length, step_capacity(slots, unchunked(model, length)))
+        rows = rows_at_once(model.vocab_size, longest) if config.use_past else length
+    if config.use_past:
+        cached = cache_bytes(local, "float32", slots, positions)
+    steps = _step_bytes(local, slots, positions, length, config.use_past)
+    return Memory(
+        weights,
+        cached,
+        adapter_bytes(model, options),
+        process=PROCESS,
+        loading=max(0, loading_peak(sizes) - weights),
+        work=graphs + steps + 3 * 4 * rows * model.vocab_size,
+    )
+
+
+def _step_bytes(model: Decoder, slots: int, positions: int, length: int, use_past: bool) -> int:
+    """Attention scores of a chunk, their mask, activations."""
+    chunk = chunk_length(model.num_heads, positions, unchunked(model, length))
+    tokens = min(length, chunk) if use_past else length
+    keys = positions if use_past else length
+    scores = max(tokens, slots) * model.num_heads * keys
+    wide = 3 * model.intermediate_size + 8 * model.hidden_size
+    if model.sparse is not None and model.sparse.experts is not None:  # all compute every token
+        width = model.sparse.experts.count * model.sparse.width
+        wide = max(wide, 4 * width + 8 * model.hidden_size)
+    return 4 * (3 * scores + max(tokens, slots) * wide)

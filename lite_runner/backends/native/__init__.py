@@ -1,0 +1,151 @@
+"""backend=native: this project's own CPU kernels, without MindSpore."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from lite_runner import native, progress
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.adapter_slots import adapter_bytes, rank_pool
+from lite_runner.backends.base import Backend
+from lite_runner.backends.collectives import all_gather, gather_text
+from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.backends.native.packed_cache import packed_memory, packed_model
+from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.step_sizes import (
+    cache_length,
+    rows_at_once,
+    step_capacity,
+    unchunked,
+)
+from lite_runner.config.parallel import cluster_of
+from lite_runner.model.files import ModelFiles
+from lite_runner.native.model import NativeOptions
+from lite_runner.native.packed_model import Share, unsupported
+from lite_runner.native.peers import Peers, bind_to_node, meet_peers
+from lite_runner.sizing.memory import PROCESS as WITH_MINDSPORE
+from lite_runner.sizing.memory import Memory, cache_bytes
+from lite_runner.weights.quantization.quantize import block_types, describe_dtype
+
+PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
+
+
+class Native:
+    """See `lite_runner.backends.seat.Seat`."""
+
+    elastic = True
+
+    def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
+        """See Seat."""
+        config = options.config
+        reasons = []
+        if options.device != "CPU":
+            reasons.append(f"its kernels are for CPUs, got {options.device}")
+        if fault := native.unusable():
+            reasons.append(f"its kernels {fault.why} -> {fault.remedy}")
+        if files.exported is not None:
+            reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
+        if config.context.mode == 1:
+            reasons.append("context.mode=1 runs MindSpore's operators one by one")
+        if not config.use_past:
+            reasons.append("model.model_config.use_past=false asks for no KV cache")
+        return reasons + unsupported(files.model)
+
+    def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
+        """See Seat. Measured: mapped layers take no more than those packed in memory."""
+        model, slots, length = files.model, options.slots, options.length
+        share, local = _share(options), files.model.shard(options.ranks.tensor)
+        cached = options.config.context.cache and not options.config.dry_run  # the same each time
+        weights, loading = packed_memory(
+            _as_computed(files, options), options.ranks, share, cached=cached
+        )
+        positions = cache_length(length, model.seq_length)
+        rows = slots
+        if options.prompt_logits:
+            capacity = step_capacity(slots, unchunked(model, length))
+            rows = rows_at_once(model.vocab_size, max(length, capacity))
+        return Memory(
+            weights,
+            cache_bytes(local, "float32", slots, positions, options.config.kv_cache),
+            adapter_bytes(model, options),
+            process=PROCESS if options.ranks.size == 1 else WITH_MINDSPORE,  # by which ranks meet
+            loading=loading,
+            work=_step_bytes(model, slots, length) + 2 * 4 * rows * model.vocab_size,
+        )
+
+    def describe(self, files: ModelFiles, options: RunOptions) -> str:
+        """See Seat."""
+        return f"lite-runner's own kernels ({native.instructions()})"
+
+    def dtype(self, files: ModelFiles, options: RunOptions) -> str:
+        """See Seat."""
+        if files.quantization.rounds:
+            return f"integers (quant={files.quantization})"
+        tensors = replace(_as_computed(files, options), verified=True).tensors().values()
+        if types := block_types(tensors):
+            return f"{', '.join(types)} as the file has them"
+        names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+        found = {names[tensor.dtype] for tensor in tensors if len(tensor.shape) > 1}
+        return " and ".join(sorted(found))
+
+    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
+        """See Seat."""
+        config = options.config
+        dtype = config.rounded_dtype(options.device)
+        quantized, blocks = files.quantization.rounds, files.quantization.keeps_blocks
+        if dtype != "float32" and (quantized or blocks):
+            progress.note(describe_dtype(dtype, quantized=quantized, blocks=blocks))
+        if options.ranks.size > 1:
+            local = cluster_of(config).local_worker_num
+            bind_to_node(options.ranks.rank % local, local)
+        adapters, lora = rank_pool(files.model, options)
+        peers = _met(options) if options.ranks.tensor > 1 else None
+        layers = packed_model(
+            _as_computed(files, options),
+            lora,
+            name=config.model_name,
+            cached=config.context.cache,
+            ranks=options.ranks,
+            share=_share(options),
+        )
+        sizes = NativeOptions(options.slots, options.length, config.kv_cache, lora)
+        threads = config.context.threads
+        return NativeBackend(files.model, layers, sizes, adapters, threads=threads, peers=peers)
+
+
+SEAT = Native()
+
+
+def _share(options: RunOptions) -> Share:
+    ranks = options.ranks
+    return Share(ranks.tensor_index, ranks.tensor, options.config.vocab_parallel)
+
+
+def _met(options: RunOptions) -> Peers:
+    """The other ranks that share the model, once all are here."""
+    ranks, share = options.ranks, _share(options)
+    first = ranks.data_index * ranks.tensor
+    peers = meet_peers(share, partial(gather_text, ranks), first, partial(all_gather, ranks))
+    if peers.all_gather is not None and ranks.rank == 0:
+        progress.note(
+            "the ranks of the model are on several machines: MindSpore's collectives connect them"
+        )
+    return peers
+
+
+def _as_computed(files: ModelFiles, options: RunOptions) -> ModelFiles:
+    return replace(files, rounded=options.config.rounded_dtype(options.device))
+
+
+def _step_bytes(model: Decoder, slots: int, length: int) -> int:
+    """Buffers of a step: hidden states at its capacity, a layer's activations for its tokens, and
+    partial results of attention."""
+    capacity = step_capacity(slots, unchunked(model, length))
+    tokens = min(capacity, slots * length)
+    wide = 2 * model.intermediate_size + 4 * model.hidden_size
+    if model.sparse is not None and model.sparse.experts is not None:
+        # Each expert's inputs, activations and outputs.
+        inner = 2 * model.sparse.width + 3 * model.hidden_size
+        wide = max(wide, model.sparse.experts.chosen * inner + 4 * model.hidden_size)
+    return 4 * (3 * capacity * model.hidden_size + tokens * wide)

@@ -1,0 +1,136 @@
+"""The native backend: our own CPU kernels (lite_runner.native).
+
+A step takes tokens of any rows up to its capacity, prefill and decode together (continuous
+batching). Logits are batch-invariant: bit-identical whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner import native
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.adapter_slots import LoraSlots
+from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
+from lite_runner.backends.native.batch_metadata import (
+    BatchMetadata,
+    StepLimits,
+    TokenBatch,
+    forward_in_steps,
+)
+from lite_runner.backends.step_sizes import (
+    cache_length,
+    rows_at_once,
+    step_capacity,
+    unchunked,
+)
+from lite_runner.native.model import NativeModel
+from lite_runner.native.model import NativeOptions as NativeOptions
+from lite_runner.native.packed_model import Packed
+from lite_runner.native.peers import Peers
+from lite_runner.weights.lora.adapter import Adapter
+
+
+class NativeBackend:
+    """See `lite_runner.backends.base.Backend`."""
+
+    compile_s = 0.0
+
+    def __init__(
+        self,
+        config: Decoder,
+        layers: Sequence[Packed],
+        options: NativeOptions,
+        adapters: Sequence[Adapter] = (),
+        *,
+        threads: int | None = None,
+        peers: Peers | None = None,
+    ) -> None:
+        """`layers`: as `pack` returns them; `adapters`: the initial ones, if `options` have adapter
+        slots; `threads` None: one per processor available to this process; `peers`: the ranks that
+        have the rest of each layer."""
+        native.set_threads(threads)
+        self._config = config
+        model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
+        self._model: NativeModel | None = model
+        self.adapters: AdapterSlots | None
+        self.adapters = LoraSlots(model.adapters, adapters, options.lora) if options.lora else None
+        self._configure(options)
+
+    def _configure(self, options: NativeOptions) -> None:
+        """Set everything that depends on the cache size."""
+        assert self._model is not None
+        config = self._config
+        length = cache_length(options.length, config.seq_length)
+        self._options = options = replace(options, length=length)
+        whole = unchunked(config, length)
+        self._capacity = step_capacity(options.slots, whole)
+        self.info = BackendInfo(
+            engine=f"native, {native.instructions()} kernels",
+            vocab_size=config.vocab_size,
+            slots=options.slots,
+            max_length=options.length,
+            budget=self._capacity,
+            chunk=whole or 1,
+            most_logits=rows_at_once(config.vocab_size, self._capacity),
+            can_continue=config.keys_reusable,
+            short_length=config.short_length,
+            prefix=config.prefix,
+        )
+        self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)
+        self._model.resize(options, self._capacity, self._metadata.table)
+
+    def grow(self, slots: int, length: int) -> None:
+        """Reallocate the cache; the weights and the adapters stay."""
+        self._configure(replace(self._options, slots=slots, length=length))
+
+    def prepare(self) -> None:
+        """Nothing: there is no graph to compile."""
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
+        check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
+        most = max(self.info.slots, self.info.most_logits)
+        limits = StepLimits(self._capacity, most, whole_rows=self.info.prefix is not None)
+        return forward_in_steps(rows, limits, self.info.vocab_size, self._run)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slot sources[i] to targets[i]; all are read before any is written."""
+        assert self._model is not None
+        self._model.copy(sources, targets)
+        self._metadata.copy(sources, targets)
+
+    def close(self) -> None:
+        """Release the model and its memory."""
+        if self._model is not None:
+            self._model.close()
+            self._model = self.adapters = None
+
+    # Bound as a default: at interpreter shutdown module globals may be cleared first.
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing():
+            self.close()
+
+    def _run(
+        self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """One step over a part of the tokens -> logits after the `wanted` ones."""
+        assert self._model is not None
+        metadata, table = self._metadata.of(every, part, wanted, len(wanted))
+        slots = self._adapter_slots(every.rows, every.owner[part])
+        return self._model.run(metadata, table, slots, len(wanted))
+
+    def _adapter_slots(
+        self, rows: Sequence[Row], owner: NDArray[np.int64]
+    ) -> NDArray[np.int32] | None:
+        """Adapter slot per token [capacity]."""
+        if self.adapters is None:
+            return None
+        found = np.full(self._capacity, BASE, np.int32)
+        found[: len(owner)] = np.array([row.adapter_slot for row in rows])[owner]
+        return found

@@ -1,3 +1,0 @@
-"""Where users' code imports ModelConfig from: see docs/python-api.md."""
-
-from lite_runner.architectures.flat import ModelConfig as ModelConfig

@@ -1,1 +1,0 @@
-"""Converting checkpoints and LoRA adapters between formats."""

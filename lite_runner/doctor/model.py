@@ -1,0 +1,103 @@
+"""The checks of the model that a config names: files, tokenizer, memory, MindFormers release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
+
+from lite_runner.backends.mindformers.releases import choose_release
+from lite_runner.config.parallel import ranks_of
+from lite_runner.config.schema import (
+    BatchOptions,
+    ExportedOptions,
+    MindFormersOptions,
+    SamplingOptions,
+)
+from lite_runner.doctor.check import Check, Finding
+from lite_runner.generation import max_sequence_of
+from lite_runner.model.locate import locate_cached
+from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.plan.backend import run_options
+from lite_runner.plan.job import Job, slots_for
+from lite_runner.plan.memory import check_machine, job_memory, memory_hints
+from lite_runner.records import dataclass
+from lite_runner.sizing.memory import check_memory, readable
+from lite_runner.system import environment, memory
+
+FETCHED = "a run fetches it"
+_SAMPLE = "The capital of France is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(SamplingOptions, BatchOptions, ExportedOptions, MindFormersOptions):
+    """The part of a config that names a model and says what a run of it takes."""
+
+    on_ranks: ClassVar[bool] = False
+
+
+def checks(config: ModelOptions) -> Iterator[Check]:
+    """Of the model of `config`; nothing is fetched, and of weights only the headers are read."""
+    yield Check("model files", partial(files, config))
+    yield Check("tokenizer", partial(tokenizer, config))
+    yield Check("model memory", partial(needs, config))
+    if config.in_mindformers:
+        yield Check("model in mindformers", partial(mindformers_release, config))
+
+
+def files(config: ModelOptions) -> Finding:
+    """All tensors exist, in the shapes of the model."""
+    found = locate_cached(config)
+    if not found.is_here:
+        return Finding("warn", f"{found.source}: not here yet", remedy=FETCHED)
+    if found.exported is not None:
+        return Finding("ok", found.location())
+    tensors = found.resharded(ranks_of(config), vocab_parallel=config.vocab_parallel)
+    return Finding("ok", f"{found.location()}, {len(tensors)} tensors, none missing")
+
+
+def tokenizer(config: ModelOptions) -> Finding:
+    """The tokenizer loads, and decodes a text that it has encoded."""
+    found = locate_cached(config)
+    if not found.is_here:
+        return Finding("warn", "not here yet", remedy=FETCHED)
+    loaded = tokenizer_of(config, found, fetching=False)
+    ids = loaded.encode(_SAMPLE)
+    if (back := loaded.decode(ids).strip()) != _SAMPLE:
+        return Finding("warn", f"{loaded.source}: gives back {back!r}", repr(_SAMPLE))
+    template = "with" if loaded.has_chat_template else "without"
+    return Finding("ok", f"{loaded.source}: {loaded.vocab_size} tokens, {template} a chat template")
+
+
+def needs(config: ModelOptions) -> Finding:
+    """The memory estimate of a run with a short prompt, the config's batch and its new tokens,
+    against free memory."""
+    device = environment.resolve_device(config.context.device_target)
+    ranks, found = ranks_of(config), locate_cached(config)
+    generation, context = config.generation(found.model), found.model.seq_length
+    length = min(context, max_sequence_of([1], [generation], context))
+    slots = slots_for(config, generation, config.predict_batch_size or 1)
+    job = Job((), [()], generation, slots, length)
+    need = job_memory(found, run_options(config, job, device, ranks))
+
+    hints = partial(memory_hints, config, found, job, device, ranks)
+    if config.use_parallel:
+        check_machine(config, need, hints)
+    elif device == "CPU":
+        check_memory(need, hints)
+    has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""
+    each = " in each rank" if config.use_parallel else ""
+    told = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"
+    return Finding("ok", told)
+
+
+def mindformers_release(config: ModelOptions) -> Finding:
+    """The release that computes the model of `config`. Raises ConfigError where none does."""
+    release = choose_release(
+        locate_cached(config).model,
+        config.model_name,
+        wanted=config.mindformers_release,
+        use_past=config.caches,
+        beams=config.num_beams or 1,
+    )
+    return Finding("ok", f"MindFormers {release.name}, on mindspore {release.mindspore}")

@@ -1,0 +1,249 @@
+"""Perplexity: the log-likelihood of a text, window by window, by a backend or MindFormers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from lite_runner import progress
+from lite_runner.backends.base import Backend
+from lite_runner.backends.mindformers.start import OpenMindFormers, open_mindformers
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.errors import NonFiniteError, RunnerError
+from lite_runner.evaluation.options import EvalOptions
+from lite_runner.generation import Engine, Request
+from lite_runner.model.files import explained_nonfinite
+from lite_runner.output.report import Evaluation, RunFolder, peak_rss_mib
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import open_planned, options_of
+from lite_runner.records import dataclass
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Scorer(Protocol):
+    """A model that tells how likely a text is."""
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine in result.json."""
+        ...
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
+        ...
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Of each of ids[1:] given those before it [n - 1]. Raises RunnerError."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; idempotent."""
+        ...
+
+
+class BackendScorer:
+    """A backend. See Scorer."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._engine = Engine(backend, prefix_cache=False)
+        self.engine = backend.info.engine
+
+    @property
+    def compile_s(self) -> float:
+        return self._engine.compile_s
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
+        outcome = self._engine.generate([request])
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        logprobs = outcome.completions[0].prompt_logprobs
+        assert logprobs is not None
+        return logprobs.chosen
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens start .. end of the text, of which `first` and those behind it count."""
+
+    start: int
+    first: int
+    end: int
+
+
+# A window, and the log-likelihood of each token that counts in it [end - first].
+OnWindow: TypeAlias = "Callable[[Window, NDArray[np.float64]], None]"
+
+
+def windows(tokens: int, size: int, stride: int) -> Iterator[Window]:
+    """Windows over a text of so many tokens: every token counts once, in the first window that has
+    one before it. Without an overlap the first token of a window is context and never counts.
+
+    A last window of a single token, which counts nothing, is left out.
+    """
+    counted = 0
+    for start in range(0, tokens, stride):
+        end = min(start + size, tokens)
+        first = max(counted, start + 1)
+        if first < end:
+            yield Window(start, first, end)
+        counted = end
+        if end == tokens:
+            return
+
+
+def evaluate(
+    scorer: Scorer,
+    ids: NDArray[np.int32],
+    size: int,
+    stride: int,
+    on_window: OnWindow | None = None,
+) -> Evaluation:
+    """The perplexity of a text in token ids [n], n >= 2; `on_window` gets each window that is done.
+
+    Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
+    RunnerError where a likelihood is not a number.
+    """
+    total, scored, computed, done = 0.0, 0, 0, 0
+    interrupted = False
+    began, compiled = time.perf_counter(), scorer.compile_s
+    try:
+        with progress.step("score", len(ids), "tokens") as step:
+            for window in windows(len(ids), size, stride):
+                found = scorer.log_likelihoods(ids[window.start : window.end])
+                counted = found[window.first - window.start - 1 :]
+                if not np.isfinite(counted).all():
+                    place = window.first + int(np.argmin(np.isfinite(counted)))
+                    raise NonFiniteError(
+                        f"the likelihood of token {place} is {counted[place - window.first]}",
+                        "try another precision: model.model_config.compute_dtype=float32",
+                    )
+                total += float(counted.sum())
+                scored += len(counted)
+                computed += window.end - window.start
+                done += 1
+                if on_window is not None:
+                    on_window(window, counted)
+                step.advance(len(counted) + (window.first == window.start + 1))
+    except KeyboardInterrupt:
+        if not done:
+            raise
+        interrupted = True
+    seconds = time.perf_counter() - began - (scorer.compile_s - compiled)
+    mean = -total / scored
+    try:
+        perplexity = math.exp(mean)
+    except OverflowError:
+        raise RunnerError(
+            f"the perplexity is beyond any number: exp({mean:.0f})",
+            "is load_checkpoint= the model that model= names, and the text one for it?",
+        ) from None
+    return Evaluation(
+        perplexity=perplexity,
+        tokens=len(ids),
+        scored_tokens=scored,
+        windows=done,
+        window=size,
+        stride=stride,
+        seconds=seconds,
+        tok_s=computed / seconds,
+        interrupted=interrupted,
+    )
+
+
+class MindFormersScorer:
+    """MindFormers in its process. See Scorer."""
+
+    def __init__(self, opened: OpenMindFormers) -> None:
+        self._opened = opened
+        self.engine = opened.engine
+        self.compile_s = 0.0
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        if not self.compile_s:
+            began = time.perf_counter()
+            with progress.step("compile"):
+                self._score(ids)
+            self.compile_s = time.perf_counter() - began
+        return self._score(ids)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        return np.array(self._opened.process.score(ids.tolist(), self._opened.run.unused))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredWindow:
+    """The tokens first .. of the text, and the log-likelihood of each."""
+
+    first: int
+    log_likelihoods: Sequence[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """The text as a backend scored it."""
+
+    evaluation: Evaluation
+    windows: Sequence[ScoredWindow]  # those that are done; none unless asked for
+    engine: str
+    load_s: float
+    compile_s: float
+    peak_rss_mib: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, of which `from_dict` makes an equal one."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Scored:
+        """The inverse of `to_dict`."""
+        windows = [ScoredWindow(**one) for one in plain["windows"]]
+        evaluation = Evaluation(**plain["evaluation"])
+        return cls(**{**plain, "evaluation": evaluation, "windows": windows})
+
+
+def score(plan: Plan, folder: RunFolder, began: float, *, keep: bool = False) -> Scored:
+    """Load the model of a plan and score its text; `keep`: with the likelihood of each token.
+    MindFormers' yaml stays in `folder`.
+    `began`: the time (time.perf_counter()) from which loading counts. Raises RunnerError."""
+    config, files, job = plan.config, plan.model, plan.work
+    assert isinstance(config, EvalOptions)
+    ids = np.array(job.tokens[0], np.int32)
+    size, stride = config.window_of(files.model)
+    kept: list[ScoredWindow] = []
+
+    def on_window(window: Window, found: NDArray[np.float64]) -> None:
+        kept.append(ScoredWindow(first=window.first, log_likelihoods=found.tolist()))
+
+    scorer: Scorer
+    if config.in_mindformers:
+        scorer = MindFormersScorer(open_mindformers(files, options_of(plan), folder.path))
+    else:
+        scorer = BackendScorer(open_planned(plan))
+    load_s = plan.seconds + time.perf_counter() - began
+    with closing(scorer), explained_nonfinite(files):
+        evaluation = evaluate(scorer, ids, size, stride, on_window if keep else None)
+        peak = peak_rss_mib()  # with the processes of the engine
+    return Scored(
+        evaluation=replace(evaluation, quant=str(files.quantization)),
+        windows=kept,
+        engine=scorer.engine,
+        load_s=load_s,
+        compile_s=scorer.compile_s,
+        peak_rss_mib=peak,
+    )

@@ -1,0 +1,441 @@
+"""Decoding strategies: greedy search, sampling and beam search, and a request's progress in them.
+
+Beam search follows transformers with early_stopping=False: scores are divided by
+length ** length_penalty (eos counts), and the search ends when the best running beam, at its
+current length, cannot beat the worst of num_beams finished ones. Repetition penalty and
+min_new_tokens apply to log-probabilities.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.backends.base import BASE, Row
+from lite_runner.config.generation import FinishReason
+from lite_runner.errors import RunnerError
+from lite_runner.generation.logprobs import LogprobCollector
+from lite_runner.generation.request import Completion, Event, Finished, Request, Token
+from lite_runner.generation.sampling import (
+    Floats,
+    Sampler,
+    check_finite,
+    log_softmax,
+    process_logits,
+    warped,
+)
+from lite_runner.records import dataclass
+
+
+@dataclass
+class _Sequence:
+    index: int
+    sampler: Sampler
+    logprobs: LogprobCollector | None
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    end_token: int | None = None
+
+
+class Samples:
+    """Several completions of one prompt, drawn independently. A `Search` of the scheduler."""
+
+    def __init__(self, id: int, request: Request, returns: Sequence[int], limit: int) -> None:
+        """`returns`: indices of the sequences; `limit`: maximum tokens of each."""
+        self._id, self._request, self._limit = id, request, limit
+        self._eos = frozenset(request.options.eos_token_id)
+        top = request.options.logprobs
+        self._sequences = [
+            _Sequence(
+                index,
+                Sampler(
+                    request.options,
+                    request.prompt,
+                    (*request.seed_key, index),
+                    request.name,
+                    request.adjustments,
+                    keep_scores=request.keep_logits,
+                ),
+                None if top is None else LogprobCollector(top),
+            )
+            for index in returns
+        ]
+        self.width = len(returns)
+
+    def begin(self, logits: NDArray[np.float32]) -> list[Event]:
+        """Choose the first tokens from the prompt's last `logits` [vocab]."""
+        events: list[Event] = []
+        for sequence in self._running():
+            if self._limit == 0:
+                events.append(self._finished(sequence, "length"))
+            else:
+                events += self._extended(sequence, logits)
+        return events
+
+    def tokens(self) -> list[tuple[int, list[int]]]:
+        """(lane, tokens) per running sequence, equally many each."""
+        return [
+            (lane, sequence.tokens)
+            for lane, sequence in enumerate(self._sequences)
+            if sequence.finish_reason is None
+        ]
+
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Choose the next tokens from `logits` [running sequences, vocab]; no lane is copied."""
+        events: list[Event] = []
+        for sequence, row in zip(self._running(), logits, strict=True):
+            events += self._extended(sequence, row)
+        return events, []
+
+    def lanes(self) -> list[int]:
+        """Running lanes."""
+        return [lane for lane, one in enumerate(self._sequences) if one.finish_reason is None]
+
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
+        """End the running sequence `index`, or all (None)."""
+        ended = [one for one in self._running() if index is None or one.index == index]
+        return [self._finished(sequence, reason) for sequence in ended]
+
+    def _running(self) -> list[_Sequence]:
+        return [sequence for sequence in self._sequences if sequence.finish_reason is None]
+
+    def _extended(self, sequence: _Sequence, logits: NDArray[np.float32]) -> list[Event]:
+        try:
+            token = sequence.sampler.choose(logits)
+        except RunnerError as error:
+            return [self._finished(sequence, "error", error)]
+        likelihood = None
+        if sequence.logprobs is not None:
+            likelihood = sequence.logprobs.add(logits[None], np.array([token], np.int32))
+        is_end = token in self._eos
+        event = Token(self._id, sequence.index, token, is_end, logprobs=likelihood)
+        if self._request.keep_logits:
+            scores = warped(sequence.sampler.scores, self._request.options)
+            event = replace(event, logits=logits, scores=scores)
+        if is_end:
+            sequence.end_token = token
+            return [event, self._finished(sequence, "stop")]
+        sequence.tokens.append(token)
+        if len(sequence.tokens) < self._limit:
+            return [event]
+        return [event, self._finished(sequence, "length")]
+
+    def _finished(
+        self, sequence: _Sequence, reason: FinishReason, error: RunnerError | None = None
+    ) -> Finished:
+        sequence.finish_reason = reason
+        logprobs = None if sequence.logprobs is None else sequence.logprobs.all()
+        completion = Completion(
+            self._id,
+            sequence.index,
+            list(sequence.tokens),
+            reason,
+            end_token=sequence.end_token,
+            logprobs=logprobs,
+        )
+        return Finished(self._id, completion, error)
+
+
+# Initial score of all beams but the first, which are its copies.
+_UNLIKELY = -1e9
+
+
+@dataclass(frozen=True)
+class _Hypothesis:
+    tokens: list[int]
+    score: float
+    finish_reason: FinishReason
+    end_token: int | None = None
+
+
+class Beams:
+    """The beam search of one prompt. A `Search` of the scheduler, with a lane per beam."""
+
+    def __init__(self, id: int, request: Request, limit: int) -> None:
+        """`limit`: maximum tokens per completion."""
+        self._id, self._request, self._limit = id, request, limit
+        self._options = options = request.options
+        self.width = options.num_beams
+        self._eos = frozenset(options.eos_token_id)
+        self._tokens: list[list[int]] = [[] for _ in range(self.width)]
+        self._scores = np.full(self.width, _UNLIKELY)
+        self._scores[0] = 0.0
+        self._finished: list[_Hypothesis] = []  # best first, at most `width`
+        self._done = False
+
+    def begin(self, logits: NDArray[np.float32]) -> list[Event]:
+        """Choose the first tokens from the prompt's last `logits` [vocab]."""
+        events, _ = self.advance(np.broadcast_to(logits, (self.width, len(logits))))
+        return events
+
+    def tokens(self) -> list[tuple[int, list[int]]]:
+        """(lane, tokens) per running beam, equally many each."""
+        return [(lane, self._tokens[lane]) for lane in self.lanes()]
+
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Choose the next beams from `logits` [num_beams, vocab]; also (parent lane, lane) for
+        beams that continue another one."""
+        try:
+            parents = self._step(logits)
+        except RunnerError as error:
+            return [*self._ended(error)], []
+        if self._done:
+            return [*self._ended()], []
+        return [], [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
+
+    def lanes(self) -> list[int]:
+        """Running lanes: all, or none."""
+        return [] if self._done else list(range(self.width))
+
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
+        """End the search with the running beams. A single beam cannot be ended."""
+        if self._done or index is not None:
+            return []
+        self._finished = [
+            _Hypothesis(tokens, self._normalized(score, max(len(tokens), 1)), reason)
+            for tokens, score in zip(self._tokens, self._scores, strict=True)
+        ]
+        return self._ended()
+
+    def _ended(self, error: RunnerError | None = None) -> list[Finished]:
+        """The best finished hypotheses."""
+        self._done = True
+        best = self._finished
+        if error is not None:
+            best = [_Hypothesis(tokens, 0.0, "error") for tokens in self._tokens]
+        return [
+            Finished(
+                self._id,
+                Completion(self._id, index, list(h.tokens), h.finish_reason, h.score, h.end_token),
+                error,
+            )
+            for index, h in enumerate(best[: self._options.num_return_sequences])
+        ]
+
+    def _step(self, logits: Floats) -> list[int]:
+        """Extend the beams by one token; the parent of each new beam."""
+        vocab = logits.shape[1]
+        totals = (self._log_probabilities(logits) + self._scores[:, None]).ravel()
+        # Enough candidates that `width` of them are not eos.
+        wanted = max(2, 1 + len(self._eos)) * self.width
+        top = _best_first(totals, min(wanted, len(totals)))
+        length = len(self._tokens[0]) + 1
+        running: list[tuple[int, list[int], float]] = []
+        for rank, index in enumerate(top.tolist()):
+            parent, token = divmod(index, vocab)
+            score = float(totals[index])
+            at_eos = token in self._eos
+            if not at_eos and length < self._limit:
+                if len(running) < self.width:
+                    running.append((parent, [*self._tokens[parent], token], score))
+            elif rank < self.width:
+                tokens = self._tokens[parent] if at_eos else [*self._tokens[parent], token]
+                reason: FinishReason = "stop" if at_eos else "length"
+                normalized, end = self._normalized(score, length), token if at_eos else None
+                self._finish(_Hypothesis(tokens, normalized, reason, end))
+        if not running or not self._can_improve(running, length):
+            self._done = True
+            return []
+        self._tokens = [tokens for _, tokens, _ in running]
+        self._scores = np.array([score for *_, score in running])
+        return [parent for parent, *_ in running]
+
+    def _log_probabilities(self, logits: Floats) -> Floats:
+        generated = len(self._tokens[0])
+        # The maximum is NaN if any value of the row is.
+        for best in logits.max(axis=1):
+            check_finite(best, generated, self._request.name)
+        values = log_softmax(logits)
+        rows = [
+            process_logits(
+                row,
+                np.append(self._request.prompt, np.array(tokens, np.int32)),
+                generated,
+                self._options,
+            )
+            for row, tokens in zip(values, self._tokens, strict=True)
+        ]
+        return np.stack(rows, dtype=np.float64)
+
+    def _finish(self, hypothesis: _Hypothesis) -> None:
+        self._finished.append(hypothesis)
+        self._finished.sort(key=lambda h: h.score, reverse=True)
+        del self._finished[self.width :]
+
+    def _can_improve(self, running: list[tuple[int, list[int], float]], length: int) -> bool:
+        if len(self._finished) < self.width:
+            return True
+        return self._normalized(running[0][2], length) > self._finished[-1].score
+
+    def _normalized(self, score: float, length: int) -> float:
+        return float(score / length**self._options.length_penalty)
+
+
+def _best_first(values: Floats, count: int) -> NDArray[np.intp]:
+    """Indices of the `count` largest, largest first."""
+    top = np.argpartition(values, -count)[-count:] if count < len(values) else None
+    ids: NDArray[np.intp] = np.arange(len(values)) if top is None else np.sort(top)
+    return ids[np.argsort(-values[ids], kind="stable")]
+
+
+class Search(Protocol):
+    """Chooses the tokens after a prompt. Each of its lanes needs a cache slot."""
+
+    width: int  # lanes
+
+    def begin(self, logits: NDArray[np.float32]) -> list[Event]: ...
+    def tokens(self) -> list[tuple[int, list[int]]]: ...
+    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]: ...
+    def lanes(self) -> list[int]: ...
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]: ...
+
+
+@dataclass(eq=False)
+class Job:
+    """A search and its progress. A request with more sequences than slots has several."""
+
+    id: int
+    order: tuple[int, int, int]  # queue order: priority, request id, part
+    request: Request
+    search: Search
+    prompt_logprobs: LogprobCollector | None = None
+    slots: list[int] = field(default_factory=list)  # cache slot per lane, once admitted
+    adapter_slot: int = BASE
+    source: int | None = None  # slot whose prefill will provide the prompt's prefix
+    cached: int = 0  # prompt tokens reused from the prefix cache, now or later
+    # Texts to prefill by lane: the prompt in the first one's slot; later, in every running lane's,
+    # what has outgrown its keys.
+    texts: list[tuple[int, NDArray[np.int32]]] = field(init=False)
+    prefilled: int = 0  # tokens of the first of them in its slot
+    begun: bool = False  # the prompt's prefill is complete
+    queued: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None  # when it got its slots
+    _logits: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # after later texts
+
+    def __post_init__(self) -> None:
+        self.texts = [(0, self.request.prompt)]
+
+    @property
+    def decoding(self) -> bool:
+        """True if there is nothing to prefill."""
+        return not self.texts
+
+    @property
+    def filling(self) -> list[int]:
+        """Slots of the texts to prefill."""
+        return [self.slots[lane] for lane, _ in self.texts]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens of the first text still to prefill."""
+        return len(self.texts[0][1]) - self.prefilled
+
+    @property
+    def scored(self) -> LogprobCollector | None:
+        """Gets the log-probabilities of what is prefilled."""
+        return None if self.begun else self.prompt_logprobs
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of its sequences in the KV cache."""
+        if not self.decoding:
+            return self.prefilled
+        length = len(self.request.prompt) - 1
+        return sum(length + len(tokens) for _, tokens in self.search.tokens())
+
+    def slots_in_use(self) -> list[int]:
+        """Slots of the running lanes, and of the prefill."""
+        running = self.search.lanes()
+        lanes = {*running, *(lane for lane, _ in self.texts)} if running else ()
+        return [self.slots[lane] for lane in sorted(lanes)]
+
+    def chunk(self, tokens: int) -> Row:
+        """The next prefill chunk, of so many tokens."""
+        text, end = self.texts[0][1], self.prefilled + tokens
+        logits = int(end == len(text)) if self.scored is None else tokens
+        chunk = text[self.prefilled : end]
+        return Row(self.filling[0], chunk, self.prefilled, self.adapter_slot, logits, len(text))
+
+    def newest(self) -> list[Row]:
+        """Decode rows: the newest token of every running lane."""
+        length = len(self.request.prompt) - 1
+        return [
+            Row(
+                self.slots[lane],
+                np.array(tokens[-1:], np.int32),
+                length + len(tokens),
+                self.adapter_slot,
+            )
+            for lane, tokens in self.search.tokens()
+        ]
+
+    def outgrows(self, length: int | None) -> bool:
+        """True if its texts have just grown beyond `length` tokens; all have as many."""
+        if length is None or not self.decoding:
+            return False
+        return any(
+            len(self.request.prompt) + len(tokens) == length + 1
+            for _, tokens in self.search.tokens()
+        )
+
+    def restart(self) -> None:
+        """Prefill the texts of all running lanes from their first token on."""
+        prompt = self.request.prompt
+        self.texts = [
+            (lane, np.concatenate([prompt, np.array(tokens, np.int32)]))
+            for lane, tokens in self.search.tokens()
+        ]
+
+    def completed(self, events: Sequence[Event]) -> list[Event]:
+        """Events of the search, the completions with prompt logprobs and cached tokens."""
+        return [event if isinstance(event, Token) else self._whole(event) for event in events]
+
+    def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
+        """End the running sequence `index`, or all (None)."""
+        return [self._whole(event) for event in self.search.finish(reason, index)]
+
+    def fill(
+        self, tokens: int, logits: NDArray[np.float32]
+    ) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Account for a prefill chunk of so many tokens and the logits that `chunk` asked for.
+        Events, and (lane, lane) copies as of Search.advance."""
+        (lane, text), start = self.texts[0], self.prefilled
+        self.prefilled += tokens
+        if self.scored is not None:
+            following = text[start + 1 : self.prefilled + 1]
+            if len(following):
+                self.scored.add(logits[: len(following)], following)
+        if self.remaining:
+            return [], []
+        self.prefilled = 0
+        del self.texts[0]
+        if not self.begun:
+            self.begun = True
+            events = [self._first(event) for event in self.search.begin(logits[-1])]
+            return events, [(0, lane) for lane in self.search.lanes() if lane]
+        self._logits[lane] = logits[-1]
+        if self.texts:
+            return [], []
+        found = np.stack([self._logits[lane] for lane in self.search.lanes()])
+        self._logits.clear()
+        return self.search.advance(found)
+
+    def _first(self, event: Event) -> Event:
+        """An event of the first token, with the prompt's log-probabilities."""
+        if self.prompt_logprobs is None or not isinstance(event, Token):
+            return event
+        return replace(event, prompt_logprobs=self.prompt_logprobs.all())
+
+    def _whole(self, event: Finished) -> Finished:
+        logprobs = None if self.prompt_logprobs is None else self.prompt_logprobs.all()
+        cached = self.cached if self.source is None else 0
+        waited = (self.admitted or time.perf_counter()) - self.queued
+        completion = replace(
+            event.completion, cached_tokens=cached, prompt_logprobs=logprobs, waited_s=waited
+        )
+        return replace(event, completion=completion)

@@ -1,0 +1,248 @@
+"""Middleware: limits on connections and bodies, and the key, id and log line of each request.
+
+Parsing holds the interpreter's lock, whichever thread it is in, and the event loop needs it too. So
+the values in a body are counted before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import resource
+import secrets
+import time
+from collections.abc import AsyncIterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import h11
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lite_runner import progress
+from lite_runner.serving import static
+from lite_runner.serving.errors import ApiError, of_validation, shortened
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from lite_runner.serving.state import Server
+
+PROBES = ("/health", "/ready")  # asked by machines, at the server's address
+OPEN = (*PROBES, *static.FILES)  # without a key
+_QUIET = (*OPEN, "/metrics")  # without a log line: they are asked for often
+_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+MAX_PATH = 200  # characters of it in a line of the log
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+WRONG_KEY_S = 0.5  # before a wrong key is told so: who guesses is slow
+WRONG_KEY_LINES_S = 1.0  # between two lines of the log on wrong keys
+HEAD_S = 20.0  # from connecting, or from the first byte of a later request
+# Descriptors for what is not a connection, and for those that are accepted at once.
+_KEPT = 384
+BODY_S = 60.0  # for all of a body
+MAX_BODY = 8 << 20  # bytes
+MAX_VALUES = 1 << 18  # in a body; parsing and validating them takes some 30 ms
+_OPENING = b",:[{"  # each value but the first has one of these before it
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Guard:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app, self._server = app, server
+        self._wrong_keys = 0  # since the last line of the log on them
+        self._last_line = -WRONG_KEY_LINES_S
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, began = Headers(scope=scope), time.perf_counter()
+        given = headers.get("x-request-id", "")
+        id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                answer = MutableHeaders(scope=message)
+                answer["X-Request-Id"] = id
+                answer["X-Content-Type-Options"] = "nosniff"
+            await send(message)
+
+        scope.setdefault("state", {})
+        try:
+            fault = self._fault(scope, headers)
+            if fault is not None:
+                self._server.metrics.refused(fault.status)
+                if fault.status == 401:
+                    await asyncio.sleep(WRONG_KEY_S)
+                response = JSONResponse(fault.body(), fault.status, headers=fault.headers)
+                await response(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        finally:
+            if status == 401:
+                self._count_wrong_key((scope.get("client") or ("?",))[0])
+            elif scope["path"] not in _QUIET:
+                self._log(scope, status, time.perf_counter() - began, id)
+
+    def _fault(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Why a request is refused before it is read."""
+        settings, key = self._server.settings, self._server.key
+        # A page elsewhere may have its own name resolve to this machine (DNS rebinding).
+        if (settings.allowed_hosts or not settings.is_public) and scope["path"] not in PROBES:
+            host = headers.get("host", "")
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if not _is_allowed(name, (*_LOCAL, settings.host, *settings.allowed_hosts)):
+                return ApiError(
+                    400, f"Host: {name[:100]!r} is none of {_LOCAL[0]} and serve.allowed_hosts"
+                )
+        if key is None or scope["path"] in OPEN:
+            return None
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key):
+            return None
+        return ApiError(401, "Authorization: expected Bearer and the server's key")
+
+    def _count_wrong_key(self, client: str) -> None:
+        """One line a second at the most, however many try."""
+        self._wrong_keys += 1
+        wait = self._last_line + WRONG_KEY_LINES_S - time.monotonic()
+        if wait <= 0:
+            self._log_wrong_keys(client)
+        elif self._wrong_keys == 1:  # the others until then are in the same line
+            asyncio.get_running_loop().call_later(wait, self._log_wrong_keys, client)
+
+    def _log_wrong_keys(self, client: str) -> None:
+        if self._wrong_keys:
+            line = {"client": client, "error": "wrong key", "requests": self._wrong_keys}
+            progress.event("request", line)
+            self._wrong_keys, self._last_line = 0, time.monotonic()
+
+    def _log(self, scope: Scope, status: int, seconds: float, id: str) -> None:
+        """One line a request; 499: the client left before the answer began. `error`: why a stream
+        that began is not whole."""
+        call: Any = scope["state"].get("stats")
+        line = {
+            "id": id,
+            "client": (scope.get("client") or ("?",))[0],
+            "method": scope["method"],
+            "path": shortened(scope["path"], MAX_PATH),
+            "status": status or 499,
+            "seconds": round(seconds, 3),
+        }
+        if call is not None:
+            usage = call.usage
+            line |= {"prompt_tokens": usage.prompt, "completion_tokens": usage.completion}
+            line["cached_tokens"] = usage.cached
+        if (error := scope["state"].get("cut")) is not None:
+            line["error"] = error
+        progress.event("request", line)
+
+
+def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
+    """Whether `allowed` has a name of `Host`; "*.example.com" is any below that, "*" any at all."""
+    return "*" in allowed or any(
+        name.lower() == one.lower() or (one[:2] == "*." and name.lower().endswith(one[1:].lower()))
+        for one in allowed
+    )
+
+
+class Connection(H11Protocol):
+    """uvicorn's, which bounds the time between two requests alone."""
+
+    _head: asyncio.TimerHandle | None = None  # while the head of a request is waited for
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head = self.loop.call_later(HEAD_S, transport.abort)
+        if len(self.connections) > most_connections():
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        # uvicorn's own timer runs between two requests, and ends with the next byte.
+        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task is not None:
+            self._stop_waiting()
+        elif self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _make_room(self) -> None:
+        """Close a connection that has asked for nothing; the new one, if all others have."""
+        for other in self.connections:
+            if isinstance(other, Connection) and other is not self and other._is_idle:
+                other.transport.abort()
+                return
+        self.transport.abort()
+
+    @property
+    def _is_idle(self) -> bool:
+        waits = self._head is not None or self.timeout_keep_alive_task is not None
+        return waits and not self.transport.is_closing()
+
+
+def most_connections() -> int:
+    """So many that descriptors are left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(_KEPT, soft) - _KEPT + 16 if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+async def read_body(parts: AsyncIterable[bytes]) -> bytearray:
+    """The bytes of a body. Raises ApiError beyond MAX_BODY, or BODY_S."""
+    try:
+        return await asyncio.wait_for(_joined(parts), BODY_S)
+    except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
+        raise ApiError(408, f"the body has not come within {BODY_S:g} s") from None
+
+
+async def _joined(parts: AsyncIterable[bytes]) -> bytearray:
+    data = bytearray()
+    async for part in parts:
+        data += part
+        if len(data) > MAX_BODY:
+            raise ApiError(413, f"the body has more than {MAX_BODY} bytes")
+    return data
+
+
+def parse_body(data: bytes | bytearray, kind: type[Body]) -> Body:
+    """A body. Raises ApiError for one that is not valid, or has more than MAX_VALUES values."""
+    check_values(data)
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise of_validation(error) from None
+
+
+def check_values(data: bytes | bytearray) -> None:
+    """Raises ApiError for a JSON text of more than MAX_VALUES values."""
+    # With those in strings, which is enough to know of nearly all bodies.
+    if _count(np.frombuffer(data, np.uint8)) > MAX_VALUES and _values(data) > MAX_VALUES:
+        raise ApiError(413, f"the body has more than {MAX_VALUES} values")
+
+
+def _values(data: bytes | bytearray) -> int:
+    """Commas, colons and opening brackets outside strings."""
+    text = np.frombuffer(data.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
+    inside = np.logical_xor.accumulate(text == ord('"'))
+    return _count(text[~inside])
+
+
+def _count(text: NDArray[np.uint8]) -> int:
+    """numpy lets go of the lock."""
+    return sum(int(np.count_nonzero(text == opening)) for opening in _OPENING)

@@ -1,0 +1,243 @@
+"""Chat templates: untrusted Jinja programs, rendered in a process of their own.
+
+jinja2's sandbox keeps a template from Python's internals and from changing its inputs. It bounds
+neither time nor memory, and counting operators, calls and lengths inside it would bound them only
+as far as the count is complete: filters, str's methods, comparisons of shared lists, regular
+expressions and the compiler itself each build or compute as much as they are told to. So the kernel
+bounds the process: its address space, its processor time, and no files; who asks it bounds the time
+on the clock. Nothing that a template does, a crash of the interpreter included, reaches the runner.
+
+The process is started once and answers in a fraction of a millisecond; it imports jinja2 in place
+of this one. The dialect is that of transformers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.records import dataclass
+from lite_runner.text import template_worker
+from lite_runner.text.template_worker import LENGTH, NO_MEMORY
+
+MAX_TEMPLATE_CHARS = 1 << 20
+_HINT = "check the roles and their order, or run_mode=predict without chat=true"
+# Signals that the kernel's lack of memory and other programs send, but no template.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LOOK_S = 0.25  # between two looks whether a process that does not answer is stopped
+_ENVIRONMENT = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")  # that it sees of ours
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one rendering."""
+
+    seconds: int = 5  # of a processor
+    wall_seconds: float = 60.0  # where processors are busy
+    memory: int = 512 << 20  # bytes of address space, of which Python and jinja2 take some 60 MiB
+    chars: int = 16 << 20  # of what it writes
+
+
+LIMITS = Limits()
+_lock = threading.Lock()
+_process: TemplateProcess | None = None  # guarded by the lock
+
+
+def render_template(
+    template: str, values: Mapping[str, Any], *, source: str, limits: Limits = LIMITS
+) -> str:
+    """Render `template` with `values`, which are JSON. Threads take turns.
+
+    Raises ArtifactError naming `source` if it fails, or takes more than `limits`, and
+    EnvironmentFault where the process cannot be started, or is killed or stopped twice.
+    """
+    if len(template) > MAX_TEMPLATE_CHARS:
+        raise ArtifactError(
+            f"{source}: chat template of {len(template)} characters, "
+            f"at most {MAX_TEMPLATE_CHARS} are expected"
+        )
+    with _lock:
+        try:
+            try:
+                return _started(limits).render(template, values)
+            except TemplateProcessError:  # it was not the template: once more
+                return _started(limits).render(template, values)
+        except ValueError as error:
+            raise ArtifactError(f"{source}: the chat template {error}", _HINT) from None
+        except TemplateLimitError as error:
+            _close()
+            raise ArtifactError(
+                f"{source}: the chat template failed: {error}, which no template of a model does",
+                "take the model's files from where it was published, or run_mode=predict without"
+                " chat=true",
+            ) from None
+        except TemplateProcessError as error:
+            raise EnvironmentFault(
+                f"the process for chat templates {error}, and the next one, too",
+                "free memory, or look for what ends processes here",
+            ) from None
+        except OSError as error:
+            _close()
+            raise EnvironmentFault(
+                f"no process for chat templates: {error}", "free memory"
+            ) from error
+        except BaseException:
+            _close()
+            raise
+
+
+def _started(limits: Limits) -> TemplateProcess:
+    """The process of this one; after a fork, the other's is left alone."""
+    global _process
+    if _process is None or not _process.is_alive or _process.limits != limits:
+        _close()
+        _process = TemplateProcess(limits)
+    return _process
+
+
+@atexit.register
+def _close() -> None:
+    global _process
+    if _process is not None:
+        _process.close()
+    _process = None
+
+
+class TemplateProcess:
+    """A process that renders one template after another. Not to be shared between threads."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Start it. Raises OSError where it cannot be."""
+        self.limits = limits
+        self._owner = os.getpid()
+        told = {
+            "path": sys.path,
+            "bytes": limits.memory,
+            "seconds": limits.seconds,
+            "chars": limits.chars,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", template_worker.__file__, json.dumps(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",  # no folder of the user's is kept busy
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process started it, and not one that forked this one."""
+        return os.getpid() == self._owner
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is there to be asked."""
+        return self.is_ours and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which may have ended."""
+        return self._process.pid
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        """The text. Raises ValueError, which says what is wrong with the template, and
+        TemplateLimitError or TemplateProcessError, after which the process has ended."""
+        assert self._process.stdin and self._process.stdout
+        deadline = time.monotonic() + self.limits.wall_seconds
+        request = json.dumps({"template": template, "values": values}).encode()
+        try:
+            self._write(LENGTH.pack(len(request)) + request, deadline)
+            (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
+            answer = json.loads(self._read(length, deadline).decode("utf-8", "surrogatepass"))
+        except TimeoutError:
+            self.close()
+            raise TemplateLimitError(f"it takes more than {self.limits.wall_seconds:g} s") from None
+        except _Stopped:
+            self.close()
+            raise TemplateProcessError("was stopped") from None
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise self._ended() from None
+        except BaseException:
+            self.close()  # the answer would come later, and be taken for the next one's
+            raise
+        if "error" in answer:
+            where = f" at line {answer['line']}" if answer["line"] else ""
+            raise ValueError(f"failed{where}: {answer['error']}")
+        text: str = answer["text"]
+        return text
+
+    def close(self) -> None:
+        """End the process; once is enough."""
+        if self.is_ours:
+            self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        assert self._process.stdout
+        parts: list[bytes] = []
+        while size:
+            self._wait(self._process.stdout.fileno(), select.POLLIN, deadline)
+            part = self._process.stdout.read(min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        assert self._process.stdin
+        target, view = self._process.stdin.fileno(), memoryview(data)
+        while view:
+            self._wait(target, select.POLLOUT, deadline)
+            view = view[os.write(target, view[: select.PIPE_BUF]) :]
+
+    def _wait(self, file: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(file, event)
+        while not poll.poll(min(_LOOK_S, max(0, deadline - time.monotonic())) * 1000):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            found = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, self._process.pid, found) is not None:
+                raise _Stopped
+
+    def _ended(self) -> TemplateLimitError | TemplateProcessError:
+        code = self._process.wait()
+        self.close()
+        if code == -signal.SIGXCPU:
+            return TemplateLimitError(f"it computes for more than {self.limits.seconds} s")
+        if code == NO_MEMORY:
+            return TemplateLimitError(f"it needs more than {self.limits.memory >> 20} MiB")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if -code in _FROM_OUTSIDE:
+            return TemplateProcessError(f"ended with {how}")
+        return TemplateLimitError(f"the process that renders it ended with {how}")
+
+
+class TemplateLimitError(Exception):
+    """A template took more than it may; the text says of what."""
+
+
+class TemplateProcessError(Exception):
+    """Somebody else ended or stopped the process, whatever the template."""
+
+
+class _Stopped(Exception):
+    """The process has a SIGSTOP, and would answer once somebody continues it."""

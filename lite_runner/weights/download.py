@@ -1,0 +1,319 @@
+"""Downloads over HTTP: several files at a time, resumed where they broke off, ended by Ctrl-C.
+
+A file is written to NAME.incomplete beside its target, and renamed once its size and digest fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import os
+import queue
+import re
+import shutil
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from filelock import FileLock, Timeout
+
+from lite_runner import __version__, progress
+from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.records import dataclass
+from lite_runner.system.files import make_folder, sha256_of
+from lite_runner.system.user_cache import CACHE_HINT, digest_of
+
+CONNECTIONS = 4
+QUIET_SECONDS = 20.0  # without a byte: the connection is given up
+ATTEMPTS = 4  # in a row that bring no byte
+_PASSING = (408, 425, 429)  # status codes below 500 that are worth another attempt
+_CHUNK = 1 << 18
+_SHA256 = hashlib.sha256().digest_size * 2  # letters of it as hex
+_REDRAW_S = 0.25
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to download."""
+
+    url: str
+    target: Path
+    size: int | None = None  # bytes; None: unknown
+    digest: str = ""  # hex of its SHA-256, or of git's SHA-1 of a blob; "": unknown
+    headers: Mapping[str, str] = field(default_factory=dict)  # not sent to where it redirects
+
+    @property
+    def part(self) -> Path:
+        """The file with what has arrived so far."""
+        return self.target.with_name(f"{self.target.name}.incomplete")
+
+    @property
+    def here(self) -> int:
+        """Bytes that have arrived."""
+        return self.part.stat().st_size if self.part.exists() else 0
+
+
+def without_credentials(text: str) -> str:
+    """A text with addresses, whose user names and passwords are masked."""
+    return _CREDENTIALS.sub("***@", text)
+
+
+def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    """The answer to a request. Credentials, of the headers or the address, go to its host alone,
+    not to where that redirects. Raises OSError."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    request = urllib.request.Request(parts._replace(netloc=host).geturl())
+    request.add_header("User-Agent", f"lite-runner/{__version__}")
+    for name, value in headers.items():
+        add = request.add_header if name == "Range" else request.add_unredirected_header
+        add(name, value)
+    if parts.username is not None and not request.has_header("Authorization"):
+        pair = (
+            f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
+        )
+        basic = base64.b64encode(pair.encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {basic}")
+    answer: http.client.HTTPResponse = urllib.request.urlopen(
+        request, timeout=QUIET_SECONDS, context=_certificates()
+    )
+    return answer
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Trusted certificates: the variables of OpenSSL and of requests, the system, or certifi."""
+    chosen = os.environ.get("REQUESTS_CA_BUNDLE")
+    places = ssl.get_default_verify_paths()
+    if not chosen and places.cafile is None and places.capath is None:
+        import certifi
+
+        chosen = certifi.where()
+    return ssl.create_default_context(cafile=chosen)
+
+
+def unwritable(path: Path, error: OSError) -> EnvironmentFault:
+    """The error for a file or folder of the cache that cannot be written."""
+    return EnvironmentFault(f"{path}: cannot be written: {error.strerror or error}", CACHE_HINT)
+
+
+@contextmanager
+def one_process(lock_file: Path, name: str) -> Iterator[None]:
+    """Context in which no other process downloads `name`. Raises EnvironmentFault where the lock
+    cannot be written."""
+    make_folder(lock_file.parent, CACHE_HINT)
+    lock = FileLock(lock_file)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            progress.note(f"waiting for another process, which downloads {name}")
+            lock.acquire()
+    except OSError as error:
+        raise unwritable(lock_file.parent, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_disk(files: Sequence[Remote]) -> None:
+    """Raise EnvironmentFault unless the disk has room for what is missing of the files."""
+    folder = files[0].target.parent
+    make_folder(folder, CACHE_HINT)
+    missing = sum(max(0, (file.size or 0) - file.here) for file in files)
+    free = shutil.disk_usage(folder).free
+    if missing > free:
+        raise EnvironmentFault(
+            f"{folder}: the disk is too small for a download of {missing / 1e6:,.1f} MB: "
+            f"{free / 1e6:,.1f} MB are free",
+            CACHE_HINT,
+        )
+
+
+def download(files: Sequence[Remote], name: str) -> None:
+    """Download to their targets the files that are not there yet, shown as `name`.
+
+    Raises EnvironmentFault where the disk is full or cannot be written, ArtifactError where another
+    file arrives than was expected, OSError where a server or the network fails.
+    """
+    files = [file for file in files if not file.target.exists()]
+    if not files:
+        return
+    check_disk(files)
+    sizes = [file.size for file in files if file.size is not None]
+    total = sum(sizes) if len(sizes) == len(files) else None
+    with progress.step(f"download {name}", total, "B", done=sum(f.here for f in files)) as step:
+        _Transfer(files, step).run()
+
+
+class _Transfer:
+    """Files on their way.
+
+    On Ctrl-C its threads, which may be waiting for a server, are left behind: they write nothing
+    more, and do not keep the process from ending.
+    """
+
+    def __init__(self, files: Sequence[Remote], step: progress.Step) -> None:
+        self._step = step
+        self._left = len(files)
+        self._alone = len(files) == 1
+        self._waiting: queue.SimpleQueue[Remote] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._stopped = False
+        self._writes = threading.Lock()
+        for file in files:
+            self._waiting.put(file)
+
+    def run(self) -> None:
+        """Until all files are there; the first error ends it."""
+        for _ in range(min(CONNECTIONS, self._left)):
+            threading.Thread(target=self._work, name="download", daemon=True).start()
+        try:
+            while self._left:
+                try:
+                    error = self._ended.get(timeout=_REDRAW_S)
+                except queue.Empty:
+                    self._step.advance(0)  # the time goes on where nothing comes
+                    continue
+                if error is not None:
+                    raise error
+                self._left -= 1
+        finally:
+            with self._writes:
+                self._stopped = True
+
+    def _work(self) -> None:
+        while not self._stopped and not self._waiting.empty():
+            try:
+                self._fetch(self._waiting.get_nowait())
+            except queue.Empty:
+                return
+            except BaseException as error:
+                self._ended.put(error)
+                return
+            self._ended.put(None)
+
+    def _fetch(self, file: Remote) -> None:
+        with _on_disk(file.part):
+            part = file.part.open("ab")
+        with part:
+            failures = 0
+            while file.size is None or part.tell() < file.size:
+                before = part.tell()
+                try:
+                    self._receive(file, part)
+                    break
+                except (OSError, http.client.HTTPException) as error:
+                    failures = failures + 1 if part.tell() <= before else 1
+                    if failures == ATTEMPTS or not _may_pass(error):
+                        raise
+                    why = without_credentials(str(error) or type(error).__name__)
+                    progress.detail(f"{file.target.name}: {why}; trying again")
+                    time.sleep(2.0 ** (failures - 2))
+            with self._writes, _on_disk(file.part):
+                if self._stopped:
+                    return
+                os.fsync(part.fileno())
+        _check(file)
+        with self._writes, _on_disk(file.target):
+            if not self._stopped:
+                file.part.replace(file.target)
+
+    def _receive(self, file: Remote, part: IO[bytes]) -> None:
+        """Append what one connection brings. Raises OSError where it ends early."""
+        at = part.tell()
+        headers = dict(file.headers) | ({"Range": f"bytes={at}-"} if at else {})
+        try:
+            answer = open_url(file.url, headers)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if at and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                self._restart(part)
+                raise OSError("less is there than has arrived") from error
+            raise
+        with answer:
+            if at and answer.status != http.HTTPStatus.PARTIAL_CONTENT:
+                self._restart(part)
+            if self._alone and answer.length is not None:
+                self._step.total = part.tell() + answer.length
+            while piece := answer.read1(_CHUNK):
+                with self._writes, _on_disk(file.part):
+                    if self._stopped:
+                        return
+                    part.write(piece)
+                    part.flush()
+                self._step.advance(len(piece))
+            if answer.length:  # bytes that were announced, and did not come
+                raise OSError("the connection was closed early")
+
+    def _restart(self, part: IO[bytes]) -> None:
+        with self._writes:
+            if not self._stopped:
+                self._step.advance(-part.tell())
+                part.truncate(0)
+                part.seek(0)
+
+
+def _check(file: Remote) -> None:
+    """Raise ArtifactError, and remove it, where another file has arrived than was expected."""
+    size = file.here
+    if file.size not in (None, size):
+        found, expected = f"{size:,} bytes", f"{file.size:,}"
+    else:
+        found, expected = _digest_of(file.part, file.digest), file.digest
+    if found != expected:
+        file.part.unlink()
+        raise ArtifactError(
+            f"{without_credentials(file.url)}: the file that arrived is damaged, or another one: "
+            f"got {found}, expected {expected}",
+            "run again to download it again; if it stays so, do not use what the server has",
+        )
+
+
+def is_intact(path: Path, digest: str) -> bool:
+    """True if a file can be read and has this digest, of the kinds of `Remote.digest`."""
+    try:
+        found = digest_of(path) if len(digest) == _SHA256 else _digest_of(path, digest)
+        return found == digest
+    except OSError:
+        return False
+
+
+def _digest_of(path: Path, like: str) -> str:
+    """The digest of a file, of the kind of `like`."""
+    if not like:
+        return ""
+    if len(like) == _SHA256:
+        return sha256_of(path)
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # as git names a blob
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _may_pass(error: Exception) -> bool:
+    """True if another attempt may succeed."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500 or error.code in _PASSING
+    return True
+
+
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(path, error) from error

@@ -1,0 +1,86 @@
+"""Settings of an Ascend card, as calls of a MindSpore that records them. No card is here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import mindspore as ms
+import pytest
+
+from lite_runner.backends.mindspore import device
+from lite_runner.config.sections import AscendSettings
+from lite_runner.errors import ConfigError
+from lite_runner.system import environment
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Recorded calls of MindSpore."""
+    made: list[tuple[str, Any]] = []
+    precision = ms.device_context.ascend.op_precision
+    monkeypatch.setattr(ms, "set_device", lambda *given: made.append(("device", given)))
+    monkeypatch.setattr(ms, "set_context", lambda **given: made.append(("context", given)))
+    monkeypatch.setattr(ms.runtime, "set_memory", lambda **given: made.append(("memory", given)))
+    monkeypatch.setattr(precision, "precision_mode", lambda mode: made.append(("precision", mode)))
+    monkeypatch.setattr(environment, "ascend_soc", lambda: "Ascend910B3")
+    monkeypatch.setattr(device, "_chosen", AscendSettings())
+    monkeypatch.setattr(device, "_applied", AscendSettings())
+    for name in device.DEFAULTS:
+        monkeypatch.setenv(name, "")  # so that what a test sets is undone
+        monkeypatch.delenv(name)
+    return made
+
+
+def test_they_are_set_once_when_the_card_is_chosen(calls: list[tuple[str, Any]]) -> None:
+    settings = AscendSettings("58GB", {"precision_mode": "force_fp32", "jit_compile": True})
+    device.choose_ascend_settings(settings, "Ascend")
+    assert os.environ["MS_ALLOC_CONF"] == "enable_vmm:False" and not calls
+    assert os.environ["MS_ENABLE_LCCL"] == "off"
+    device.set_device("Ascend", 3)
+    assert [call for call in calls if "jit_config" not in call[1]] == [
+        ("device", ("Ascend", 3)),
+        ("memory", {"max_size": "58GB"}),
+        ("precision", "force_fp32"),
+        ("context", {"ascend_config": {"jit_compile": True}}),
+    ]
+    calls.clear()
+    device.choose_ascend_settings(settings, "Ascend")
+    device.set_device("Ascend", 3)
+    assert [call[0] for call in calls if "jit_config" not in call[1]] == ["device"]
+
+
+def test_nothing_is_set_that_was_not_asked_for(
+    calls: list[tuple[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = {"MS_ALLOC_CONF": "enable_vmm:True", "MS_ENABLE_LCCL": "on"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    device.choose_ascend_settings(AscendSettings(), "Ascend")
+    device.apply_ascend_settings()
+    assert not calls and {name: os.environ[name] for name in own} == own
+    device.choose_ascend_settings(AscendSettings(ascend_config={"jit_compile": True}), "CPU")
+    device.apply_ascend_settings()
+    assert not calls
+    assert capsys.readouterr().err == "context (ascend_config): for Ascend; this runs on CPU\n"
+
+
+def test_what_mindspore_refuses(
+    calls: list[tuple[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def late(**given: Any) -> None:
+        raise RuntimeError("The 'set_memory' can not be set repeatedly.")
+
+    def refuse(**given: Any) -> None:
+        raise ValueError("the value must be one of [True, False]\nand more")
+
+    monkeypatch.setattr(ms.runtime, "set_memory", late)
+    device.choose_ascend_settings(AscendSettings("58GB", {"jit_compile": 3}), "Ascend")
+    monkeypatch.setattr(ms, "set_context", refuse)
+    with pytest.raises(ConfigError, match=r"context\.ascend_config: the value must be one of"):
+        device.apply_ascend_settings()
+    assert "context.max_device_memory=58GB comes too late" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""What a run by the native kernels is said to need; tests/system/test_peaks.py holds it to what
+runs took."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lite_runner.app import main
+from lite_runner.system import memory
+from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.tensor import cast
+from tests.backends.shared import hints_of, need_of
+from tests.models import model_named
+from tests.paths import ROOT
+from tests.refusals import refused
+
+HALF = "model.model_config.compute_dtype=float16"
+RANDOM = ("model=smollm2_135m", "load_checkpoint=random")
+Dry = Callable[..., str]
+
+
+def test_logits_of_prompts_are_counted() -> None:
+    row = 2 * 4 * 49152
+    plain = need_of()
+    assert need_of("logprobs=5") == plain
+    scored = need_of("prompt_logprobs=0")
+    assert scored.work - plain.work == (256 - 2) * row  # as many as a step gives, not two
+    assert need_of("predict_data=[{prompt: x, prompt_logprobs: 0},y]") == scored
+
+
+def test_weights_are_counted_as_they_are_held(dry: Dry, tmp_path: Path) -> None:
+    base = [*RANDOM, "predict_data=[x,y]"]
+    assert "269.1 MB as float16" in dry(*base, HALF)
+    assert "269.1 MB as float16 in each rank" in dry(*base, HALF, "parallel=dp2")
+    assert "96.6 MB as integers (quant=a16w4 quant_group=32)" in dry(*base, "quant=a16w4")
+    model = model_named("tiny_llama")
+    tensors = {name: cast(name, one, "BF16") for name, one in random_checkpoint(model, 0).items()}
+    write_safetensors(tmp_path / "half.safetensors", tensors, {})
+    of_file = ["model=tiny_llama", "predict_data=hi", "load_checkpoint=half.safetensors"]
+    assert "as bfloat16" in dry(*of_file) and "as float32" in dry(*of_file, "backend=ms")
+
+
+def test_what_steps_work_in_grows_with_them() -> None:
+    short, long = need_of("max_length=256"), need_of("max_length=4096")
+    assert long.cache == 16 * short.cache and long.work >= short.work
+    assert 3 * need_of("max_length=4096", "kv_cache=int8").cache < long.cache
+
+
+def test_what_packing_takes_is_counted() -> None:
+    assert need_of(HALF).total < need_of(HALF, "backend=ms").total
+    # Rounded: the embedding as float32 and as float16, before anything else is there.
+    assert need_of(HALF).weights + need_of(HALF).loading > 49152 * 576 * 6
+
+
+def test_levers_are_those_that_help() -> None:
+    now, found = need_of().total, hints_of()
+    assert list(found) == ["quant=a16w4", "quant=a16w8", "model.model_config.compute_dtype=float16"]
+    assert all(total < now for total in found.values())
+    assert found["quant=a16w8"] == need_of("quant=a16w8").total
+    long = hints_of("max_length=8192", "quant=a16w4")
+    assert list(long) == ["kv_cache=int8", "predict_batch_size=1", "max_length=4096"]
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry: Dry
+) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 600 * 10**6)
+    monkeypatch.setattr(memory, "resident", lambda: 0)
+    run = [*RANDOM, "predict_data=hi", "processor.tokenizer.type=ByteTokenizer"]
+    told = dry(*run)
+    assert "but 600.0 MB is free: NOT enough: the run would be refused" in told
+    assert "to fit        quant=a16w4 would need" in told
+    refused(run, 3)
+    error = capsys.readouterr().err
+    assert re.search(r"error: memory: the run needs \d+\.\d [MG]B \(weights 538\.1 MB", error)
+    assert "-> quant=a16w4 would need" in error and "make random weights" not in error
+
+
+def test_a_limit_of_the_address_space_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    run = [sys.executable, str(ROOT / "run_lite.py"), "model=tiny_llama", "predict_data=hi"]
+    limited = f'ulimit -v 900000; exec "$@" output_dir={tmp_path}'
+    done = subprocess.run(["bash", "-c", limited, "-", *run], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert "of address space" in done.stderr and "ulimit -v leaves" in done.stderr
+    assert "make random weights" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("error", [MemoryError("3 GiB"), RuntimeError("std::bad_alloc")])
+def test_memory_that_fails_in_the_run_is_the_machines_fault(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("lite_runner.prediction.complete.open_planned", fail)
+    refused(["model=tiny_llama", "predict_data=hi"], 3)
+    told = capsys.readouterr().err
+    assert f"error: memory: there is not enough: {error}" in told and "Traceback" not in told
+
+
+def test_replicas_answer_as_one_process_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """Random weights: each of the two ranks packs its own."""
+    settings = ["model=tiny_llama", "predict_data=[abc,xyz]", "max_new_tokens=4"]
+    assert main(settings) == 0
+    alone = capsys.readouterr().out
+    assert main([*settings, "parallel=dp2"]) == 0
+    assert capsys.readouterr().out == alone

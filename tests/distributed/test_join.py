@@ -1,0 +1,92 @@
+"""Ranks of one machine that see each other through locked files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from lite_runner.distributed import join
+from lite_runner.distributed.join import RankLock, is_alive
+from lite_runner.errors import EnvironmentFault
+from tests.paths import ROOT
+
+PATIENCE_S = 20.0
+# Another rank: text what it is told to, waits for a line, and is gone without closing anything.
+OTHER = """
+import os, sys
+from lite_runner.distributed.join import RankLock
+lock = RankLock(sys.argv[1], int(sys.argv[2]))
+lock.write(sys.argv[3])
+print("there", flush=True)
+if sys.stdin.readline() == "done\\n":
+    lock.mark_done()
+os._exit(0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(join.tempfile, "tempdir", None)
+
+
+def other(rank: int, text: str = "") -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER, "a job", str(rank), text],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    return process
+
+
+@pytest.mark.parametrize("end", ["done", "gone"])
+def test_a_rank_that_is_gone(end: str) -> None:
+    lock = RankLock("a job", 0)
+    process = other(1)
+    assert is_alive(lock.folder, 1) and not is_alive(lock.folder, 2)
+    lost: list[int] = []
+    noticed = threading.Event()
+    lock.watch([1], lambda rank: (lost.append(rank), noticed.set()))
+    process.communicate(f"{end}\n", timeout=PATIENCE_S)
+    if end == "gone":
+        assert noticed.wait(PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
+    while lock._thread is not None and lock._thread.is_alive():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert lost == ([] if end == "done" else [1])
+
+
+def test_a_rank_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "LOCK_TIMEOUT_S", 0.1)
+    process = other(1)
+    with pytest.raises(EnvironmentFault, match="another process is rank 1 of a job already"):
+        RankLock("a job", 1)
+    process.communicate("done\n", timeout=PATIENCE_S)
+    RankLock("a job", 1)  # free again
+
+
+def test_the_scheduler_of_rank_0() -> None:
+    lock = RankLock("a job", 1)
+    process = other(0, text="8118")
+    assert lock.wait_for_port(PATIENCE_S) == 8118
+    process.communicate("gone\n", timeout=PATIENCE_S)
+    # What a rank wrote no longer counts when it is gone.
+    with pytest.raises(EnvironmentFault, match="rank 0 did not start within 0 s"):
+        lock.wait_for_port(0.3)
+
+
+def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    folder = RankLock("a job", 0).folder
+    assert folder.parent == tmp_path and folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(EnvironmentFault, match="not a folder that only you may enter"):
+        RankLock("a job", 1)

@@ -1,0 +1,51 @@
+"""Mutants: valid, different, the same wherever the code stands, and what their tests say."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from scripts.mutants import mutants_of, run
+
+SOURCE = '''
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import json
+
+
+@decorated(frozen=True)
+def chosen(values: Literal[1, 2], é: int) -> Literal[True]:
+    """Not 1, nor True."""
+    if not values and (len(values) < 3 or
+                       é == 1):
+        raise ValueError(f"{1 + 1}")
+    return values + 1 if values is None else "a" + "b"
+'''
+
+
+def changed(path: str, source: str) -> list[tuple[str, str]]:
+    found = list(mutants_of(Path(path), source))
+    for mutant in found:
+        data = source.encode()
+        after = data[: mutant.start] + mutant.after.encode() + data[mutant.end :]
+        assert ast.dump(ast.parse(after)) != ast.dump(ast.parse(data)), mutant
+    return sorted((" ".join(one.before.split()), one.rank(1)) for one in found)
+
+
+def test_code_alone_is_changed_and_moves_with_its_function() -> None:
+    found = changed("a.py", SOURCE)
+    assert [before for before, _ in found] == [
+        *("1", "1", "3", "len(values) < 3", "len(values) < 3 or é == 1", "not values"),
+        *("not values and (len(values) < 3 or é == 1)", 'raise ValueError(f"{1 + 1}")'),
+        *("values + 1", 'values + 1 if values is None else "a" + "b"', "values is None", "é == 1"),
+    ]
+    assert changed("other/b.py", f"import os\n\n{SOURCE}") == found
+
+
+def test_what_tests_say(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "test_it.py").write_text("def test_it(): assert False")
+    assert run(Path("test_it.py"), copy, 100) == "failed"
+    assert run(Path("test_it.py"), copy, 0.01) == "hung"

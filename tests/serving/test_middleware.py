@@ -1,0 +1,192 @@
+"""Connections that ask for nothing keep nobody else out."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import ValidationError
+
+from lite_runner.serving import middleware
+from lite_runner.serving.errors import ApiError, of_validation
+from lite_runner.serving.middleware import MAX_BODY, MAX_VALUES, check_values, parse_body
+from lite_runner.serving.schemas import CompletionRequest
+from lite_runner.text.tokenizer import Tokenizer, TooManyTokens, byte_tokenizer
+from tests.serving.conftest import Served, Start
+from tests.serving.test_app import call
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+PING = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def connect(served: Served) -> socket.socket:
+    parts = urlsplit(served.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    found = b""
+    try:
+        while part := connection.recv(4096):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", HEAD, PING + b"GET /hea"])
+def test_half_a_head_is_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(middleware, "HEAD_S", 0.05)
+    served = start()
+    with connect(served) as connection:
+        connection.sendall(sent)
+        assert rest(connection).startswith(b"HTTP/1.1 200" if PING in sent else b"")
+    assert call(served, "/health")[0] == 200
+
+
+def test_half_a_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_S", 0.05)
+    with connect(start()) as connection:
+        connection.sendall(HEAD + b'Content-Length: 100\r\n\r\n{"prompt":')
+        head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
+    assert "has not come within" in json.loads(body)["error"]["message"]
+
+
+def test_idle_connections_make_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks next is answered, on a new connection and on one that works."""
+    monkeypatch.setattr(middleware, "most_connections", lambda: 8)
+    served = start()
+    with ExitStack() as open:
+        for _ in range(40):
+            open.enter_context(connect(served))
+        assert call(served, "/health")[0] == 200
+        status, _, content = call(served, "/v1/completions", {"prompt": "a", "max_tokens": 3})
+        assert status == 200, content
+
+
+def filled(head: str, item: str, tail: str, count: int | None = None) -> bytes:
+    """A body of `count` items, or of as many as it may have."""
+    count = count or (MAX_BODY - len(head) - len(tail)) // len(item)
+    return (head + item * count).rstrip(",").encode() + tail.encode()
+
+
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGE, TEXT = '{"role":"user","content":"x"},', '{"messages":[{"role":"user","content":"'
+KEYS = "{" + ",".join(f'"k{number}":1' for number in range(100_000)) + "}"
+BIAS = ",".join(f'"{number}":true' for number in range(100_000))
+LARGE = (
+    # More values than are parsed.
+    (COMPLETION, filled('{"prompt":[', "{},", "]}"), 413),
+    (COMPLETION, filled('{"prompt":"a","stop_token_ids":[', "1,", "]}"), 413),
+    (COMPLETION, filled('{"prompt":[', "0.5,", "]}", 1_000_000), 413),
+    (COMPLETION, filled("{", '"k":1,', "}"), 413),
+    (CHAT, filled('{"messages":[', MESSAGE, "]}", 200_000), 413),
+    ("/detokenize", filled('{"tokens":[', "1,", "]}"), 413),
+    # As many as may be.
+    (COMPLETION, filled('{"prompt":[', "{},", "]}", 120_000), 400),
+    (COMPLETION, filled('{"prompt":[[', "-1,", "]]}", 250_000), 400),
+    (COMPLETION, filled('{"prompt":"a","stop_token_ids":[', "1,", "]}", 250_000), 400),
+    (COMPLETION, filled('{"prompt":"a","guided_choice":[', "1,", "]}", 250_000), 400),
+    (COMPLETION, KEYS.encode(), 400),
+    (COMPLETION, ('{"prompt":"a","logit_bias":{' + BIAS + "}}").encode(), 400),
+    (CHAT, filled('{"messages":[', "{},", "]}", 120_000), 400),
+    (CHAT, filled('{"messages":[', MESSAGE, "]}", 50_000), 400),
+    (CHAT, filled('{"messages":[{"role":"user","content":[', "{},", "]}]}", 120_000), 400),
+    (CHAT, filled('{"messages":[' + MESSAGE[:-1] + '],"tools":[', "{},", "]}", 20_000), 400),
+    ("/detokenize", filled('{"tokens":[', "1,", "]}", 257), 400),
+    # Texts far beyond the context.
+    (COMPLETION, filled('{"prompt":"', "a ", '"}'), 400),
+    (COMPLETION, filled('{"prompt":["a","', ",", '"]}'), 400),
+    (CHAT, filled(TEXT, "a ", '"}]}'), 400),
+    ("/tokenize", filled('{"prompt":"', "a ", '"}'), 400),
+    ("/tokenize", filled(TEXT, "a ", '"}]}'), 400),
+)
+
+
+def test_large_bodies_cost_little(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line in answer, and little is done for it, none of it on the event loop."""
+    served = start()
+    faults, encoded, on_loop = [0], [0], [0]
+    whole = Tokenizer._ids
+
+    def told(error: ValidationError) -> ApiError:
+        faults[0] += min(error.error_count(), 101)
+        on_loop[0] += not threading.current_thread().name.startswith("asyncio")
+        return of_validation(error)
+
+    def ids(self: Tokenizer, text: str, special: bool) -> list[int]:
+        encoded[0] += len(text)
+        on_loop[0] += not threading.current_thread().name.startswith("asyncio")
+        return whole(self, text, special)
+
+    def decode(*_: Any, **__: Any) -> str:
+        raise AssertionError
+
+    monkeypatch.setattr(middleware, "of_validation", told)
+    monkeypatch.setattr(Tokenizer, "_ids", ids)
+    monkeypatch.setattr(Tokenizer, "decode", decode)
+    for path, body, expected in LARGE:
+        faults[0] = encoded[0] = on_loop[0] = 0
+        status, _, content = call(served, path, body)
+        error, shown = json.loads(content)["error"], (path, body[:60], content[:300])
+        assert status == expected and len(content) < 400 and "\n" not in error["message"], shown
+        assert encoded[0] <= 1 << 16 and on_loop == [0], (shown, encoded)
+        assert faults[0] <= 6 or b"true" in body, (shown, faults)
+        assert status == 400 or faults == encoded == [0], shown
+
+
+def test_values_are_those_outside_strings() -> None:
+    """As the parser counts them, whatever the strings have in them."""
+    rng = random.Random(1)
+
+    def value(depth: int) -> Any:
+        if depth == 0 or rng.random() < 0.3:
+            return rng.choice(["", ',[{:"\\', '\\"', "\\\\", 5, None, 'a\\\\"b,'])
+        if rng.random() < 0.5:
+            return [value(depth - 1) for _ in range(rng.randrange(4))]
+        return {f'k"{n}\\,': value(depth - 1) for n in range(rng.randrange(4))}
+
+    def openings(one: Any) -> int:
+        if isinstance(one, list):
+            return 1 + max(0, len(one) - 1) + sum(map(openings, one))
+        if isinstance(one, dict):
+            return 1 + len(one) + max(0, len(one) - 1) + sum(map(openings, one.values()))
+        return 0
+
+    for _ in range(300):
+        made = value(5)
+        assert middleware._values(json.dumps(made).encode()) == openings(made), made
+    check_values(b'{"prompt":"' + b',[{:\\"' * MAX_VALUES + b'"}')
+
+
+def test_the_most_values_are_taken() -> None:
+    ids = list(range(1000)) * 262
+    body = parse_body(json.dumps({"prompt": ids}).encode(), CompletionRequest)
+    assert body.prompt == ids
+
+
+def test_a_text_is_encoded_as_far_as_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, seen = byte_tokenizer(), [0]
+    whole = Tokenizer._ids
+
+    def ids(self: Tokenizer, text: str, special: bool) -> list[int]:
+        seen[0] += len(text)
+        return whole(self, text, special)
+
+    monkeypatch.setattr(Tokenizer, "_ids", ids)
+    text = "some words " * 100_000
+    with pytest.raises(TooManyTokens, match="context of 30000 tokens cannot hold 1100000 char"):
+        tokenizer.encode(text, most=30_000)
+    assert seen[0] < 100_000
+    assert len(tokenizer.encode(text, most=len(text) // 2)) == len(text)
+    assert len(tokenizer.encode(text)) == len(text)

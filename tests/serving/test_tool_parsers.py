@@ -1,0 +1,332 @@
+"""Arguments in Python's spelling."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from lite_runner.serving.tool_parsers import (
+    END,
+    TURN_TAG,
+    read_arguments,
+    write_arguments,
+    write_turn,
+)
+from lite_runner.serving.tools import FORMATS
+from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
+
+READ: list[tuple[str, dict[str, Any]]] = [
+    ("", {}),
+    ("a=1", {"a": 1}),
+    (" a = -1.5e3 ,\n b=True, c=None,)", {"a": -1500.0, "b": True, "c": None}),
+    (
+        "a='it\\'s', b=\"it's\", c='''x\n'y\"''', d=''",
+        {"a": "it's", "b": "it's", "c": "x\n'y\"", "d": ""},
+    ),
+    ("a='\\u00fc\\n\\x41\\101 \\\\ \\d+', ü='東京 😀'", {"a": "ü\nAA \\ \\d+", "ü": "東京 😀"}),
+    # JSON's spelling: what Python reads otherwise.
+    ('a="\\/\\ud83d\\ude00", b=[true, false, null]', {"a": "/😀", "b": [True, False, None]}),
+    ("a={'x': [1, {'y': ()}]}".replace("()", "[]"), {"a": {"x": [1, {"y": []}]}}),
+    ("a=[1, 2,], b={'x': 1,}", {"a": [1, 2], "b": {"x": 1}}),
+    ("a=')', b='tool_call(', c='a=1'", {"a": ")", "b": "tool_call(", "c": "a=1"}),
+    ("from=1, True_=2", {"from": 1, "True_": 2}),
+]
+
+
+@pytest.mark.parametrize(("code", "expected"), READ)
+def test_it_is_read(code: str, expected: dict[str, Any]) -> None:
+    code = code.removesuffix(")")
+    assert read_arguments(f"f({code}) rest", 2) == (expected, len(code) + 3)
+
+
+@pytest.mark.parametrize(("_", "arguments"), READ)
+def test_what_is_written_is_read(_: str, arguments: dict[str, Any]) -> None:
+    written = write_arguments(arguments)
+    assert read_arguments(f"{written})", 0) == (arguments, len(written) + 1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("1", "'a'", "*a", "**{'a': 1}", "a", "a=", "a=b", "a=1 b=2", "a==1", "a:=1", "'a': 1"),
+        *("a=1, a=2", "a={'x': 1, 'x': 2}", "a={'x'=1}", "a={x=1}", "a={1: 2}", "a={1, 2}"),
+        *("a=(1, 2)", "a=f()", "a=f'{x}'", "a=b'x'", "a=r'x'", "a='x' 'y'", "a=1+1", "a=1j"),
+        *("a=[1", "a=1]", "a=1}, {", "}, {'a': 1", "a=[1)]", "a=[,]", ",", "a=1,,", "a=[1,,]"),
+        *("a='x\ny'", "a='x", "a='\\x4'", "a='\\N{no such}'", "a='\\ud800'", "a='\0'"),
+        *("a=nan", "a=inf", "a=1e999", "a=007", "a=" + "9" * 100, "a=1_000", "a=0x1", "# a"),
+        *("a=[x for x in y]", "a=lambda: 0", "a=__import__('os')", "a=1 if 1 else 2", "a=-'x'"),
+        "a=" + "[" * 100 + "]" * 100,
+    ],
+)
+def test_what_is_no_plain_call_is_none(code: str) -> None:
+    assert read_arguments(f"{code})", 0) is None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a=" + "[" * 300_000,
+        "a=" + "[" * 300_000 + "]" * 300_000 + ")",
+        "a='" + "\\" * 300_001,
+        "a=" + "'''" * 100_001,
+        "a=" + "-1" * 300_000 + ")",
+        "a=" + "9" * 300_000 + ")",
+        " " * 300_000,
+        ", ".join(f"a{number}='x'" for number in range(50_000)) + ", a1=1)",
+    ],
+    ids=lambda code: code[:10],
+)
+def test_what_is_hostile_takes_no_time(code: str) -> None:
+    began = time.process_time()
+    assert read_arguments(code, 0) is None
+    assert time.process_time() - began < 2
+
+
+def test_long_texts_are_read() -> None:
+    text = "line 'one'\n\"two\" \\ü" * 20_000
+    written = write_arguments({"text": text, "same": json.loads(json.dumps([text]))})
+    found = read_arguments(f"{written})", 0)
+    assert found is not None and found[0] == {"text": text, "same": [text]}
+
+
+TOOLS: dict[str, Any] = {
+    "f": {
+        "properties": {
+            "text": {"type": "string"},
+            "colour": {"$ref": "#/$defs/colour"},
+            "one_of": {"enum": ["1", "2"]},
+            "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "number": {"type": "number"},
+            "list": {"type": "array"},
+            "any": {},
+        },
+        "$defs": {"colour": {"type": "string"}},
+    },
+    "broken": {"properties": ["x"]},
+}
+
+
+def pair(key: str, value: str) -> str:
+    return f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+
+
+def call(*pairs: str, name: str = "f") -> str:
+    return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+VALUES: list[tuple[str, str, Any]] = [
+    ("text", "Oslo", "Oslo"),
+    ("text", "3", "3"),
+    ("text", ' {"a": 1}\n', ' {"a": 1}\n'),
+    ("text", "", ""),
+    ("text", '"quoted', '"quoted'),
+    ("text", "a < b </tool_call> <tool_call> c", "a < b </tool_call> <tool_call> c"),
+    ("colour", "null", "null"),
+    ("one_of", "2", "2"),
+    ("maybe", "null", None),
+    ("maybe", "007", "007"),
+    ("maybe", "7", "7"),
+    ("maybe", '"null"', "null"),
+    ("number", "7", 7),
+    ("number", " -1.5e3 ", -1500.0),
+    ("number", "seven", "seven"),
+    ("list", '["</arg_value></tool_call>", "\\""]', ["</arg_value></tool_call>", '"']),
+    ("list", "[1, {}", "[1, {}"),
+    ("any", '{"ü": [true, null]}', {"ü": [True, None]}),
+    ("any", "2020-01-01", "2020-01-01"),
+    ("any", "NaN", "NaN"),
+    ("unknown", "[1]", [1]),
+    ("unknown", "東京", "東京"),
+    ("unknown", "1" * 100, "1" * 100),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), VALUES)
+def test_the_schema_tells_texts_from_json(key: str, value: str, expected: Any) -> None:
+    assert read_however_cut("glm45", call(pair(key, value)), TOOLS) == (
+        "",
+        [("f", {key: expected})],
+    )
+
+
+CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (f"a\n{call()}", "a", [("f", {})]),
+    (f"<think>b</think>{call()}\n{call(name='g')}\n", "<think>b</think>", [("f", {}), ("g", {})]),
+    (f"{call()} and {call()} c", " and c", [("f", {}), ("f", {})]),
+    (
+        call(pair("text", "x"), pair("any", "y"), name="broken"),
+        "",
+        [("broken", {"text": "x", "any": "y"})],
+    ),
+    # As GLM-4.7 breaks no lines, and one that the answer's limit has cut.
+    (call(pair("text", "x")).replace("\n", ""), "", [("f", {"text": "x"})]),
+    (call(pair("text", "x")).removesuffix(END), "", [("f", {"text": "x"})]),
+]
+
+
+@pytest.mark.parametrize(("said", "text", "calls"), CALLS)
+def test_calls_and_texts(said: str, text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    assert read_however_cut("glm45", said, TOOLS) == (text, calls)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<tool_call>",
+        "<tool_call></tool_call>",
+        call("what"),
+        call(pair("text", "a"), pair("text", "b")),
+        call(pair("text", "a"), "<arg_key>x</arg_key>"),
+        call(pair("", "a")),
+        call(pair("a<b", "a")),
+        "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>never closed</tool_call> x",
+        'x <tool_call>{"name": "f", "arguments": {}}</tool_call>'.replace('"', "<"),
+        "</tool_call></arg_value><arg_key>",
+    ],
+)
+def test_what_is_no_call_stays_text(said: str) -> None:
+    assert read_however_cut("glm45", said, TOOLS) == (said, [])
+
+
+def test_texts_stream_and_calls_come_when_they_are_complete() -> None:
+    parser = FORMATS["glm45"].parser(TOOLS)
+    assert parser.put("Hello ") == ["Hello"]
+    assert parser.put("you") == [" you"]
+    whole = call(pair("text", END))
+    assert parser.put(whole[:-1]) == []
+    (made,) = parser.put(whole[-1])
+    assert made.arguments == '{"text": "</tool_call>"}'  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        call(pair("list", '["' + "<" * 200_000)),
+        call(pair("list", "[" * 200_000)),
+        call(pair("any", "[" * 500 + "]" * 500)),
+        call(*(pair(f"a{number}", "1") for number in range(10_000))),
+        "<tool_call>" * 20_000,
+        call(" " * 200_000 + "x"),
+    ],
+    ids=lambda said: said[20:60],
+)
+def test_what_is_hostile_takes_no_time_of_glm45(said: str) -> None:
+    began = time.process_time()
+    read("glm45", [said], TOOLS)
+    assert time.process_time() - began < 2
+
+
+CHATGLM3_TOOLS: dict[str, Any] = {"get_weather": {}, "get": {}}
+
+
+def turn(code: str, name: str = "get_weather") -> str:
+    return f" {name}\n ```python\ntool_call({code})\n```"
+
+
+CHATGLM3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (turn("city='Oslo', n=3"), "", [("get_weather", {"city": "Oslo", "n": 3})]),
+    (turn("", "get").strip(), "", [("get", {})]),
+    (f"\n Let me see.{TURN_TAG}{turn('a=[1]')}", "\n Let me see.", [("get_weather", {"a": [1]})]),
+    (
+        turn("a=1") + TURN_TAG + turn("b=2", "get"),
+        "",
+        [("get_weather", {"a": 1}), ("get", {"b": 2})],
+    ),
+    (f"{turn('')}{TURN_TAG}\n So.", "\n So.", [("get_weather", {})]),
+    (f"{turn('')}\n So.", "So.", [("get_weather", {})]),
+    (turn(f"a='{TURN_TAG} ```\\n'"), "", [("get_weather", {"a": f"{TURN_TAG} ```\n"})]),
+    # With less around it, and cut by the answer's limit.
+    ("get_weather\ntool_call(a='x')", "", [("get_weather", {"a": "x"})]),
+    ("get \n```\n tool_call(\n  a='ü',\n)\n", "", [("get", {"a": "ü"})]),
+]
+
+
+@pytest.mark.parametrize(("said", "text", "calls"), CHATGLM3_CALLS)
+def test_calls_and_texts_of_chatglm3(
+    said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    assert read_however_cut("chatglm3", said, CHATGLM3_TOOLS) == (text, calls)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        " get_weather",
+        " get_weather\n is a tool.",
+        "\n get_weather\n ```python\ntool_call()\n```",
+        turn("", "unknown"),
+        turn("1"),
+        turn("a=__import__('os').system('x')"),
+        turn("a=1, a=2"),
+        turn("a='x"),
+        turn("a=1).b("),
+        turn("a=1)[0"),
+        turn("a=1); tool_call("),
+        " get\n ```python\nprint(1)\n```",
+        " get\n {}",
+    ],
+)
+def test_what_is_no_call_stays_text_of_chatglm3(said: str) -> None:
+    assert read_however_cut("chatglm3", said, CHATGLM3_TOOLS) == (said, [])
+    # The tag is not in the text: a turn that follows is no call either.
+    assert read_however_cut("chatglm3", f"x{TURN_TAG}{said}{TURN_TAG}\n y", CHATGLM3_TOOLS) == (
+        f"x{said}\n y",
+        [],
+    )
+
+
+def test_texts_stream_and_calls_come_at_the_end() -> None:
+    parser = FORMATS["chatglm3"].parser(CHATGLM3_TOOLS)
+    assert parser.put("\n Hello <|ass") == ["\n Hello "]
+    assert parser.put("ume|>") == ["<|assume|>"]
+    assert parser.put(f" you{TURN_TAG} get_") == [" you"]
+    assert parser.put("no ") == [" get_no "]
+    assert parser.put(TURN_TAG + turn("a=1", "get")) == []
+    (made,) = parser.finish()
+    assert made.arguments == '{"a": 1}'  # type: ignore[union-attr]
+    assert parser.finish() == []
+
+
+SCHEMA: dict[str, Any] = {
+    "properties": {
+        "a": {"type": "string", "maxLength": 2},
+        "b": {"$ref": "#/$defs/b"},
+        "ü": {"type": "array", "items": {"type": "boolean"}},
+    },
+    "required": ["b"],
+    "$defs": {"b": {"enum": ["x", None]}},
+}
+
+
+def test_which_arguments_there_may_be() -> None:
+    tools = {"get_weather": SCHEMA, "get": {}, "put": {"properties": {"a": {}, "b": {}}}}
+    allowed = Allowed("chatglm3", tools, several=True)
+    for code in ('b="x"', "b=null", 'a="é)", b="x"', 'a="", b=null, ü=[true]', "b=null, ü=[]"):
+        assert turn(code) in allowed
+        text, calls = read_however_cut("chatglm3", turn(code), tools)
+        assert not text and len(calls) == 1
+    for code in ("", 'a=""', 'ü=[], b="x"', "b=null, b=null", "b=null, ", ', b="x"', 'a="abc"'):
+        assert turn(code) not in allowed
+    for code in ("", "a=1", "b=1", "a=1, b=2"):
+        assert turn(code, "put") in allowed
+    assert turn("", "get") in allowed and turn("b=1, a=2", "put") not in allowed
+    assert turn("", "get") + TURN_TAG + turn("", "get") not in allowed
+
+
+def test_what_cannot_be_forced_is_refused_by_its_name() -> None:
+    assert "the property 'a b'" in refusal("chatglm3", {"properties": {"a b": {}}})
+    assert "allOf of all arguments" in refusal("chatglm3", {"allOf": []})
+
+
+def test_a_turn_before_is_as_the_model_writes_it() -> None:
+    code = write_turn({"city": "Oslo", "n": 3, "all": [True, None]})
+    assert code == "```python\ntool_call(city='Oslo', n=3, all=[True, None])\n```"
+    arguments = {"city": "Oslo", "n": 3, "all": [True, None]}
+    assert read_however_cut("chatglm3", f"get\n{code}", CHATGLM3_TOOLS) == (
+        "",
+        [("get", arguments)],
+    )

@@ -1,0 +1,19 @@
+"""A tree of cgroups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lite_runner.system import cgroups
+
+
+@pytest.fixture
+def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where cgroups are; this process is in job/step of those of either version."""
+    monkeypatch.setattr(cgroups, "_MOUNT", tmp_path)
+    told = tmp_path / "own"
+    told.write_text("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n0::/job/step\n")
+    monkeypatch.setattr(cgroups, "_OWN", told)
+    return tmp_path
