@@ -21,7 +21,7 @@ from lite_runner.system.files import new_folder, require_space
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
-    QuantizationManifest,
+    schemes_of,
     weights_bytes,
     write_quantized,
 )
@@ -78,19 +78,13 @@ def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
     """Write the weights as files.quantization has them, and other files `beside` them; returns the
     bytes of the weights. Raises RunnerError; `target` is written atomically."""
     tensors = files.whole()
-    schemes = {
-        name: tensor.integers.scheme
-        for name, tensor in tensors.items()
-        if tensor.integers is not None
-    }
-    manifest = QuantizationManifest(files.quantization, files.source, schemes)
-    size = weights_bytes(files.model, manifest)
-    progress.note(describe(tensors, files.quantization))
+    quantization, size = files.quantization, weights_bytes(files.model, schemes_of(tensors))
+    progress.note(describe(tensors, quantization))
     with new_folder(target) as fresh:
         require_space(fresh, size)
         write_files(fresh, beside)
         with progress.step("quantize", total=len(tensors), unit="tensors") as step:
-            write_quantized(fresh, tensors, files.model, manifest, step.advance)
+            write_quantized(fresh, tensors, files.model, quantization, files.source, step.advance)
     return size
 
 

@@ -111,6 +111,22 @@ def derived(
     return LazyTensor(shape, tensor.dtype, lambda: _copied(tensor.read(), change).reshape(shape))
 
 
+def watched(tensor: LazyTensor, look: Callable[[NDArray[Any]], None]) -> LazyTensor:
+    """The floats of a tensor, of which `look` is given each array before it is used."""
+
+    def shown(array: NDArray[Any]) -> NDArray[Any]:
+        look(array)
+        return array
+
+    part = tensor.part
+    return LazyTensor(
+        tensor.shape,
+        tensor.dtype,
+        lambda: shown(tensor.read()),
+        None if part is None else lambda index: shown(part(index)),
+    )
+
+
 def cast(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
     """The tensor `name` in another type, each value rounded to the nearest.
 

@@ -25,7 +25,7 @@ from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.hf import hf_from_model_config, is_transformers
 from lite_runner.weights.lora.adapter import Adapter, merged, merged_model
-from lite_runner.weights.tensor import DType, LazyTensor, cast, narrowed, widened
+from lite_runner.weights.tensor import DType, LazyTensor, cast, narrowed, watched, widened
 
 HEAD = "lm_head.weight"
 HEAD_NOTE = (
@@ -182,20 +182,15 @@ def with_progress(
     total = sum(math.prod(tensor.shape) for tensor in tensors.values())
     done, reported = 0, 0
 
-    def watched(tensor: LazyTensor) -> LazyTensor:
-        def read() -> NDArray[Any]:
-            nonlocal done, reported
-            array = tensor.read()
-            done += array.size
-            tenths = 10 * done // max(total, 1)
-            if tenths > reported:
-                reported = tenths
-                report(f"converted {10 * tenths} % of {len(tensors)} tensors")
-            return array
+    def count(array: NDArray[Any]) -> None:
+        nonlocal done, reported
+        done += array.size
+        tenths = 10 * done // max(total, 1)
+        if tenths > reported:
+            reported = tenths
+            report(f"converted {10 * tenths} % of {len(tensors)} tensors")
 
-        return LazyTensor(tensor.shape, tensor.dtype, read)
-
-    return {name: watched(tensor) for name, tensor in tensors.items()}
+    return {name: watched(tensor, count) for name, tensor in tensors.items()}
 
 
 @contextlib.contextmanager

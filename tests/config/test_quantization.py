@@ -11,7 +11,6 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.sizing.memory import memory_need, parameter_count, weight_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import (
-    QuantizationManifest,
     weights_bytes,
 )
 from tests.models import reference_model
@@ -150,9 +149,8 @@ def test_memory_is_that_of_the_file(name: str, quant: Quant, resolve: Resolve) -
     model = config.model_config()
     assert model is not None
     quantization = config.quantization
-    manifest = QuantizationManifest(quantization, "", schemes(model, quantization))
     found = weight_bytes(model, "float32", quantization)
-    assert found == pytest.approx(weights_bytes(model, manifest), rel=0.01)
+    assert found == pytest.approx(weights_bytes(model, schemes(model, quantization)), rel=0.01)
     assert memory_need(model, "float32", 1, 8, quantization=quantization).weights == found
     assert weight_bytes(model, "float32", Quantization()) == 4 * parameter_count(model)
 

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, field, replace
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -39,7 +39,7 @@ from lite_runner.weights.formats.safetensors_file import (
 from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns
-from lite_runner.weights.tensor import Index, LazyIntegers, LazyTensor
+from lite_runner.weights.tensor import LazyIntegers, LazyTensor, watched
 
 MANIFEST, WEIGHTS = "quantization.json", "model.safetensors"
 SCHEMA = 1
@@ -50,43 +50,20 @@ _HINT = "write it again (run_mode=quantize), or copy the whole folder again"
 
 
 @dataclass(frozen=True)
-class _Stored:
-    quant: Literal["a16w8", "a16w4", "a8w8"]
-    group: int
-    source: str
-    tensors: Mapping[str, Scheme]
-    sha256: Sha256
-    files: Mapping[FileName, Sha256]
-    modules_to_not_convert: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class QuantizationManifest:
     """The content of quantization.json."""
 
-    quantization: Quantization
+    quant: Literal["a16w8", "a16w4", "a8w8"]
+    group: int
     source: str  # the checkpoint that was quantized
-    schemes: Mapping[str, Scheme]  # of each matrix, by canonical name
-    sha256: str = ""  # of the weights; set when they are written
-    files: Mapping[str, str] = field(default_factory=dict)  # sha256 of those beside the weights
+    tensors: Mapping[str, Scheme]  # matrices, by canonical name
+    sha256: Sha256  # of the weights
+    files: Mapping[FileName, Sha256]  # beside the weights
+    modules_to_not_convert: tuple[str, ...] = ()
 
-    def write(self, folder: Path) -> None:
-        """Write quantization.json beside all other files, with their sha256."""
-        beside = sorted(
-            one.name for one in folder.iterdir() if one.is_file() and one.name != WEIGHTS
-        )
-        kept = self.quantization.kept
-        plain = {
-            "schema": SCHEMA,
-            "quant": self.quantization.quant,
-            "group": self.quantization.group,
-            "source": self.source,
-            "sha256": sha256_of(folder / WEIGHTS),
-            "files": {name: sha256_of(folder / name) for name in beside},
-            **({"modules_to_not_convert": kept} if kept else {}),
-            "tensors": {name: asdict(scheme) for name, scheme in self.schemes.items()},
-        }
-        write_manifest(folder / MANIFEST, plain)
+    @property
+    def quantization(self) -> Quantization:
+        return Quantization(self.quant, self.group, self.modules_to_not_convert)
 
     def check_files(self, folder: Path) -> None:
         """Raise ArtifactError where a file beside the weights is another than was written."""
@@ -101,30 +78,29 @@ def read_quantization(path: Path) -> QuantizationManifest | None:
 
     Raises ArtifactError where it is broken or edited.
     """
-    manifest = (path if path.is_dir() else path.parent) / MANIFEST
-    if not manifest.is_file() or (path.is_file() and path.name != WEIGHTS):
+    file = (path if path.is_dir() else path.parent) / MANIFEST
+    if not file.is_file() or (path.is_file() and path.name != WEIGHTS):
         return None
     what = f"the manifest of a quantized checkpoint (schema {SCHEMA})"
-    stored = read_manifest(manifest, _Stored, what, schema=SCHEMA, most=MAX_BYTES, hint=_HINT)
-    try:
-        _check(stored)
-    except ValueError as error:
-        raise ArtifactError(f"{manifest}: not {what}: {error}", _HINT) from error
-    quantization = Quantization(stored.quant, stored.group, stored.modules_to_not_convert)
-    return QuantizationManifest(
-        quantization, stored.source, stored.tensors, stored.sha256, stored.files
+    manifest = read_manifest(
+        file, QuantizationManifest, what, schema=SCHEMA, most=MAX_BYTES, hint=_HINT
     )
+    try:
+        _check_schemes(manifest)
+    except ValueError as error:
+        raise ArtifactError(f"{file}: not {what}: {error}", _HINT) from error
+    return manifest
 
 
-def _check(stored: _Stored) -> None:
+def _check_schemes(manifest: QuantizationManifest) -> None:
     """Raise ValueError for groups or matrices that the quantization does not have."""
-    groups = get_args(QuantGroup) if stored.quant == "a16w4" else (0,)
-    if stored.group not in groups:
-        raise ValueError(f"quant {stored.quant!r} with group {stored.group}")
-    quantization = Quantization(stored.quant, stored.group)
+    quantization = manifest.quantization
+    groups = get_args(QuantGroup) if manifest.quant == "a16w4" else (0,)
+    if manifest.group not in groups:
+        raise ValueError(f"quant {manifest.quant!r} with group {manifest.group}")
     # Blocks of 8 bits that the source had were taken as they are.
     allowed = (quantization.linear, quantization.table, Scheme(8, 32))
-    for name, scheme in stored.tensors.items():
+    for name, scheme in manifest.tensors.items():
         if scheme not in allowed:
             raise ValueError(f"{name}: {scheme} with quant={quantization}")
 
@@ -141,8 +117,8 @@ def open_quantized(
     stored, table = stored_tensors(file), parameters(config)
     source = _Weights(file, manifest.sha256)
     wanted = schemes(config, manifest.quantization)
-    if manifest.schemes.keys() != wanted.keys():
-        odd = sorted(manifest.schemes.keys() ^ wanted.keys())
+    if manifest.tensors.keys() != wanted.keys():
+        odd = sorted(manifest.tensors.keys() ^ wanted.keys())
         raise ArtifactError(
             f"{file.parent / MANIFEST}: the matrices are not those of the model: "
             f"{', '.join(odd[:5])}",
@@ -150,7 +126,7 @@ def open_quantized(
         )
     layout: dict[str, tuple[str, tuple[int, ...]]] = {}
     for one in table:
-        scheme = manifest.schemes.get(one.name)
+        scheme = manifest.tensors.get(one.name)
         if scheme is not None:
             check_columns(_out_in(one)[1], scheme, f"{file}: tensor {one.name}")
         layout |= _layout(one, scheme)
@@ -160,7 +136,7 @@ def open_quantized(
         if stored[name].dtype != dtype:
             got = stored[name].dtype
             raise ArtifactError(f"{file}: tensor {name} is {got}, expected {dtype}", _HINT)
-    return {one.name: _tensor(one, manifest.schemes.get(one.name), stored, source) for one in table}
+    return {one.name: _tensor(one, manifest.tensors.get(one.name), stored, source) for one in table}
 
 
 @dataclass(frozen=True)
@@ -217,23 +193,12 @@ def _tensor(
 ) -> LazyTensor:
     name = parameter.name
     if scheme is None:
-        return _checked(view_tensor(stored[name].data, "F32", parameter.shape), source)
+        floats = view_tensor(stored[name].data, "F32", parameter.shape)
+        return watched(floats, lambda values: source.check())
     integers = LazyIntegers(scheme, partial(_integers, name, scheme, stored, source), True)
     transposed = parameter.transposed
     read = partial(dequantized, integers, transposed)
     return LazyTensor(parameter.shape, "F32", read, integers=integers)
-
-
-def _checked(tensor: LazyTensor, source: _Weights) -> LazyTensor:
-    def read() -> NDArray[Any]:
-        source.check()
-        return tensor.read()
-
-    def part(index: Index) -> NDArray[Any]:
-        source.check()
-        return tensor.piece(index)
-
-    return replace(tensor, read=read, part=part)
 
 
 def _integers(
@@ -262,34 +227,52 @@ def write_quantized(
     folder: Path,
     tensors: Mapping[str, LazyTensor],
     config: Decoder,
-    manifest: QuantizationManifest,
+    quantization: Quantization,
+    source: str,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Write the weights and the manifest into `folder`, which holds the files beside them;
-    `tensors` are of `with_quantization`.
+    `tensors` are of `with_quantization`, `source` is the checkpoint that they are of.
 
     `advance` is told of each tensor. A matrix at a time is in memory. Raises EnvironmentFault where
     the disk is too small, which is found before anything is read, and ArtifactError.
     """
     entries: list[Entry] = []
-    table = parameters(config)
-    for one in (p for p in table if p.name not in manifest.schemes):
+    table, matrices = parameters(config), schemes_of(tensors)
+    for one in (p for p in table if p.name not in matrices):
         entries.append(Entry(one.name, "F32", one.shape, partial(_floats, tensors[one.name])))
-    for one in (p for p in table if p.name in manifest.schemes):
-        entries += _entries(one, tensors[one.name], manifest.schemes[one.name])
+    for one in (p for p in table if p.name in matrices):
+        entries += _entries(one, tensors[one.name], matrices[one.name])
     counted = [
         Entry(one.name, one.dtype, one.shape, partial(_counted, one, one.name in tensors, advance))
         for one in entries
     ]
-    write_entries(folder / WEIGHTS, counted, {"format": "ms", "quant": manifest.quantization.quant})
-    manifest.write(folder)
+    write_entries(folder / WEIGHTS, counted, {"format": "ms", "quant": quantization.quant})
+    beside = sorted(one.name for one in folder.iterdir() if one.is_file() and one.name != WEIGHTS)
+    kept = quantization.kept
+    plain = {
+        "schema": SCHEMA,
+        "quant": quantization.quant,
+        "group": quantization.group,
+        "source": source,
+        "sha256": sha256_of(folder / WEIGHTS),
+        "files": {name: sha256_of(folder / name) for name in beside},
+        **({"modules_to_not_convert": kept} if kept else {}),
+        "tensors": {name: asdict(scheme) for name, scheme in matrices.items()},
+    }
+    write_manifest(folder / MANIFEST, plain)
 
 
-def weights_bytes(config: Decoder, manifest: QuantizationManifest) -> int:
+def schemes_of(tensors: Mapping[str, LazyTensor]) -> dict[str, Scheme]:
+    """The format of each quantized matrix."""
+    return {name: one.integers.scheme for name, one in tensors.items() if one.integers is not None}
+
+
+def weights_bytes(config: Decoder, matrices: Mapping[str, Scheme]) -> int:
     """Bytes of the tensors in the file."""
     total = 0
     for one in parameters(config):
-        scheme = manifest.schemes.get(one.name)
+        scheme = matrices.get(one.name)
         total += scheme.nbytes(*_out_in(one)) if scheme else 4 * math.prod(one.shape)
     return total
 

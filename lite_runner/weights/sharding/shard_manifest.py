@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from lite_runner.config.manifest_file import FileName, Sha256, read_manifest, wr
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.weights.hf import model_config_from_hf
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
@@ -27,8 +27,8 @@ _HINT = "cut the checkpoint again (run_mode=shard)"
 
 
 @dataclass(frozen=True)
-class _Shard:
-    """The fields of a shard's manifest but the model."""
+class ShardManifest:
+    """One rank's shard."""
 
     rank: Annotated[int, Range(0, MAX_RANKS - 1)]
     dp: Annotated[int, Range(1, MAX_RANKS)]
@@ -36,33 +36,24 @@ class _Shard:
     vocab_parallel: bool
     file: FileName
     sha256: Sha256
-
-
-@dataclass(frozen=True)
-class _Stored(_Shard):
     model: Mapping[str, object]  # a config.json
-
-
-@dataclass(frozen=True)
-class ShardManifest(_Shard):
-    """One rank's shard."""
-
-    model: Decoder
 
     @property
     def ranks(self) -> Ranks:
         return Ranks(self.rank, self.dp, self.tp)
 
     @property
-    def cut(self) -> tuple[int, int, bool, Decoder]:
+    def layout(self) -> tuple[int, int, bool, Mapping[str, object]]:
         """The fields that all ranks of a set share."""
         return self.dp, self.tp, self.vocab_parallel, self.model
 
+    def decoder(self) -> Decoder:
+        """The model. Raises ValueError, KeyError, TypeError and RunnerError."""
+        return model_config_from_hf(dict(self.model), MANIFEST, notes=False)
+
     def write(self, folder: Path) -> None:
         """Write manifest.json beside the shard."""
-        plain = {field.name: getattr(self, field.name) for field in fields(_Shard)}
-        model = hf_from_model_config(self.model)
-        write_manifest(folder / MANIFEST, {"schema": SCHEMA, **plain, "model": model})
+        write_manifest(folder / MANIFEST, {"schema": SCHEMA, **asdict(self)})
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest | None:
@@ -70,24 +61,29 @@ def read_shard_manifest(folder: Path) -> ShardManifest | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    stored = read_manifest(
-        path, _Stored, _WHAT, schema=SCHEMA, most=MAX_BYTES, hint=_HINT, artifact=folder.parent
+    manifest = read_manifest(
+        path,
+        ShardManifest,
+        _WHAT,
+        schema=SCHEMA,
+        most=MAX_BYTES,
+        hint=_HINT,
+        artifact=folder.parent,
     )
-    if stored.rank >= stored.dp * stored.tp:
+    if manifest.rank >= manifest.dp * manifest.tp:
         raise ArtifactError(
-            f"{path}: not {_WHAT}: rank {stored.rank} of {stored.dp} x {stored.tp}", _HINT
+            f"{path}: not {_WHAT}: rank {manifest.rank} of {manifest.dp} x {manifest.tp}", _HINT
         )
     try:
-        model = model_config_from_hf(dict(stored.model), str(path))
+        model_config_from_hf(dict(manifest.model), str(path))
     except (ValueError, KeyError, TypeError) as error:
         raise ArtifactError(f"{path}: not {_WHAT}: {error!r}", _HINT) from error
-    if not (folder / stored.file).is_file():
+    if not (folder / manifest.file).is_file():
         raise ArtifactError(
-            f"{path}: names the shard {stored.file!r}, which is not in the folder",
+            f"{path}: names the shard {manifest.file!r}, which is not in the folder",
             "copy the whole set again, or cut the checkpoint again (run_mode=shard)",
         )
-    given = {field.name: getattr(stored, field.name) for field in fields(_Shard)}
-    return ShardManifest(**given, model=model)
+    return manifest
 
 
 def rank_folders(folder: Path) -> list[tuple[int, Path]]:
@@ -105,4 +101,4 @@ def rank_folders(folder: Path) -> list[tuple[int, Path]]:
 def shards_model(folder: Path) -> Decoder | None:
     """The model in the manifests of a set; None if it has no manifests."""
     manifests = (read_shard_manifest(path) for _, path in rank_folders(folder))
-    return next((manifest.model for manifest in manifests if manifest), None)
+    return next((manifest.decoder() for manifest in manifests if manifest), None)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, new_folder, require_space, sha256_of
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
+from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.sharding.partition import sliced
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
@@ -25,7 +25,7 @@ from lite_runner.weights.sharding.shard_manifest import (
     read_shard_manifest,
 )
 from lite_runner.weights.sharding.strategy import Strategy, strategy_of, write_strategy
-from lite_runner.weights.tensor import Index, LazyTensor
+from lite_runner.weights.tensor import LazyTensor, watched
 from lite_runner.weights.write import write_files
 
 ShardFormat = Literal["ckpt", "safetensors"]
@@ -40,7 +40,9 @@ class Cutting:
     strategy: Strategy  # of one stage
     format: ShardFormat
     prefix: str = "checkpoint_"  # of the names of the shards
-    described: ShardManifest | None = None  # manifest template
+    model: Decoder | None = None  # None: unknown, and the shards get no manifests
+    ranks: Ranks = Ranks()
+    vocab_parallel: bool = True
 
     @classmethod
     def of_model(
@@ -48,8 +50,16 @@ class Cutting:
     ) -> Cutting:
         """This project's layout of a model on `ranks`, whose own rank is ignored."""
         strategy = strategy_of(model, ranks, vocab_parallel=vocab_parallel)
-        manifest = ShardManifest(0, ranks.data, ranks.tensor, vocab_parallel, "", "", model)
-        return cls(strategy, format, described=manifest)
+        return cls(strategy, format, model=model, ranks=ranks, vocab_parallel=vocab_parallel)
+
+    def manifest(self, rank: int, shard: Path | None = None) -> ShardManifest | None:
+        """The manifest of a rank, and of its `shard` once that is written; None for shards of an
+        unknown model."""
+        if self.model is None:
+            return None
+        name, sha256 = ("", "") if shard is None else (shard.name, sha256_of(shard))
+        data, tensor, model = self.ranks.data, self.ranks.tensor, hf_from_model_config(self.model)
+        return ShardManifest(rank, data, tensor, self.vocab_parallel, name, sha256, model)
 
     def of_rank(self, rank: int, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
         """The shards that `rank` holds of the full `tensors`; all of one without a layout."""
@@ -115,8 +125,10 @@ def write_shards(
     stop = threading.Event()
 
     def write(folder: Path, rank: int) -> None:
-        held = _counted(cutting.of_rank(rank, tensors), advance, stop)
-        _write_rank(folder, held, cutting, rank)
+        file = folder / f"{cutting.prefix}{rank}.{cutting.format}"
+        _write(file, cutting.format, _counted(cutting.of_rank(rank, tensors), advance, stop))
+        if manifest := cutting.manifest(rank, file):
+            manifest.write(folder)
 
     if only_rank is not None:
         with new_folder(folder) as fresh:
@@ -139,7 +151,7 @@ def write_shards(
             raise
 
 
-def write_strategies(folder: Path, cutting: Cutting, ranks: Any = None) -> None:
+def write_strategies(folder: Path, cutting: Cutting, ranks: Sequence[int] | None = None) -> None:
     """Write MindSpore's strategy file of each of `ranks` (all of them, unless given)."""
     for rank in range(cutting.strategy.ranks) if ranks is None else ranks:
         write_strategy(folder / f"ckpt_strategy_rank_{rank}.ckpt", cutting.strategy)
@@ -147,14 +159,6 @@ def write_strategies(folder: Path, cutting: Cutting, ranks: Any = None) -> None:
 
 class _Stopped(Exception):
     """Another worker failed, or the user stopped the run."""
-
-
-def _write_rank(folder: Path, held: Mapping[str, LazyTensor], cutting: Cutting, rank: int) -> None:
-    file = folder / f"{cutting.prefix}{rank}.{cutting.format}"
-    _write(file, cutting.format, held)
-    if cutting.described is not None:
-        manifest = replace(cutting.described, rank=rank, file=file.name, sha256=sha256_of(file))
-        manifest.write(folder)
 
 
 def _write(file: Path, format: ShardFormat, tensors: Mapping[str, LazyTensor]) -> None:
@@ -166,10 +170,10 @@ def _write(file: Path, format: ShardFormat, tensors: Mapping[str, LazyTensor]) -
 
 def _check_neighbours(target: Path, cutting: Cutting) -> None:
     """Ranks beside one that is written alone must have the same layout."""
-    wanted = cutting.described
+    wanted = cutting.manifest(0)
     for _, path in rank_folders(target):
         other = read_shard_manifest(path)
-        if (wanted and wanted.cut) != (other and other.cut):
+        if (wanted and wanted.layout) != (other and other.layout):
             told = [f"tp={one.tp} dp={one.dp}" if one else "no manifest" for one in (other, wanted)]
             raise ConfigError(
                 f"{path}: of another set ({told[0]}) than the one asked for ({told[1]})",
@@ -182,17 +186,9 @@ def _counted(
 ) -> dict[str, LazyTensor]:
     """The same tensors; bytes read are counted, and reading raises once `stop` is set."""
 
-    def count(array: NDArray[Any]) -> NDArray[Any]:
+    def count(array: NDArray[Any]) -> None:
         if stop.is_set():
             raise _Stopped
         advance(array.nbytes)
-        return array
 
-    def counted(tensor: LazyTensor) -> LazyTensor:
-        def part(index: Index) -> NDArray[Any]:
-            return count(tensor.piece(index))
-
-        cheap = None if tensor.part is None else part
-        return LazyTensor(tensor.shape, tensor.dtype, lambda: count(tensor.read()), cheap)
-
-    return {name: counted(tensor) for name, tensor in tensors.items()}
+    return {name: watched(tensor, count) for name, tensor in tensors.items()}

@@ -143,7 +143,7 @@ def open_shards(folder: Path, model: Decoder | None, strategy: Path | None = Non
             "keep the checkpoints of one format in the rank_* folders",
         )
     if model is None and manifests:
-        model = manifests[0].model
+        model = manifests[0].decoder()
     held = tuple(open_shard(file, model) for file in files)
     if model is None:
         layouts, shapes = strategy_in_file(folder, held, strategy)
@@ -307,7 +307,7 @@ def _manifests(folder: Path, folders: list[Path]) -> tuple[ShardManifest, ...]:
         path = folders[read.index(None)]
         raise ArtifactError(f"{path}: no manifest.json, but other ranks have one", COPY_AGAIN)
     for rank, manifest in enumerate(found):
-        if manifest.cut != found[0].cut:
+        if manifest.layout != found[0].layout:
             raise ArtifactError(
                 f"{folders[rank]}: of another set than {folders[0].name}: tp={manifest.tp} "
                 f"dp={manifest.dp} against tp={found[0].tp} dp={found[0].dp}, or another model",

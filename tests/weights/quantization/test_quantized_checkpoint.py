@@ -4,7 +4,6 @@ import copy
 import json
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,15 @@ def write(tmp_path: Path) -> Write:
     def do(config: Decoder, quant: Quant = "a16w4") -> dict[str, LazyTensor]:
         quantization = Quantization.of(quant, None)
         tensors = with_quantization(random_checkpoint(config, 0), config, quantization)
-        manifest = QuantizationManifest(quantization, "random", schemes(config, quantization))
-        write_quantized(tmp_path, tensors, config, manifest)
+        write_quantized(tmp_path, tensors, config, quantization, "random")
         written = sha256_of(tmp_path / WEIGHTS)
-        assert read_quantization(tmp_path) == replace(manifest, sha256=written)
+        matrices = schemes(config, quantization)
+        manifest = QuantizationManifest(
+            quantization.quant, quantization.group, "random", matrices, written, {}
+        )
+        assert read_quantization(tmp_path) == manifest
         held = safetensors.numpy.load_file(tmp_path / WEIGHTS)
-        assert sum(one.nbytes for one in held.values()) == weights_bytes(config, manifest)
+        assert sum(one.nbytes for one in held.values()) == weights_bytes(config, matrices)
         return tensors
 
     return do
