@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import tokenizers
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.text.chatglm_chat import PREFIX, ROLES, ChatForm, role_tag
 from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
 from lite_runner.text.spelling import CHATGLM_SPELLING, LONGEST_RUN, SPACE, chatglm_decoder
-from lite_runner.text.tokenizer import SpecialTokens
+from lite_runner.text.tokenizer import SpecialTokens, enclose, special_tokens
 
 _ADDED = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *map(role_tag, ROLES))
 DEFAULTS = SpecialTokens(eos=("</s>",), pad="<unk>", unk="<unk>")
@@ -47,17 +47,14 @@ def add_tokens(backend: tokenizers.Tokenizer, source: str) -> None:
     Raises ArtifactError naming `source` where other tokens have their ids.
     """
     first = backend.get_vocab_size(with_added_tokens=False)
-    backend.add_special_tokens([AddedToken(one, normalized=False, special=True) for one in _ADDED])
+    backend.add_special_tokens(special_tokens(_ADDED))
     for id, token in enumerate(_ADDED, first):
         if backend.token_to_id(token) != id:
             raise ArtifactError(
                 f"{source}: {token} has the id {backend.token_to_id(token)}, expected {id} behind "
                 f"the {first} pieces: not the tokenizer of a ChatGLM2 or ChatGLM3"
             )
-    ids = [(token, backend.token_to_id(token)) for token in PREFIX]
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*PREFIX, "$A"], special_tokens=ids
-    )
+    enclose(backend, PREFIX, (), source=source)
 
 
 def with_ends(special: SpecialTokens, form: ChatForm) -> SpecialTokens:
@@ -76,7 +73,6 @@ def is_chatglm_6b(vocabulary: Vocabulary) -> bool:
 def build_6b(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokenizer:
     """The tokenizer of such a vocabulary. Raises ArtifactError naming `source`."""
     pieces = [_RUNS.get(piece, piece) for piece in vocabulary.pieces]
-    ids = {piece: id for id, piece in enumerate(pieces)}
     # As pieces of their own they are matched in the normalized text, and no space precedes what
     # follows them, as it would with added tokens.
     whole = {pieces[id] for id in vocabulary.ids_of(PieceType.USER_DEFINED)} - {*_RUNS.values()}
@@ -91,9 +87,7 @@ def build_6b(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokenizer:
     if isinstance(backend.model, models.BPE):
         backend.model.ignore_merges = True  # a whole piece is one, whatever it is merged from
     backend.decoder = chatglm_decoder()
-    backend.post_processor = processors.TemplateProcessing(
-        single=["$A", *ENDING_6B], special_tokens=[(token, ids[token]) for token in ENDING_6B]
-    )
+    enclose(backend, (), ENDING_6B, source=source)
     return backend
 
 

@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from lite_runner.errors import ArtifactError
 from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
-from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
 from lite_runner.weights.formats.gguf_metadata import read_metadata
 
 _KEY = "tokenizer.ggml."
@@ -64,6 +64,16 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
 }
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 _QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
+
+
+def byte_level_bpe(model: models.BPE, pre: str) -> tokenizers.Tokenizer:
+    """A tokenizer that spells bytes as GPT-2's does; `pre`: one of PRE_TOKENIZERS."""
+    backend = tokenizers.Tokenizer(model)
+    if pre in _QWEN2_NAMES:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
 
 
 def load_gguf(path: Path) -> Tokenizer:
@@ -142,8 +152,8 @@ class _Fields:
         tokens = (self.token(name) for name in names)
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
-    def ids_of(self, kind: PieceType) -> list[int]:
-        return [id for id, type in enumerate(self.types) if type == kind]
+    def tokens_of_type(self, kind: PieceType) -> list[str]:
+        return [token for token, type in zip(self.tokens, self.types, strict=True) if type == kind]
 
     def chat_template(self) -> str | None:
         template = self._metadata.get("tokenizer.chat_template")
@@ -170,17 +180,10 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
         model = models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES)
     except Exception as error:  # a merge of tokens missing from the vocabulary
         raise ArtifactError(f"{fields.source}: broken vocabulary: {error}") from error
-    backend = tokenizers.Tokenizer(model)
-    if pre in _QWEN2_NAMES:
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    backend.decoder = decoders.ByteLevel()
-    for kind, special in ((PieceType.CONTROL, True), (PieceType.USER_DEFINED, False)):
-        tokens = [
-            AddedToken(fields.tokens[id], normalized=False, special=special)
-            for id in fields.ids_of(kind)
-        ]
-        (backend.add_special_tokens if special else backend.add_tokens)(tokens)
+    backend = byte_level_bpe(model, pre)
+    backend.add_special_tokens(special_tokens(fields.tokens_of_type(PieceType.CONTROL)))
+    own = fields.tokens_of_type(PieceType.USER_DEFINED)
+    backend.add_tokens([AddedToken(token, normalized=False) for token in own])
     return backend
 
 

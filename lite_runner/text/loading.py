@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import AddedToken, models
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
 from lite_runner.text import chatglm, tiktoken
 from lite_runner.text.chatglm_chat import ChatForm
-from lite_runner.text.gguf import PRE_TOKENIZERS
+from lite_runner.text.gguf import byte_level_bpe, load_gguf
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
-from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
 from lite_runner.text.tokenizer_cost import check_tokenizer
 from lite_runner.weights.formats.gguf_file import is_split
 
@@ -74,8 +74,6 @@ def _load(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     if not path.is_file():
         raise ArtifactError(f"no tokenizer at {path}: no such file or folder", hint=_HINT)
     if path.suffix == ".gguf":
-        from lite_runner.text.gguf import load_gguf
-
         return load_gguf(path)
     if path.suffix in (".json", ".model"):
         return _load_file(path, chat_form)
@@ -165,15 +163,11 @@ def _read_vocab_and_merges(
     if not merges.is_file():
         raise ArtifactError(f"{vocab}: no {_MERGES} beside it", "a vocab.json needs its merges")
     try:
-        backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        model = models.BPE.from_file(str(vocab), str(merges))
     except Exception as error:  # not JSON, a merge of unknown tokens, ...
         raise ArtifactError(f"{vocab}: not a vocabulary with merges: {error}") from error
-    if is_qwen2:
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = PRE_TOKENIZERS["qwen2" if is_qwen2 else "gpt-2"]()
-    backend.decoder = decoders.ByteLevel()
-    added = _QWEN2_ADDED if is_qwen2 else (_END,)
-    backend.add_special_tokens([AddedToken(one, normalized=False, special=True) for one in added])
+    backend = byte_level_bpe(model, "qwen2" if is_qwen2 else "gpt-2")
+    backend.add_special_tokens(special_tokens(_QWEN2_ADDED if is_qwen2 else (_END,)))
     bos = None if is_qwen2 else _END
     return backend, SpecialTokens(bos=bos, eos=(_END,), pad=_END, unk=_END)
 

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.text.spelling import SPACE, sentencepiece_decoder
-from lite_runner.text.tokenizer import SpecialTokens
+from lite_runner.text.tokenizer import SpecialTokens, special_tokens
 
 
 class PieceType(IntEnum):
@@ -86,9 +86,7 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
         raise ArtifactError(f"{source}: not a sentencepiece model: {error}") from error
     backend.decoder = sentencepiece_decoder(vocabulary.add_space_prefix)
     special = [vocabulary.pieces[id] for id in unknown + vocabulary.ids_of(PieceType.CONTROL)]
-    backend.add_special_tokens(
-        [AddedToken(piece, normalized=False, special=True) for piece in special]
-    )
+    backend.add_special_tokens(special_tokens(special))
     # Matched before pre-tokenization; inner spaces are spelled as in the normalized text.
     backend.add_tokens(
         [

@@ -7,12 +7,12 @@ import re
 from base64 import b64decode
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import models
 
 from lite_runner.errors import ArtifactError
-from lite_runner.text.gguf import PRE_TOKENIZERS
+from lite_runner.text.gguf import byte_level_bpe
 from lite_runner.text.spelling import byte_alphabet
-from lite_runner.text.tokenizer import SpecialTokens
+from lite_runner.text.tokenizer import SpecialTokens, enclose, special_tokens
 
 _GLM4_PREFIX = ("[gMASK]", "<sop>")  # of every prompt
 _LLAMA3_RANKS = 128_000  # of every Llama 3
@@ -57,10 +57,8 @@ def read_ranks(data: bytes, source: str) -> tokenizers.Tokenizer:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise ArtifactError(f"{source}: no token for {len(missing)} of 256 bytes")
-    backend = tokenizers.Tokenizer(models.BPE(vocab, _merges(ranks), ignore_merges=True))
-    backend.pre_tokenizer = PRE_TOKENIZERS["llama3"]()  # GLM-4's is the same
-    backend.decoder = decoders.ByteLevel()
-    return backend
+    # GLM-4's pre-tokenizer is the same.
+    return byte_level_bpe(models.BPE(vocab, _merges(ranks), ignore_merges=True), "llama3")
 
 
 def add_special_tokens(
@@ -71,12 +69,9 @@ def add_special_tokens(
 
     Raises ArtifactError naming `source` where the model is neither a GLM-4 nor a Llama 3.
     """
-    prefix = [(token, backend.token_to_id(token)) for token in _GLM4_PREFIX]
-    absent = [token for token, id in prefix if id is None]
+    absent = [token for token in _GLM4_PREFIX if backend.token_to_id(token) is None]
     if not absent:
-        backend.post_processor = processors.TemplateProcessing(
-            single=[*_GLM4_PREFIX, "$A"], special_tokens=prefix
-        )
+        enclose(backend, _GLM4_PREFIX, (), source=source)
         return SpecialTokens(eos=("<|endoftext|>",), pad="<|endoftext|>"), _GLM4_TEMPLATE
     listed = backend.token_to_id(_LLAMA3_ADDED[0]) is not None
     if not listed and backend.get_vocab_size() != _LLAMA3_RANKS:
@@ -87,8 +82,7 @@ def add_special_tokens(
             "put the model's own tokenizer_config.json beside it, or give its tokenizer.json",
         )
     if not listed:
-        added = (AddedToken(one, normalized=False, special=True) for one in _LLAMA3_ADDED)
-        backend.add_special_tokens([*added])
+        backend.add_special_tokens(special_tokens(_LLAMA3_ADDED))
     bos, *eos, pad = (
         one if backend.token_to_id(one) is not None else None
         for one in ("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", _LLAMA3_ADDED[2])

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -311,7 +311,7 @@ class Tokenizer:
             if token is not None and self.id_of(token) is None:
                 raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
         copied = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        copied.add_special_tokens([AddedToken(token, normalized=False) for token in more])
+        copied.add_special_tokens(special_tokens(more))
         if prefix_space:
             rest = [copied.normalizer] if copied.normalizer is not None else []
             copied.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *rest])
@@ -440,13 +440,7 @@ class Tokenizer:
             return
         before = [special.bos] if special.add_bos and special.bos else []
         after = [special.eos[0]] if special.add_eos and special.eos else []
-        ids = {token: self.id_of(token) for token in before + after}
-        for token, id in ids.items():
-            if id is None:
-                raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
-        self._backend.post_processor = processors.TemplateProcessing(
-            single=[*before, "$A", *after], special_tokens=list(ids.items())
-        )
+        enclose(self._backend, before, after, source=self.source)
 
 
 def _not_text() -> ConfigError:
@@ -464,15 +458,34 @@ def _with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     ]
 
 
+def special_tokens(texts: Iterable[str]) -> list[AddedToken]:
+    """Special tokens to add to a vocabulary, found in a text as they are spelled."""
+    return [AddedToken(text, normalized=False, special=True) for text in texts]
+
+
+def enclose(
+    backend: tokenizers.Tokenizer, before: Sequence[str], after: Sequence[str], *, source: str
+) -> None:
+    """Put these tokens before and after every text.
+
+    Raises ArtifactError naming `source` where the vocabulary lacks one.
+    """
+    ids = {token: backend.token_to_id(token) for token in (*before, *after)}
+    for token, id in ids.items():
+        if id is None:
+            raise ArtifactError(f"{source}: {token!r} is not in the vocabulary")
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after], special_tokens=list(ids.items())
+    )
+
+
 def byte_tokenizer() -> Tokenizer:
     """The built-in tokenizer of random models: ids 0..255 are bytes, then <s>, </s>, <pad>."""
     vocab = {character: byte for byte, character in enumerate(byte_alphabet())}
     backend = tokenizers.Tokenizer(models.BPE(vocab, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in ("<s>", "</s>", "<pad>")]
-    )
+    backend.add_special_tokens(special_tokens(("<s>", "</s>", "<pad>")))
     return Tokenizer(
         backend,
         SpecialTokens(bos="<s>", eos=("</s>",), pad="<pad>"),
