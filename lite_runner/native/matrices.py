@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from lite_runner.native.structs import (
     Format,
     Layout,
     Order,
+    Part,
 )
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
@@ -28,6 +29,7 @@ from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
+T = TypeVar("T")
 # [out, in]; floats as stored, see LazyTensor
 Weight: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 
@@ -82,19 +84,19 @@ def matrix(
     layout = Layout(fields)
     if blocks:
         fields.format, fields.rounded_input = Format[blocks[0].type_name], rounded_input
-        fields.data = layout.add(_BlockPanels(blocks))
+        fields.data = layout.add(_block_panels(blocks))
         _add_bias(layout, fields, bias)
         return layout
     quantized, floats = _alike(parts)
     if quantized and dequantize:
         fields.format = Format.FLOAT32
-        fields.data = layout.add(_Dequantized(quantized))
+        fields.data = layout.add(_dequantized_panels(quantized))
     elif quantized:
         _add_integers(layout, fields, quantized, rounded_input and quantized[0].bits == 8)
     else:
         fields.format = _format(floats)
         bfloat16 = fields.format == Format.BFLOAT16
-        fields.data = layout.add(Panels(floats, 8, bfloat16=bfloat16))
+        fields.data = layout.add(panels(floats, 8, bfloat16=bfloat16))
         fields.rounded_input = bfloat16 and rounded_input
     _add_bias(layout, fields, bias)
     return layout
@@ -127,7 +129,7 @@ def _add_bias(
 ) -> None:
     if bias is not None:
         biases = bias if isinstance(bias, tuple) else (bias,)
-        fields.bias = layout.add(Panels([one[:, None] for one in biases]))
+        fields.bias = layout.add(panels([one[:, None] for one in biases]))
 
 
 def _add_integers(
@@ -141,20 +143,18 @@ def _add_integers(
     order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if rounded_input else Order.BYTE_PAIRS
     # Eight inputs at a time.
     words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
-    fields.data = layout.add(Panels(words, order=order))
-    if group:
-        fields.scales = layout.add(Panels([part.scales for part in parts]))
-    else:
-        fields.scales = layout.add(Panels([part.scales[:, None] for part in parts]))
+    fields.data = layout.add(panels(words, order=order))
+    scales = [part.scales if group else part.scales[:, None] for part in parts]
+    fields.scales = layout.add(panels(scales))
     if bits == 4:
         fields.minimums = layout.add(
-            Panels([part.minimums for part in parts if part.minimums is not None])
+            panels([part.minimums for part in parts if part.minimums is not None])
         )
     if rounded_input:
         span = group or INPUT_GROUP
         grouped = [_padded(part.values, 1, span) for part in parts]
         totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
-        fields.sums = layout.add(Panels(totals))
+        fields.sums = layout.add(panels(totals))
 
 
 def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
@@ -257,76 +257,67 @@ def _is_bfloat16(weight: NDArray[Any]) -> bool:
     )
 
 
-class _InPanels:
-    """Parts of one shape as panels, interleaved if there are two; see `structs.Part`."""
+def _in_panels(
+    parts: Sequence[T], rows: int, panel_bytes: int, write_part: Callable[[T, int, int], None]
+) -> Part:
+    """Parts of one shape as panels, interleaved if there are two. `write_part` gets a part, the
+    stride of its panels in panels, and the address of the first."""
 
-    def __init__(self, parts: Sequence[Any], rows: int, panel_bytes: int) -> None:
-        self._parts, self._panel_bytes = parts, panel_bytes
-        self.nbytes = len(parts) * -(-rows // PANEL) * panel_bytes
+    def write(target: Block) -> None:
+        for index, part in enumerate(parts):
+            write_part(part, len(parts), target.ctypes.data + index * panel_bytes)
 
-    def write(self, target: Block) -> None:
-        for index, part in enumerate(self._parts):
-            self._write_part(part, target.ctypes.data + index * self._panel_bytes)
-
-    def _write_part(self, part: Any, address: int) -> None:
-        raise NotImplementedError
+    return Part(len(parts) * -(-rows // PANEL) * panel_bytes, write)
 
 
-class Panels(_InPanels):
-    """Arrays [out, n] as panels [out / 32, n, 32], zero-padded."""
+def panels(
+    arrays: Sequence[NDArray[Any]],
+    multiple: int = 1,
+    *,
+    bfloat16: bool = False,
+    order: Order = Order.PLAIN,
+) -> Part:
+    """Arrays [out, n] as panels [out / 32, n, 32], zero-padded.
 
-    def __init__(
-        self,
-        arrays: Sequence[NDArray[Any]],
-        multiple: int = 1,
-        *,
-        bfloat16: bool = False,
-        order: Order = Order.PLAIN,
-    ) -> None:
-        """n is padded to a `multiple`; float32 may be stored as bfloat16 if that is exact; `order`:
-        order of the integers in a word."""
-        self._order = order
-        rows, width = arrays[0].shape
-        self._width = -(-width // multiple) * multiple
-        self._size = 2 if bfloat16 else arrays[0].itemsize
-        arrays = [np.ascontiguousarray(array) for array in arrays]
-        super().__init__(arrays, rows, PANEL * self._width * self._size)
+    n is padded to a `multiple`; float32 may be stored as bfloat16 if that is exact; `order`: of the
+    integers in a word.
+    """
+    rows, width = arrays[0].shape
+    padded = -(-width // multiple) * multiple
+    size = 2 if bfloat16 else arrays[0].itemsize
 
-    def _write_part(self, part: NDArray[Any], address: int) -> None:
-        sizes = (*part.shape, self._width, part.itemsize, self._size)
-        library().lite_runner_pack(part.ctypes.data, *sizes, self._order, len(self._parts), address)
-        drop_pages(part)  # a mapped file's pages are not read again
+    def write(array: NDArray[Any], stride: int, address: int) -> None:
+        sizes = (*array.shape, padded, array.itemsize, size)
+        library().lite_runner_pack(array.ctypes.data, *sizes, order, stride, address)
+        drop_pages(array)  # a mapped file's pages are not read again
+
+    contiguous = [np.ascontiguousarray(array) for array in arrays]
+    return _in_panels(contiguous, rows, PANEL * padded * size, write)
 
 
-class _BlockPanels(_InPanels):
+def _block_panels(parts: Sequence[BlockMatrix]) -> Part:
     """Matrices in GGUF's blocks of one type as panels of units: see BlockForm in src/layers.h."""
+    format = Format[parts[0].type_name]
+    (rows, inputs), (span, nbytes) = parts[0].shape, UNITS[format]
 
-    def __init__(self, parts: Sequence[BlockMatrix]) -> None:
-        self._format = Format[parts[0].type_name]
-        (rows, inputs), (span, nbytes) = parts[0].shape, UNITS[self._format]
-        super().__init__(parts, rows, inputs // span * nbytes)
-
-    def _write_part(self, part: BlockMatrix, address: int) -> None:
+    def write(part: BlockMatrix, stride: int, address: int) -> None:
         data = np.ascontiguousarray(part.data)
-        library().lite_runner_pack_blocks(
-            data.ctypes.data, self._format, *part.shape, len(self._parts), address
-        )
+        library().lite_runner_pack_blocks(data.ctypes.data, format, *part.shape, stride, address)
         drop_pages(data)
 
+    return _in_panels(parts, rows, inputs // span * nbytes, write)
 
-class _Dequantized(_InPanels):
+
+def _dequantized_panels(parts: Sequence[QuantizedTensor]) -> Part:
     """Group-quantized matrices dequantized to float32 panels."""
+    rows, inputs = parts[0].shape
 
-    def __init__(self, parts: Sequence[QuantizedTensor]) -> None:
-        rows, inputs = parts[0].shape
-        super().__init__(parts, rows, 4 * PANEL * (-(-inputs // 8) * 8))
-
-    def _write_part(self, part: QuantizedTensor, address: int) -> None:
+    def write(part: QuantizedTensor, stride: int, address: int) -> None:
         arrays = [
             one if one is None else np.ascontiguousarray(one)
             for one in (part.values, part.scales, part.minimums)
         ]
         pointers = [one if one is None else one.ctypes.data for one in arrays]
-        library().lite_runner_widen(
-            *pointers, *part.shape, part.bits, part.group, len(self._parts), address
-        )
+        library().lite_runner_widen(*pointers, *part.shape, part.bits, part.group, stride, address)
+
+    return _in_panels(parts, rows, 4 * PANEL * (-(-inputs // 8) * 8), write)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from typing import Any
 
@@ -88,10 +88,11 @@ class NativeModel:
     """Computes steps, reading the packed layers where they are: they may be a mapped file."""
 
     def __init__(
-        self, config: Decoder, layers: Sequence[Packed], slots: int, peers: Peers | None = None
+        self, config: Decoder, layers: Iterable[Packed], slots: int, peers: Peers | None = None
     ) -> None:
         """`layers`: as `pack` returns them; `slots`: of the adapter pools; `peers`: the ranks that
         have the rest of each layer."""
+        layers = list(layers)
         self._config = config if peers is None else config.shard(peers.share.count)
         self._peers = peers
         self._blocks = [layer.block for layer in layers]  # keeps them alive

@@ -17,10 +17,13 @@ from lite_runner.native.matrices import Weight
 from lite_runner.native.structs import (
     MOST_HEAD_DIM,
     Activation,
+    AttentionLayer,
     Block,
+    FeedForwardLayer,
     Floats,
     Layout,
     NormValues,
+    Residual,
     Room,
     aligned,
 )
@@ -92,37 +95,15 @@ def pack(
     *,
     rounded_input: bool = False,
     dequantize: bool = False,
-    share: Share = WHOLE,
-) -> list[Packed]:
-    """The layers of a model that is not `unsupported`, in the order of computation, taking its
-    weights, or a rank's `share` of them, layer by layer.
-
-    `rounded_input` and `dequantize`: see matrices.matrix.
-    """
-    return list(
-        packed_layers(
-            model,
-            weights,
-            lora,
-            rounded_input=rounded_input,
-            dequantize=dequantize,
-            share=share,
-        )
-    )
-
-
-def packed_layers(
-    model: spec.Decoder,
-    weights: Weights,
-    lora: LoraSize | None = None,
-    *,
-    rounded_input: bool = False,
-    dequantize: bool = False,
     room: Room = aligned,
     share: Share = WHOLE,
 ) -> Iterator[Packed]:
-    """The same, one after the other: embedding, attention and feed-forward of each block, head.
-    Each is packed in a `room` of its own."""
+    """The layers of a model that is not `unsupported`, one after the other: embedding, attention
+    and feed-forward of each block, head. Each takes its weights, or a rank's `share` of them, when
+    it is packed, in a `room` of its own.
+
+    `rounded_input` and `dequantize`: see matrices.matrix.
+    """
     layouts, local = PoolLayouts(model, lora, share), model.shard(share.count)
     packer = _Packer(local, weights, layouts, rounded_input, dequantize, room, share)
     yield packer.embedding()
@@ -141,7 +122,7 @@ class PoolLayouts:
         self._share, self._parameters = share, by_role(model)
 
     def every(self) -> list[PoolLayout | None]:
-        """In the order of `packed_layers`."""
+        """In the order of `pack`."""
         blocks = enumerate(self._model.blocks)
         pairs = [(self.attention(i, block), self.feed_forward(i, block)) for i, block in blocks]
         return [self.embedding(), *(one for pair in pairs for one in pair), self.head()]
@@ -199,24 +180,6 @@ class PoolLayouts:
         return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
 
-def _is_general(model: spec.Decoder, block: spec.Block) -> bool:
-    """True if a block's layers have norms or scales that plain ones lack."""
-    attention = block.attention
-    return (
-        block.norm is None
-        or block.post_norm is not None
-        or block.residual_scale != model.embedding_scale
-        or attention.scale is not None
-        or attention.softcap is not None
-        or not attention.qk_norm_by_head
-        or block.feed_forward.activation is not None
-        or len(model.rotaries) > 1
-        or block.normed_residual is not None
-        or block.parallel
-        or model.prefix is not None
-    )
-
-
 def _rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, int]:
     """Width of a row of the rotary table, and where a layer's cos and sin begin in it: the model's
     different rotary positions lie side by side. (0, 0): the layer has none."""
@@ -249,62 +212,58 @@ class _Packer:
         self._parameters, self._experts = by_role(model), by_expert(model)
 
     def embedding(self) -> Packed:
-        model, name = self._model, self._name("embedding")
+        model, layout = self._model, self._layouts.embedding()
         positions = None
         if model.learned_positions:
             positions = self._weights.vector(self._name("positions"))
-        norm = None
-        if model.embedding_norm is not None:
-            norm = self._norm(model.embedding_norm, "embedding_norm")
-        layout = self._layouts.embedding()
-        table = self._packed(self._weights.matrix(name))
+        norm = self._norm(model.embedding_norm, "embedding_norm")
+        table = self._packed(self._weights.matrix(self._name("embedding")))
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(self._room), layout)
 
     def attention(self, layer: int, block: spec.Block) -> Packed:
-        parts, hidden = block.attention, self._model.hidden_size
+        parts = block.attention
         layout = self._layouts.attention(layer, block)
         inward = matrices.stacked([self._matrix(role, layer) for role in _INWARD])
         bias = None
         if parts.qkv_bias:
             bias = np.concatenate([self._bias(role, layer) for role in _INWARD])
         outward = self._matrix("attention_out", layer)
-        query_norm = key_norm = None
-        if parts.qk_norm is not None:
-            query_norm = self._norm(parts.qk_norm, "query_norm", layer)
-            key_norm = self._norm(parts.qk_norm, "key_norm", layer)
-        general = None
-        if residual := self._residual("attention_post_norm", layer, block):
-            general = packing.GeneralAttention(
-                parts.head_dim**-0.5 if parts.scale is None else parts.scale,
-                residual,
-                joint_norm=not parts.qk_norm_by_head,
-                softcap=parts.softcap,
-                rope=_rope_columns(self._model, parts),
-                prefix=self._model.prefix is not None,
-            )
+        query_norm = self._norm(parts.qk_norm, "query_norm", layer)
+        key_norm = self._norm(parts.qk_norm, "key_norm", layer)
+        post_norm = self._norm(block.post_norm, "attention_post_norm", layer)
+        rope_width, rope_offset = _rope_columns(self._model, parts)
+        fields = AttentionLayer(
+            hidden=self._model.hidden_size,
+            heads=parts.heads,
+            kv_heads=parts.kv_heads,
+            head_dim=parts.head_dim,
+            rotary=parts.rotary is not None,
+            rope_width=rope_width,
+            rope_offset=rope_offset,
+            window=parts.window or 0,
+            prefix=self._model.prefix is not None,
+            parallel=block.parallel,
+            joint_norm=not parts.qk_norm_by_head,
+            scale=parts.head_dim**-0.5 if parts.scale is None else parts.scale,
+            softcap=parts.softcap or 0.0,
+            residual=self._residual(block),
+        )
         packed = packing.attention(
-            packing.AttentionShape(
-                parts.heads,
-                parts.kv_heads,
-                parts.head_dim,
-                hidden,
-                rotary=parts.rotary is not None,
-                residual=True,
-                window=parts.window,
-            ),
+            fields,
             self._packed(inward, bias),
             self._packed(outward, self._summed_bias("attention_out", layer, parts.out_bias)),
             self._norm_of_hidden(block.norm, "attention_norm", layer),
             layout,
             slopes=self._slopes(parts.heads) if parts.alibi else None,
-            qk_norm=(query_norm, key_norm),
-            general=general,
+            query_norm=query_norm,
+            key_norm=key_norm,
+            post_norm=post_norm,
         )
         return Packed(packed.block(self._room), layout)
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
-        parts, hidden = block.feed_forward, self._model.hidden_size
+        parts = block.feed_forward
         if parts.experts is not None:
             return self._mixture(layer, block, parts.experts)
         down = self._matrix("down", layer)
@@ -322,17 +281,15 @@ class _Packer:
             upward = self._packed(matrices.Alternating(gate, up), both)
         else:
             upward = self._packed(up, bias)
-        residual = self._residual("feed_forward_post_norm", layer, block)
+        fields = self._feed_forward_fields(block, surplus)
+        fields.gated, fields.parallel = parts.gated, block.parallel
         packed = packing.feed_forward(
+            fields,
             upward,
             self._packed(down, self._summed_bias("down", layer, parts.bias)),
             self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
-            hidden=hidden,
-            wide=parts.width + sum(surplus),
-            gated=parts.gated,
-            residual=residual is None
-            or packing.GeneralFeedForward(residual, _ACTIVATIONS[parts.function]),
+            post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
         )
         return Packed(packed.block(self._room), layout)
 
@@ -343,23 +300,30 @@ class _Packer:
             [self._weights.matrix(one.name) for one in self._experts[role, layer]]
             for role in _EXPERTS
         )
-        width, outward = block.feed_forward.width, matrices.alike(downs)
-        surplus = self._surplus(outward[0], width)
+        outward = matrices.alike(downs)
+        surplus = self._surplus(outward[0], block.feed_forward.width)
         inward = matrices.alike([matrices.with_zeros(one, surplus) for one in (*gates, *ups)])
         pairs = map(matrices.Alternating, inward[: experts.count], inward[experts.count :])
+        fields = self._feed_forward_fields(block, surplus)
+        fields.chosen, fields.renormalized = experts.chosen, experts.renormalized
         packed = packing.experts(
-            packing.Routing(matrices.matrix(router), experts.chosen, experts.renormalized),
+            fields,
+            matrices.matrix(router),
             [self._packed(pair) for pair in pairs],
             [self._packed(down) for down in outward],
             self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
-            hidden=self._model.hidden_size,
-            wide=width + sum(surplus),
-            general=packing.GeneralFeedForward(
-                self._residual_of("feed_forward_post_norm", layer, block),
-                _ACTIVATIONS[block.feed_forward.function],
-            ),
+            post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
         )
         return Packed(packed.block(self._room), None)
+
+    def _feed_forward_fields(self, block: spec.Block, surplus: tuple[int, int]) -> FeedForwardLayer:
+        parts = block.feed_forward
+        return FeedForwardLayer(
+            hidden=self._model.hidden_size,
+            wide=parts.width + sum(surplus),
+            activation=_ACTIVATIONS[parts.function],
+            residual=self._residual(block),
+        )
 
     def head(self) -> Packed:
         model = self._model
@@ -372,9 +336,7 @@ class _Packer:
             scaling = np.float32(model.logits_scaling)
             beta = None if norm.beta is None else norm.beta / scaling
             norm = NormValues(norm.gamma / scaling, beta, norm.epsilon)
-        block = packing.head(
-            matrix, norm, layout, hidden=model.hidden_size, softcap=model.logits_softcap
-        )
+        block = packing.head(matrix, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(self._room), layout)
 
     def _name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
@@ -398,7 +360,11 @@ class _Packer:
     def _surplus(self, down: Weight, width: int) -> tuple[int, int]:
         return matrices.surplus(down, self._share.index * width, width)
 
-    def _norm(self, norm: spec.Norm, role: Role, layer: int | None = None) -> NormValues:
+    def _norm(
+        self, norm: spec.Norm | None, role: Role, layer: int | None = None
+    ) -> NormValues | None:
+        if norm is None:
+            return None
         gain = self._weights.vector(self._name(role, layer))
         shift = None
         if norm.kind == "layer":
@@ -408,20 +374,13 @@ class _Packer:
     def _norm_of_hidden(
         self, norm: spec.Norm | None, role: Role, layer: int | None = None
     ) -> NormValues | None:
-        if norm is None:
-            return None
-        scaled = replace(norm, eps=norm.eps / self._model.embedding_scale**2)
+        scaled = norm and replace(norm, eps=norm.eps / self._model.embedding_scale**2)
         return self._norm(scaled, role, layer)
 
-    def _residual(self, role: Role, layer: int, block: spec.Block) -> packing.Residual | None:
-        """None: the layer is a plain one."""
-        return self._residual_of(role, layer, block) if _is_general(self._model, block) else None
-
-    def _residual_of(self, role: Role, layer: int, block: spec.Block) -> packing.Residual:
-        norm = None if block.post_norm is None else self._norm(block.post_norm, role, layer)
-        normed, scale = block.normed_residual, self._model.embedding_scale
-        normed = None if normed is None else normed / scale
-        return packing.Residual(block.residual_scale / scale, norm, normed, block.parallel)
+    def _residual(self, block: spec.Block) -> Residual:
+        scale = self._model.embedding_scale
+        normed = (block.normed_residual or 0.0) / scale
+        return Residual(scale=block.residual_scale / scale, normed_input=normed)
 
     def _packed(
         self,

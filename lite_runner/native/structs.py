@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from ctypes import Structure, c_double, c_int64
 from enum import IntEnum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,10 +81,7 @@ class Kind(IntEnum):
 
     ATTENTION = 1
     FEED_FORWARD = 2
-    EXTENDED_ATTENTION = 3
-    GENERAL_ATTENTION = 4
-    GENERAL_FEED_FORWARD = 5
-    EXPERTS = 6
+    EXPERTS = 3
 
 
 class Activation(IntEnum):
@@ -95,23 +92,17 @@ class Activation(IntEnum):
     GELU_EXACT = 2
 
 
+def _integers(names: str) -> list[tuple[str, type[c_int64]]]:
+    """Fields of 64 bits."""
+    return [(name, c_int64) for name in names.split()]
+
+
 # With slots, assigning a misspelled field fails.
 class Matrix(Structure):
     """A matrix [out, in]; `format` is a Format."""
 
     __slots__ = ()
-    _fields_ = [
-        ("format", c_int64),
-        ("out", c_int64),
-        ("inputs", c_int64),
-        ("group", c_int64),
-        ("rounded_input", c_int64),
-        ("data", c_int64),
-        ("scales", c_int64),
-        ("minimums", c_int64),
-        ("sums", c_int64),
-        ("bias", c_int64),
-    ]
+    _fields_ = _integers("format out inputs group rounded_input data scales minimums sums bias")
 
 
 class JoinedMatrix(Structure):
@@ -121,8 +112,7 @@ class JoinedMatrix(Structure):
     __slots__ = ()
     _fields_ = [
         ("plain", Matrix),
-        ("count", c_int64),
-        ("by_turns", c_int64),
+        *_integers("count by_turns"),
         ("parts", c_int64 * MOST_PARTS),
     ]
 
@@ -131,12 +121,7 @@ class Norm(Structure):
     """LayerNorm if centred, else RMSNorm; offsets from the start of the layer."""
 
     __slots__ = ()
-    _fields_ = [
-        ("centred", c_int64),
-        ("epsilon", c_double),
-        ("gamma", c_int64),
-        ("beta", c_int64),
-    ]
+    _fields_ = [("centred", c_int64), ("epsilon", c_double), *_integers("gamma beta")]
 
 
 class LoraPair(Structure):
@@ -155,14 +140,15 @@ class EmbeddingLayer(Structure):
     """Token embedding."""
 
     __slots__ = ()
-    _fields_ = [
-        ("hidden", c_int64),
-        ("table", c_int64),
-        ("positions", c_int64),
-        ("has_norm", c_int64),
-        ("norm", Norm),
-        ("adapters", LoraPair),
-    ]
+    _fields_ = [*_integers("hidden table positions"), ("norm", Norm), ("adapters", LoraPair)]
+
+
+class Residual(Structure):
+    """The residual connection of a layer: x + scale * norm(output); with `normed_input` to that
+    times the normed input."""
+
+    __slots__ = ()
+    _fields_ = [("norm", Norm), ("scale", c_double), ("normed_input", c_double)]
 
 
 class AttentionLayer(Structure):
@@ -170,94 +156,30 @@ class AttentionLayer(Structure):
 
     __slots__ = ()
     _fields_ = [
-        ("kind", c_int64),
-        ("hidden", c_int64),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("rotary", c_int64),
-        ("residual", c_int64),
-        ("slopes", c_int64),
-        ("query_key_value", c_int64),
-        ("projection", c_int64),
-        ("norm", Norm),
-        ("adapters", LoraPair),
-    ]
-
-
-class ExtendedAttentionLayer(Structure):
-    """An attention layer with a sliding window or query/key norms."""
-
-    __slots__ = ()
-    _fields_ = [
-        ("plain", AttentionLayer),
-        ("window", c_int64),
-        ("query_norm", Norm),
-        ("key_norm", Norm),
-    ]
-
-
-class GeneralAttentionLayer(Structure):
-    """An attention layer whose output is normed, scaled and then added to its input."""
-
-    __slots__ = ()
-    _fields_ = [
-        ("extended", ExtendedAttentionLayer),
+        *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
+        *_integers("slopes window prefix parallel joint_norm"),
         ("scale", c_double),
         ("softcap", c_double),
-        ("residual_scale", c_double),
-        ("normed_residual", c_double),
-        ("joint_norm", c_int64),
-        ("rope_width", c_int64),
-        ("rope_offset", c_int64),
-        ("prefix", c_int64),
-        ("parallel", c_int64),
-        ("post_norm", Norm),
+        *_integers("query_key_value projection"),
+        ("norm", Norm),
+        ("query_norm", Norm),
+        ("key_norm", Norm),
+        ("residual", Residual),
+        ("adapters", LoraPair),
     ]
 
 
 class FeedForwardLayer(Structure):
-    """Norm and feed-forward network."""
+    """Norm and feed-forward network. Of a mixture of experts `up` and `down` are int64 [experts]:
+    offsets of each one's matrices."""
 
     __slots__ = ()
     _fields_ = [
-        ("kind", c_int64),
-        ("hidden", c_int64),
-        ("wide", c_int64),
-        ("gated", c_int64),
-        ("residual", c_int64),
-        ("up", c_int64),
-        ("down", c_int64),
+        *_integers("kind hidden wide gated activation parallel up down"),
+        *_integers("experts chosen renormalized router"),
         ("norm", Norm),
+        ("residual", Residual),
         ("adapters", LoraPair),
-    ]
-
-
-class GeneralFeedForwardLayer(Structure):
-    """A feed-forward network whose output is normed, scaled and then added to its input."""
-
-    __slots__ = ()
-    _fields_ = [
-        ("plain", FeedForwardLayer),
-        ("activation", c_int64),
-        ("parallel", c_int64),
-        ("residual_scale", c_double),
-        ("normed_residual", c_double),
-        ("post_norm", Norm),
-    ]
-
-
-class ExpertsLayer(Structure):
-    """A mixture of experts; `up` and `down` of the plain layer are int64 [experts]: offsets of each
-    expert's matrices."""
-
-    __slots__ = ()
-    _fields_ = [
-        ("general", GeneralFeedForwardLayer),
-        ("experts", c_int64),
-        ("chosen", c_int64),
-        ("renormalized", c_int64),
-        ("router", c_int64),
     ]
 
 
@@ -265,19 +187,7 @@ class HeadLayer(Structure):
     """Final norm and output head."""
 
     __slots__ = ()
-    _fields_ = [
-        ("hidden", c_int64),
-        ("matrix_offset", c_int64),
-        ("norm", Norm),
-        ("adapters", LoraPair),
-    ]
-
-
-class CappedHeadLayer(Structure):
-    """A head whose logits become softcap * tanh(logit / softcap)."""
-
-    __slots__ = ()
-    _fields_ = [("plain", HeadLayer), ("softcap", c_double)]
+    _fields_ = [*_integers("hidden matrix_offset"), ("norm", Norm), ("adapters", LoraPair)]
 
 
 ALIGNMENT = 64  # bytes: a cache line
@@ -294,25 +204,21 @@ def aligned(nbytes: int) -> Block:
     return whole[start : start + nbytes]
 
 
-class Part(Protocol):
-    """A piece of a block."""
+@dataclass(frozen=True)
+class Part:
+    """A piece of a block; `write` fills its bytes there."""
 
-    @property
-    def nbytes(self) -> int: ...
-
-    def write(self, target: Block) -> None:
-        """Fill `target` [nbytes]."""
+    nbytes: int
+    write: Callable[[Block], None]
 
 
-class Copy:
-    """An array [n], copied unchanged."""
+def copied(array: NDArray[Any]) -> Part:
+    """An array [n], as it is."""
 
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array
-        self.nbytes = array.nbytes
+    def write(target: Block) -> None:
+        target[:] = array.view(np.uint8)
 
-    def write(self, target: Block) -> None:
-        target[:] = self._array.view(np.uint8)
+    return Part(array.nbytes, write)
 
 
 @dataclass(frozen=True)
@@ -331,26 +237,28 @@ class Layout:
     def __init__(self, fields: ctypes.Structure) -> None:
         """`fields`: the struct; offsets may be set until the block is written."""
         self._fields = fields
-        self._parts: list[tuple[int, Part]] = []
+        self._parts: list[tuple[int, Part | Layout]] = []
         self._size = ctypes.sizeof(fields)
 
     @property
     def nbytes(self) -> int:
         return -(-self._size // ALIGNMENT) * ALIGNMENT
 
-    def add(self, part: Part) -> int:
+    def add(self, part: Part | Layout) -> int:
         """Append a part; its offset."""
         at = self.nbytes
         self._parts.append((at, part))
         self._size = at + part.nbytes
         return at
 
-    def norm(self, norm: NormValues) -> Norm:
-        """The struct of a norm, whose values are appended as parts."""
+    def norm(self, norm: NormValues | None) -> Norm:
+        """The struct of a norm, whose values are appended as parts; None: no norm."""
+        if norm is None:
+            return Norm()
         fields = Norm(centred=norm.beta is not None, epsilon=norm.epsilon)
         if norm.beta is not None:
-            fields.beta = self.add(Copy(norm.beta))
-        fields.gamma = self.add(Copy(norm.gamma))
+            fields.beta = self.add(copied(norm.beta))
+        fields.gamma = self.add(copied(norm.gamma))
         return fields
 
     def write(self, target: Block) -> None:

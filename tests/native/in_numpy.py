@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices
-from lite_runner.native.structs import NormValues
+from lite_runner.native.structs import (
+    Activation,
+    AttentionLayer,
+    FeedForwardLayer,
+    NormValues,
+    Residual,
+)
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import narrowed, widened
 
@@ -26,6 +32,30 @@ Floats = NDArray[np.float32]
 
 def close(kind: str) -> float:
     return CLOSE_INTEGERS if kind in ("int8", "int4") else CLOSE
+
+
+def attention_fields(
+    heads: int, kv_heads: int, head_dim: int, hidden: int, *, rotary: bool, window: int = 0
+) -> AttentionLayer:
+    return AttentionLayer(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotary=rotary,
+        rope_width=head_dim,
+        window=window,
+        scale=head_dim**-0.5,
+        residual=Residual(scale=1.0),
+    )
+
+
+def feed_forward_fields(hidden: int, wide: int, gated: bool) -> FeedForwardLayer:
+    """SwiGLU, or an MLP with GELU."""
+    activation = Activation.SILU if gated else Activation.GELU
+    return FeedForwardLayer(
+        hidden=hidden, wide=wide, gated=gated, activation=activation, residual=Residual(scale=1.0)
+    )
 
 
 def a_norm(size: int, centred: bool, rng: np.random.Generator) -> NormValues:

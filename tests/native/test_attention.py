@@ -18,6 +18,7 @@ from tests.native.in_numpy import (
     Wide,
     a_matrix,
     a_norm,
+    attention_fields,
     close,
     normed,
     step_words,
@@ -41,7 +42,6 @@ class Layer:
     rotary: bool
     alibi: bool
     bias: bool
-    residual: bool
     centred: bool
     cache: str
     weights: str
@@ -69,21 +69,20 @@ class Layer:
         self.rope = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
         self.x = rng.standard_normal((SLOTS, LENGTH, self.hidden), np.float32)
         self.block = packing.attention(
-            packing.AttentionShape(
+            attention_fields(
                 self.heads,
                 self.kv_heads,
                 self.dim,
                 self.hidden,
-                self.rotary,
-                self.residual,
-                self.window,
+                rotary=self.rotary,
+                window=self.window or 0,
             ),
             matrices.matrix(self.inward, self.biases, rounded_input=self.rounded_input),
             matrices.matrix(self.outward, self.out_biases, rounded_input=self.rounded_input),
             self.norm,
-            None,
             slopes=self.slopes,
-            qk_norm=(self.query_norm, self.key_norm),
+            query_norm=self.query_norm,
+            key_norm=self.key_norm,
         ).block()
 
     def fresh_cache(self) -> list[NDArray[Any]]:
@@ -165,7 +164,7 @@ class Layer:
         mixed = np.einsum("hqk,khd->qhd", weights, found[1]).reshape(count, -1)
         out = mixed @ values(self.outward).T
         out = out if self.out_biases is None else out + self.out_biases
-        return out + self.x[slot, :count] if self.residual else out
+        return out + self.x[slot, :count]
 
 
 Schedule = list[list[tuple[int, int]]]  # steps of (slot, position)
@@ -207,7 +206,6 @@ layers = st.builds(
     rotary=st.booleans(),
     alibi=st.booleans(),
     bias=st.booleans(),
-    residual=st.booleans(),
     centred=st.booleans(),
     cache=st.sampled_from(sorted(CACHES)),
     weights=st.sampled_from(["float32", "int8", "int4"]),
@@ -274,7 +272,7 @@ def test_attention_is_the_same_however_a_prompt_is_split(
     """To the last bit: as single tokens, as one prompt, in parts; with any number of threads."""
     integers = weights == "integers"
     layer = Layer(
-        *(64, 2, 3, 40, True, True, True, True, False),
+        *(64, 2, 3, 40, True, True, True, False),
         cache=cache,
         weights="int8" if integers else weights,
         rounded_input=integers or weights == "bfloat16",
@@ -300,7 +298,7 @@ def test_attention_is_the_same_however_a_prompt_is_split(
 
 
 def test_a_step_may_be_empty(operators: Any) -> None:
-    layer = Layer(16, 2, 2, 16, True, False, False, True, False, cache="fp32", weights="float32")
+    layer = Layer(16, 2, 2, 16, True, False, False, False, cache="fp32", weights="float32")
     held = layer.fresh_cache()
     assert layer.run(operators, held, [], []).shape == (0, 16)
     assert np.isnan(held[0]).all()
@@ -309,7 +307,7 @@ def test_a_step_may_be_empty(operators: Any) -> None:
 @pytest.mark.parametrize("cache", sorted(CACHES))
 def test_a_slot_is_used_again(operators: Any, cache: str) -> None:
     """Keys of a longer row that are left in the cache do not matter to the next."""
-    layer = Layer(16, 2, 2, 16, True, False, False, True, False, cache=cache, weights="float32")
+    layer = Layer(16, 2, 2, 16, True, False, False, False, cache=cache, weights="float32")
     alone, _ = outputs(layer, operators, [[(1, p) for p in range(140)], [(1, 140)]])
     held = layer.fresh_cache()
     layer.x[0] *= 100
@@ -323,7 +321,7 @@ def test_a_slot_is_used_again(operators: Any, cache: str) -> None:
 
 @pytest.mark.parametrize("cache", sorted(CACHES))
 def test_a_token_that_is_no_number_stays_in_its_slot(operators: Any, cache: str) -> None:
-    layer = Layer(16, 2, 2, 16, True, False, False, True, False, cache=cache, weights="float32")
+    layer = Layer(16, 2, 2, 16, True, False, False, False, cache=cache, weights="float32")
     every = [(slot, p) for slot in range(SLOTS) for p in range(150)]
     before, _ = outputs(layer, operators, [every, [(1, 150)]])
     layer.x[1, 140, 3] = np.nan
@@ -336,7 +334,7 @@ def test_a_token_that_is_no_number_stays_in_its_slot(operators: Any, cache: str)
 @pytest.mark.parametrize("cache", sorted(CACHES))
 def test_a_key_that_is_no_number_is_not_passed_over(operators: Any, cache: str) -> None:
     """Such as an overflow of float16 makes: the values alone would be numbers."""
-    layer = Layer(16, 1, 2, 16, True, False, False, True, False, cache=cache, weights="float32")
+    layer = Layer(16, 1, 2, 16, True, False, False, False, cache=cache, weights="float32")
     filled = layer.fresh_cache()
     layer.run(operators, filled, [0] * 300, list(range(300)))
     for which, together in itertools.product((0, 127, 128, 255, 256, 299), (1, 30)):
@@ -356,7 +354,7 @@ def test_what_is_before_the_window_is_not_looked_at(
 ) -> None:
     """A single token, or the first of some: what it does not see may be anything."""
     layer = Layer(
-        *(16, 1, 2, 16, True, False, False, True, False),
+        *(16, 1, 2, 16, True, False, False, False),
         cache=cache,
         weights="float32",
         window=window,

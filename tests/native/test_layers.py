@@ -20,6 +20,7 @@ from tests.native.in_numpy import (
     a_matrix,
     a_norm,
     close,
+    feed_forward_fields,
     normed,
     step_words,
     values,
@@ -34,7 +35,6 @@ class FeedForward:
 
     gated: bool
     centred: bool
-    residual: bool
     bias: bool
     hidden: int
     wide: int
@@ -67,14 +67,10 @@ def test_feed_forward(operators: Any) -> None:
         else:
             upward = matrices.matrix(ups[0], gate_bias if layer.bias else None)
         block = packing.feed_forward(
+            feed_forward_fields(hidden, wide, layer.gated),
             upward,
             matrices.matrix(down, down_bias if layer.bias else None),
             norm,
-            None,
-            hidden=hidden,
-            wide=wide,
-            gated=layer.gated,
-            residual=layer.residual,
         ).block()
         x = np.full((CAPACITY, hidden), np.nan, np.float32)
         x[:count] = rng.standard_normal((count, hidden), np.float32)
@@ -87,7 +83,7 @@ def test_feed_forward(operators: Any) -> None:
         middle = silu(inner[0]) * inner[1] if layer.gated else gelu(inner[0])
         expected = middle @ values(down).T
         expected = expected + down_bias if layer.bias else expected
-        expected = expected + x[:count] if layer.residual else expected
+        expected = expected + x[:count]
         room = close(layer.kind) * (1 + abs(expected).max())
         np.testing.assert_allclose(result[:count], expected, rtol=0, atol=room)
         # The last row is the same alone.
@@ -116,16 +112,12 @@ def activations(operators: Any, inputs: Floats, gated: bool) -> Floats:
     size = len(inputs)
     zeros = np.zeros((size, size), np.float32)
     block = packing.feed_forward(
+        feed_forward_fields(size, size, gated),
         matrices.matrix(matrices.Alternating(zeros, zeros), (inputs, np.ones_like(inputs)))
         if gated
         else matrices.matrix(zeros, inputs),
         matrices.matrix(np.eye(size, dtype=np.float32)),
         NormValues(np.ones(size, np.float32), None, 1.0),
-        None,
-        hidden=size,
-        wide=size,
-        gated=gated,
-        residual=False,
     ).block()
     x, step = np.zeros((1, size), np.float32), step_words(1, np.zeros(1), np.zeros(1))
     result: Floats = operators.layer(block, step, x)[0]
@@ -162,16 +154,12 @@ def test_no_number_reaches_the_output_of_its_row(operators: Any, kind: str, gate
     ups = [a_matrix(40, 32, kind.replace("integers", "int8"), rng) for _ in range(1 + gated)]
     down = a_matrix(32, 40, kind.replace("integers", "int8"), rng)
     block = packing.feed_forward(
+        feed_forward_fields(32, 40, gated),
         matrices.matrix(
             matrices.Alternating(*ups) if gated else ups[0], rounded_input=kind == "integers"
         ),
         matrices.matrix(down, rounded_input=kind == "integers"),
         a_norm(32, False, rng),
-        None,
-        hidden=32,
-        wide=40,
-        gated=gated,
-        residual=False,
     ).block()
     x = rng.standard_normal((7, 32), np.float32)
     step = step_words(7, np.zeros(7), np.arange(7))

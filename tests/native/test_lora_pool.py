@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lite_runner.native import matrices, packing
 from lite_runner.native.lora_pool import PoolLayout, Target
 from lite_runner.native.structs import NormValues
+from tests.native.in_numpy import attention_fields, feed_forward_fields
 
 RANK = 5
 PLACES = 3
@@ -90,17 +91,18 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
     weights = [*(numbers(out, HIDDEN) for out in outs), numbers(HIDDEN, heads * dim)]
     rope = np.ones((2, dim), np.float32)
     norms = [NormValues(RNG.random(dim, np.float32), None, 1e-5) for _ in range(2)]
-    qk_norm = (norms[0], norms[1]) if head_norms else (None, None)
+    query_norm, key_norm = norms if head_norms else (None, None)
 
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
         inward, outward = np.concatenate(weights[:3]), weights[3]
         return packing.attention(
-            packing.AttentionShape(heads, kv_heads, dim, HIDDEN, rotary=True, residual=True),
+            attention_fields(heads, kv_heads, dim, HIDDEN, rotary=True),
             matrices.matrix(inward),
             matrices.matrix(outward),
             NORM,
             layout,
-            qk_norm=qk_norm,
+            query_norm=query_norm,
+            key_norm=key_norm,
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
@@ -128,14 +130,11 @@ def test_feed_forward(operators: Any, gated: bool, changed: tuple[bool, ...]) ->
     def layer(weights: list[Floats], layout: PoolLayout | None) -> NDArray[np.uint8]:
         up = matrices.Alternating(weights[0], weights[1]) if gated else weights[1]
         return packing.feed_forward(
+            feed_forward_fields(HIDDEN, WIDE, gated),
             matrices.matrix(up),
             matrices.matrix(weights[2]),
             NORM,
             layout,
-            hidden=HIDDEN,
-            wide=WIDE,
-            gated=gated,
-            residual=True,
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:

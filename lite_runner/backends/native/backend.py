@@ -7,7 +7,7 @@ batching). Logits are batch-invariant: bit-identical whatever else is in the bat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +44,7 @@ class NativeBackend:
     def __init__(
         self,
         config: Decoder,
-        layers: Sequence[Packed],
+        layers: Iterable[Packed],
         options: NativeOptions,
         adapters: Sequence[Adapter] = (),
         *,

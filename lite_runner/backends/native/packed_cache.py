@@ -33,7 +33,7 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model.files import ModelFiles
 from lite_runner.native import structs
 from lite_runner.native.lora_pool import LoraSize, PoolLayout
-from lite_runner.native.packed_model import WHOLE, Packed, PoolLayouts, Share, packed_layers
+from lite_runner.native.packed_model import WHOLE, Packed, PoolLayouts, Share, pack
 from lite_runner.native.structs import ALIGNMENT, Block, Room, aligned
 from lite_runner.sizing.memory import readable
 from lite_runner.system.files import cache_dir, new_folder
@@ -47,7 +47,7 @@ from lite_runner.weights.read_ahead import QuantizedWeights, loading_peak, nativ
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 
 FILE = "layers.safetensors"
-FORMAT = 8  # of the layers; another one with each change of what the kernels read
+FORMAT = 9  # of the layers; another one with each change of what the kernels read
 AGAIN = "remove it from the cache: the next run packs the model again"
 # Of a folder these count: weights, shards' manifests and strategies, an index.
 _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}
@@ -182,9 +182,9 @@ def _pack_into(entry: Path, files: ModelFiles, name: str) -> str:
         with (
             new_folder(entry) as folder,
             (folder / FILE).open("wb") as file,
-            _packing(files, f"pack {name}, once") as pack,
+            _packing(files, f"pack {name}, once") as layers,
         ):
-            write_packed(file, files.model, lambda room: pack(room=room))
+            write_packed(file, files.model, lambda room: layers(room=room))
     except EnvironmentFault as error:
         return error.message
     size = (entry / FILE).stat().st_size
@@ -208,8 +208,8 @@ def _in_memory(
         step = "pack the parameters"
     elif files.path is None:
         step = "make random weights"
-    with _packing(files, step, ranks, share) as pack:
-        return list(pack(lora=lora))
+    with _packing(files, step, ranks, share) as layers:
+        return list(layers(lora=lora))
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def _packing(
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     share: Share = WHOLE,
 ) -> Iterator[partial[Iterator[Packed]]]:
-    """`packed_layers` of the files' weights, with a progress line."""
+    """`pack` of the files' weights, with a progress line."""
     tensors = files.tensors(ranks, vocab_parallel=share.vocab_parallel)
     quantization = files.quantization
     if quantization.rounds:
@@ -230,7 +230,7 @@ def _packing(
         weights = QuantizedWeights(tensors, files.model, step.advance)
         try:
             yield partial(
-                packed_layers,
+                pack,
                 files.model,
                 weights,
                 rounded_input=files.bfloat16_input or quantization.rounds_inputs,

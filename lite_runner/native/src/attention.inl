@@ -158,10 +158,7 @@ inline Running running(float* memory, int64_t rows) {
 
 struct Attention {
   const AttentionLayer& layer;
-  int64_t window;  // keys that a token sees; 0: all
-  float softcap;   // of scores; 0: none
-  bool prefix;     // keys behind a token's own may be seen too
-  bool bfloat16;   // queries, keys, values and their weights are rounded to it
+  bool bfloat16;  // queries, keys, values and their weights are rounded to it
   const Step& step;
   const Cache& cache;
   const float* fused;  // [count][stride]: queries, keys, values
@@ -181,17 +178,15 @@ struct Attention {
 
   // The first position that a token at another sees.
   int64_t first_seen(int64_t position) const {
-    return window ? larger_of<int64_t>(0, position - window + 1) : 0;
+    return layer.window ? larger_of<int64_t>(0, position - layer.window + 1) : 0;
   }
 
   int32_t last_seen(int64_t token) const {
-    return prefix ? step.last_seen[token] : step.position[token];
+    return layer.prefix ? step.last_seen[token] : step.position[token];
   }
 
   void gather(int64_t token, int64_t tokens, int64_t head, Queries to) const {
-    const GeneralAttentionLayer* general = layer.general();
-    const float scale = general ? static_cast<float>(general->scale)
-                                : 1.0f / __builtin_sqrtf(static_cast<float>(layer.head_dim));
+    const float scale = static_cast<float>(layer.scale);
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t g = 0; g < group(); ++g) {
         const int64_t row = t * group() + g, which = head * group() + g;
@@ -280,9 +275,9 @@ struct Attention {
         with_numbers(cache.type, [&](auto numbers) {
           const auto with = [&](auto* inputs) {
             using X = std::decay_t<decltype(*inputs)>;
-            const auto attend_one = window ? attend_chunk<decltype(numbers), X, true>
-                                           : attend_chunk<decltype(numbers), X, false>;
-            const Scores form{layer.slopes ? slope : nullptr, softcap};
+            const auto attend_one = layer.window ? attend_chunk<decltype(numbers), X, true>
+                                                 : attend_chunk<decltype(numbers), X, false>;
+            const Scores form{layer.slopes ? slope : nullptr, static_cast<float>(layer.softcap)};
             attend_one(keys_of(item), inputs, used, queries.seen, form, chunk * kChunk, work, to);
           };
           if (bfloat16)

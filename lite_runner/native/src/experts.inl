@@ -15,7 +15,7 @@ struct Routes {
 
 // A token's most probable experts, and how much of the output each is, by its logits [experts],
 // which are used up; of equal ones the first. Whatever the logits are, these are `chosen` experts.
-inline void choose(const ExpertsLayer& layer, float* logits, int64_t stride, int32_t* expert,
+inline void choose(const FeedForwardLayer& layer, float* logits, int64_t stride, int32_t* expert,
                    float* factor) {
   constexpr float kTaken = -__builtin_inff();
   for (int64_t i = layer.experts; i < stride; ++i) logits[i] = kTaken;
@@ -43,7 +43,7 @@ inline void choose(const ExpertsLayer& layer, float* logits, int64_t stride, int
 }
 
 // Sorts the rows of `count` tokens by expert, which their router's logits [count, stride] choose.
-inline Routes routed(const ExpertsLayer& layer, float* logits, int64_t stride, int64_t count) {
+inline Routes routed(const FeedForwardLayer& layer, float* logits, int64_t stride, int64_t count) {
   const int64_t rows = count * layer.chosen, experts = layer.experts;
   int32_t* memory = scratch<int32_t>(kRouted, 4 * rows + 3 * experts + 1);
   Routes routes{layer.chosen, 0, 0, memory, memory + experts, nullptr, nullptr, nullptr};
@@ -110,10 +110,9 @@ inline void linear_of_experts(const Layer& layer, const int64_t* offsets, const 
   });
 }
 
-inline void experts(const ExpertsLayer& whole, const Step& step, const float* x, float* out) {
-  const FeedForwardLayer& layer = whole.general.plain;
-  const int64_t count = step.count, width = layer.hidden, total = count * whole.chosen;
-  const Matrix& router = layer.matrix(whole.router);
+inline void experts(const FeedForwardLayer& layer, const Step& step, const float* x, float* out) {
+  const int64_t count = step.count, width = layer.hidden, total = count * layer.chosen;
+  const Matrix& router = layer.matrix(layer.router);
   const int64_t *ups = layer.at<int64_t>(layer.up), *downs = layer.at<int64_t>(layer.down);
   const Rows normed = normalized(layer, layer.norm, router, x, count);
   const int64_t logits_stride = router.panels() * kPanel;
@@ -122,7 +121,7 @@ inline void experts(const ExpertsLayer& whole, const Step& step, const float* x,
   linear<1>(router, normed, none, [&](int64_t panel, float* sums) {
     spread(sums, count, panel, logits_stride, logits, logits_stride);
   });
-  const Routes routes = routed(whole, logits, logits_stride, count);
+  const Routes routes = routed(layer, logits, logits_stride, count);
 
   const Matrix &up = layer.matrix(ups[0]), &down = layer.matrix(downs[0]);
   const float* from = normed.x;
@@ -138,7 +137,7 @@ inline void experts(const ExpertsLayer& whole, const Step& step, const float* x,
   const int64_t stride = down.depth();
   float* hidden = scratch<float>(kHidden, total * stride);
   clear_behind(hidden, total, layer.wide, stride);
-  with_activation(whole.general.activation, [&](auto function) {
+  with_activation(layer.activation, [&](auto function) {
     linear_of_experts<2>(layer, ups, routes, rows,
                          [&](int64_t first, int64_t some, int64_t unit, float* sums) {
       const float* wide = sums + some * kPanel;
@@ -158,12 +157,12 @@ inline void experts(const ExpertsLayer& whole, const Step& step, const float* x,
   over_rows(count, [&](int64_t token) {
     float* to = added + token * width;
     for (int64_t i = 0; i < width; ++i) to[i] = 0.0f;
-    for (int64_t c = 0; c < whole.chosen; ++c) {
-      const float* part = parts + routes.row[token * whole.chosen + c] * width;
-      const float factor = routes.factor[token * whole.chosen + c];
+    for (int64_t c = 0; c < layer.chosen; ++c) {
+      const float* part = parts + routes.row[token * layer.chosen + c] * width;
+      const float factor = routes.factor[token * layer.chosen + c];
       for (int64_t i = 0; i < width; ++i) to[i] += factor * part[i];
     }
   });
-  finish_output(step, true, width, added, x, out);
-  add_residual(layer, whole.general, added, x, count, width, normed.stride, out);
+  if (step.peers) sum_over_ranks(*step.peers, added, count * width, nullptr, added);
+  add_residual(layer, layer.residual, added, x, count, width, normed.stride, out);
 }

@@ -181,99 +181,58 @@ struct EmbeddingLayer : Layer {
   int64_t hidden;
   int64_t table;      // Matrix [vocab, hidden]
   int64_t positions;  // Matrix [length, hidden] that is added
-  int64_t has_norm;
-  Norm norm;
+  Norm norm;          // gamma 0: none
   LoraPair adapters;  // A is [vocab, rank]
 };
 
-enum class Kind : int64_t {
-  kAttention = 1,
-  kFeedForward = 2,
-  kExtendedAttention = 3,
-  kGeneralAttention = 4,
-  kGeneralFeedForward = 5,
-  kExperts = 6
-};
+enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExperts = 3 };
 
-struct ExtendedAttentionLayer;
-struct GeneralAttentionLayer;
-struct GeneralFeedForwardLayer;
+// How the output of a layer is added to its input.
+struct Residual {
+  Norm norm;     // of the output; gamma 0: none
+  double scale;  // of the normed output
+  double normed_input;  // what is added to is that times the normed input; 0: the input itself
+
+  bool plain() const { return !norm.gamma && scale == 1.0 && normed_input == 0.0; }
+};
 
 struct AttentionLayer : Layer {
   Kind kind;
   int64_t hidden, heads, kv_heads, head_dim;
-  int64_t rotary, residual;  // residual 1: the input is added to the output
-  int64_t slopes;            // float32 [heads] of ALiBi
-  int64_t query_key_value;   // Matrix [(heads + 2 kv_heads) * head_dim, hidden]
-  int64_t projection;        // Matrix [hidden, heads * head_dim]
-  Norm norm;
+  int64_t rotary, rope_width, rope_offset;  // of a row of the rotary table, where this layer's begins
+  int64_t slopes;           // float32 [heads] of ALiBi
+  int64_t window;           // keys that a token sees, its own the last of them; 0: all
+  int64_t prefix;           // 1: the step says which key is the last that each token sees
+  int64_t parallel;         // 1: its input is kept for the feed-forward layer behind it
+  int64_t joint_norm;       // 1: query_norm and key_norm are over all heads together
+  double scale;             // of scores
+  double softcap;           // that tanh keeps scores within; 0: none
+  int64_t query_key_value;  // Matrix [(heads + 2 kv_heads) * head_dim, hidden]
+  int64_t projection;       // Matrix [hidden, heads * head_dim]
+  Norm norm;                // of the input; gamma 0: none, here and below
+  Norm query_norm, key_norm;  // of each head, before it is rotated
+  Residual residual;
   LoraPair adapters;
-
-  // The fields that a plain one lacks; nullptr: it is one.
-  const ExtendedAttentionLayer* extended() const {
-    return kind == Kind::kAttention ? nullptr : at<ExtendedAttentionLayer>(0);
-  }
-  const GeneralAttentionLayer* general() const {
-    return kind == Kind::kGeneralAttention ? at<GeneralAttentionLayer>(0) : nullptr;
-  }
-};
-
-struct ExtendedAttentionLayer {
-  AttentionLayer plain;
-  int64_t window;             // keys that a token sees, its own the last of them; 0: all
-  Norm query_norm, key_norm;  // of each head, before it is rotated; gamma 0: none
-};
-
-// The output is normed, scaled and then added to the input. The norm before may be missing.
-struct GeneralAttentionLayer {
-  ExtendedAttentionLayer extended;
-  double scale;           // of scores
-  double softcap;         // that tanh keeps scores within; 0: none
-  double residual_scale;
-  double normed_residual;  // what is added to is that times the normed input; 0: the input itself
-  int64_t joint_norm;     // 1: query_norm and key_norm are over all heads together
-  int64_t rope_width, rope_offset;  // of a row of the rotary table, and where this layer's begins
-  int64_t prefix;         // 1: the step says which key is the last that each token sees
-  int64_t parallel;       // 1: its input is kept for the feed-forward layer behind it
-  Norm post_norm;         // gamma 0: none
-};
-
-struct FeedForwardLayer : Layer {
-  Kind kind;
-  int64_t hidden, wide;
-  int64_t gated;     // 1: panels of gate and up alternate
-  int64_t residual;
-  int64_t up, down;  // Matrices
-  Norm norm;
-  LoraPair adapters;
-
-  // nullptr: it is a plain one.
-  const GeneralFeedForwardLayer* general() const {
-    return kind == Kind::kGeneralFeedForward ? at<GeneralFeedForwardLayer>(0) : nullptr;
-  }
 };
 
 // GELU with tanh, and with the normal distribution function.
 enum class Activation : int64_t { kSilu = 0, kGelu = 1, kExactGelu = 2 };
 
-// As GeneralAttentionLayer.
-struct GeneralFeedForwardLayer {
-  FeedForwardLayer plain;
-  Activation activation;  // a plain one has SiLU if it is gated, else GELU
-  int64_t parallel;       // 1: what is normed is the input of the attention before
-  double residual_scale;
-  double normed_residual;
-  Norm post_norm;
-};
-
-// A mixture of experts, each gated and as wide as `plain` says. Its `up` and `down` are int64
-// [experts], where each one's Matrices are from the layer; all that may be rounded for one of them
-// is rounded for the others too.
-struct ExpertsLayer {
-  GeneralFeedForwardLayer general;
+struct FeedForwardLayer : Layer {
+  Kind kind;
+  int64_t hidden, wide;
+  int64_t gated;     // 1: panels of gate and up alternate
+  Activation activation;
+  int64_t parallel;  // 1: what is normed is the input of the attention before
+  // Matrices. Of a mixture of experts, each gated and `wide`, int64 [experts]: where each one's
+  // Matrices are from the layer; all that may be rounded for one of them is rounded for the others.
+  int64_t up, down;
   int64_t experts, chosen;  // of a layer, of a token
   int64_t renormalized;     // 1: a token's probabilities are divided by their sum
   int64_t router;           // Matrix [experts, hidden]
+  Norm norm;                // gamma 0: none
+  Residual residual;
+  LoraPair adapters;
 };
 
 struct HeadLayer : Layer {
@@ -281,11 +240,6 @@ struct HeadLayer : Layer {
   int64_t matrix_offset;  // Matrix [vocab, hidden]; 0: that of the embedding
   Norm norm;
   LoraPair adapters;
-};
-
-struct CappedHeadLayer {
-  HeadLayer plain;
-  double softcap;  // that tanh keeps logits within
 };
 
 // The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity], and where tokens see a
@@ -355,7 +309,7 @@ struct Kernels {
                     const float* rope, Cache, float* out);
   void (*feed_forward)(const FeedForwardLayer&, const Step&, Adapters, const float* x,
                        float* out);
-  void (*experts)(const ExpertsLayer&, const Step&, const float* x, float* out);
+  void (*experts)(const FeedForwardLayer&, const Step&, const float* x, float* out);
   void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, float softcap,
                const float* x, float* logits);  // softcap 0: none
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);

@@ -67,12 +67,11 @@ inline void spread(const float* sums, int64_t rows, int64_t panel, int64_t width
 
 // Adds what a layer has computed to its input [count][hidden], or to the normed input that
 // `normalized` has left, with rows of `stride` numbers; `out` may be `x`.
-template <class General>
-inline void add_residual(const Layer& layer, const General& general, float* added, const float* x,
+inline void add_residual(const Layer& layer, const Residual& residual, float* added, const float* x,
                          int64_t count, int64_t hidden, int64_t stride, float* out) {
-  const Norm& norm = general.post_norm;
-  const float scale = static_cast<float>(general.residual_scale);
-  const float kept = static_cast<float>(general.normed_residual);
+  const Norm& norm = residual.norm;
+  const float scale = static_cast<float>(residual.scale);
+  const float kept = static_cast<float>(residual.normed_input);
   const float* normed = scratch<float>(kNormed, count * stride);
   over_rows(count, [&](int64_t row) {
     float* from = added + row * hidden;
@@ -149,18 +148,21 @@ inline void gather_over_ranks(Peers& peers, int64_t rows, int64_t width, float* 
   }
 }
 
-// The place of the output [count][hidden] of the last matrix of a layer, which `finish` takes.
-inline float* output_of(const Step& step, bool general, int64_t hidden, float* out) {
-  return general || step.peers ? scratch<float>(kAdded, step.count * hidden) : out;
-}
-
-// Sums the ranks' outputs of a layer, which lie at `added`: to `out`, plus `x`, where there is no
-// more to do.
-inline void finish_output(const Step& step, bool general, int64_t hidden, float* added,
-                          const float* x, float* out) {
+// The output of the last matrix of a layer, of which `back` is the adapters' part, summed over the
+// ranks and added to the layer's input `x` [count][hidden]; `stride`: of the normed input's rows.
+template <class Of>
+inline void add_output(const Of& layer, const Matrix& matrix, const Rows& rows, Lowered& back,
+                       const Step& step, const float* x, int64_t stride, float* out) {
+  const int64_t count = step.count, hidden = layer.hidden;
+  const bool plain = layer.residual.plain();
+  float* added = plain && !step.peers ? out : scratch<float>(kAdded, count * hidden);
+  linear<1>(matrix, rows, back, [&](int64_t panel, float* sums) {
+    back.add_panel(&layer.hidden, panel, sums);
+    spread(sums, count, panel, hidden, added, hidden, plain && !step.peers ? x : nullptr);
+  });
   if (step.peers)
-    sum_over_ranks(*step.peers, added, step.count * hidden, general ? nullptr : x,
-                   general ? added : out);
+    sum_over_ranks(*step.peers, added, count * hidden, plain ? x : nullptr, plain ? out : added);
+  if (!plain) add_residual(layer, layer.residual, added, x, count, hidden, stride, out);
 }
 
 inline void clear_behind(float* x, int64_t rows, int64_t width, int64_t stride) {
@@ -239,7 +241,7 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
             to[i] += widened(factors[r]) * widened(up[(i / kPanel * rank + r) * kPanel + i % kPanel]);
       });
     if (layer.positions) read_row(layer.matrix(layer.positions), step.position[row], to, true);
-    if (layer.has_norm) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);
+    if (layer.norm.gamma) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);
   });
 }
 
@@ -259,8 +261,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const Matrix& outward = layer.matrix(layer.projection);
   const int64_t stride = inward.out;
   const bool bfloat16 = multiplies_bfloat16(outward);
-  const GeneralAttentionLayer* general = layer.general();
-  if (general && general->parallel)  // before `out`, which may be `x`, is written
+  if (layer.parallel)  // before `out`, which may be `x`, is written
     __builtin_memcpy(scratch<float>(kBlockInput, count * layer.hidden), x,
                      4 * count * layer.hidden);
   float* fused = scratch<float>(kFused, count * stride);
@@ -271,20 +272,15 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     low.add_panel(outs, panel, sums);
     spread(sums, count, panel, stride, fused, stride);
   });
-  const ExtendedAttentionLayer* extended = layer.extended();
-  const int64_t rope_width = general ? general->rope_width : dim;
-  if (general) rope += general->rope_offset;
+  rope += layer.rope_offset;
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
     float *key = query + queries, *value = key + keys;
-    if (extended) {
-      const bool joint = general && general->joint_norm;
-      normalize_heads(layer, extended->query_norm, query, joint ? 1 : layer.heads, queries);
-      normalize_heads(layer, extended->key_norm, key, joint ? 1 : layer.kv_heads, keys);
-    }
+    normalize_heads(layer, layer.query_norm, query, layer.joint_norm ? 1 : layer.heads, queries);
+    normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : layer.kv_heads, keys);
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
-        rotate(query + head * dim, rope + step.rope[row] * rope_width, dim);
+        rotate(query + head * dim, rope + step.rope[row] * layer.rope_width, dim);
     for (int64_t k = 0; bfloat16 && k < 2 * keys; ++k)
       key[k] = widened(static_cast<UpperHalf>(upper_half(key[k])));
     for (int64_t head = 0; head < layer.kv_heads; ++head)
@@ -293,22 +289,10 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   });
   float* mixed = scratch<float>(kMixed, count * outward.depth());
   clear_behind(mixed, count, queries, outward.depth());
-  const int64_t window = extended ? extended->window : 0;
-  const float softcap = general ? static_cast<float>(general->softcap) : 0.0f;
-  const bool prefix = general && general->prefix;
-  Attention{layer, window, softcap, prefix, bfloat16, step, cache, fused, stride, mixed, outward.depth()}
-      .run();
+  Attention{layer, bfloat16, step, cache, fused, stride, mixed, outward.depth()}.run();
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
-  float* added = output_of(step, general, layer.hidden, out);
-  const float* residual = layer.residual && !general ? x : nullptr;
-  linear<1>(outward, mixed_rows, back, [&](int64_t panel, float* sums) {
-    back.add_panel(&layer.hidden, panel, sums);
-    spread(sums, count, panel, layer.hidden, added, layer.hidden, step.peers ? nullptr : residual);
-  });
-  finish_output(step, general, layer.hidden, added, residual, out);
-  if (general)
-    add_residual(layer, *general, added, x, count, layer.hidden, inward.depth(), out);
+  add_output(layer, outward, mixed_rows, back, step, x, inward.depth(), out);
 }
 
 struct Silu {
@@ -353,14 +337,11 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   const int64_t stride = down.depth();
   float* hidden = scratch<float>(kHidden, count * stride);
   clear_behind(hidden, count, layer.wide, stride);
-  const GeneralFeedForwardLayer* general = layer.general();
-  const bool parallel = general && general->parallel;
-  const float* from = parallel ? scratch<float>(kBlockInput, count * layer.hidden) : x;
+  const float* from = layer.parallel ? scratch<float>(kBlockInput, count * layer.hidden) : x;
   const Rows rows = normalized(layer, layer.norm, up, from, count);
   Lowered low(layer.adapters, adapters, layer.gated ? 0 : 1, layer.gated ? 2 : 1, rows,
               layer.hidden);
-  const Activation usual = layer.gated ? Activation::kSilu : Activation::kGelu;
-  with_activation(general ? general->activation : usual, [&](auto function) {
+  with_activation(layer.activation, [&](auto function) {
     if (layer.gated) {
       linear<2>(up, rows, low, [&](int64_t unit, float* sums) {
         float* ups = sums + count * kPanel;
@@ -381,14 +362,7 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   });
   const Rows hidden_rows = prepared(down, hidden, count, stride);
   Lowered back(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
-  float* added = output_of(step, general, layer.hidden, out);
-  const float* residual = layer.residual && !general ? x : nullptr;
-  linear<1>(down, hidden_rows, back, [&](int64_t panel, float* sums) {
-    back.add_panel(&layer.hidden, panel, sums);
-    spread(sums, count, panel, layer.hidden, added, layer.hidden, step.peers ? nullptr : residual);
-  });
-  finish_output(step, general, layer.hidden, added, residual, out);
-  if (general) add_residual(layer, *general, added, x, count, layer.hidden, up.depth(), out);
+  add_output(layer, down, hidden_rows, back, step, x, up.depth(), out);
 }
 
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,

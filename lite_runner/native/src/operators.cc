@@ -87,29 +87,20 @@ void compute_embedding(const BoundLayer& bound, const Step& step, const int32_t*
   kernels->embedding(layer, step, adapters_of(bound, layer.adapters, places), out);
 }
 
-bool is_attention(Kind kind) {
-  return kind == Kind::kAttention || kind == Kind::kExtendedAttention ||
-         kind == Kind::kGeneralAttention;
-}
-
-bool is_feed_forward(Kind kind) {
-  return kind == Kind::kFeedForward || kind == Kind::kGeneralFeedForward;
-}
-
 // false: a kind that is not known, or one that needs words which the step has not.
 bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* places,
                    const float* rope, const float* x, float* out) {
   const Kind kind = as<Kind>(bound.block);
-  if (is_attention(kind)) {
+  if (kind == Kind::kAttention) {
     const AttentionLayer& layer = as<AttentionLayer>(bound.block);
-    if (layer.general() && layer.general()->prefix && !step.last_seen) return false;
+    if (layer.prefix && !step.last_seen) return false;
     kernels->attention(layer, step, adapters_of(bound, layer.adapters, places), x, rope,
                        bound.cache, out);
-  } else if (is_feed_forward(kind)) {
+  } else if (kind == Kind::kFeedForward) {
     const FeedForwardLayer& layer = as<FeedForwardLayer>(bound.block);
     kernels->feed_forward(layer, step, adapters_of(bound, layer.adapters, places), x, out);
   } else if (kind == Kind::kExperts) {
-    kernels->experts(as<ExpertsLayer>(bound.block), step, x, out);
+    kernels->experts(as<FeedForwardLayer>(bound.block), step, x, out);
   } else {
     return false;
   }

@@ -29,7 +29,7 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.native.lora_pool import pool_size
-from lite_runner.native.packed_model import WHOLE, pack, packed_layers
+from lite_runner.native.packed_model import WHOLE, pack
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights
@@ -309,9 +309,7 @@ def written(path: Path, case: str) -> Reference:
     known = Reference(case)
     weights = QuantizedWeights(known.tensors(), known.config)
     with path.open("wb") as file:
-        write_packed(
-            file, known.config, lambda room: packed_layers(known.config, weights, room=room)
-        )
+        write_packed(file, known.config, lambda room: pack(known.config, weights, room=room))
     return known
 
 
@@ -365,7 +363,5 @@ def test_a_layer_that_cannot_be_written_ends_in_its_error(tmp_path: Path) -> Non
     path = tmp_path / "layers"
     path.touch()
     with path.open("rb") as read_only, pytest.raises(OSError, match="write"):
-        write_packed(
-            read_only, known.config, lambda room: packed_layers(known.config, weights, room=room)
-        )
+        write_packed(read_only, known.config, lambda room: pack(known.config, weights, room=room))
     weights.close()

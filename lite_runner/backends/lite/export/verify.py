@@ -76,7 +76,7 @@ def reference_backend(job: ExportJob, length: int) -> Backend:
 
         integers = QuantizedWeights(tensors, files.model)
         try:
-            layers = pack(files.model, integers, dequantize=True)
+            layers = list(pack(files.model, integers, dequantize=True))
         finally:
             integers.close()
         return NativeBackend(files.model, layers, NativeOptions(1, length))
