@@ -60,9 +60,9 @@ def unusable() -> Unusable | None:
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises EnvironmentFault if it is `unusable`."""
-    if fault := unusable():
+    if reason := unusable():
         raise EnvironmentFault(
-            f"this run needs this project's own operators, which {fault.why}", fault.remedy
+            f"this run needs this project's own operators, which {reason.why}", reason.remedy
         )
     found = ctypes.CDLL(str(LIBRARY))
     for name, arguments in _ARGUMENTS.items():

@@ -6,7 +6,7 @@ is folded into B, and ranks and outputs are zero-padded.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,21 +31,21 @@ class LoraSize:
 
     def check(self, adapter: Adapter) -> None:
         """Raise ConfigError if the adapter does not fit a slot."""
-        faults, hint = [], "load the model again: the slots are sized by the adapters given then"
+        errors, hint = [], "load the model again: the slots are sized by the adapters given then"
         rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
         if rank > self.rank:
-            faults.append(f"got rank {rank}, expected {self.rank} at most")
+            errors.append(f"got rank {rank}, expected {self.rank} at most")
         if others := adapter.pairs.keys() - self.targets:
-            faults.append(
+            errors.append(
                 f"got {len(others)} weights that the slots do not target, such as {min(others)}"
             )
         if self.bfloat16 and not (self.rounded or adapter.bfloat16):
-            faults.append("got values that bfloat16 does not hold exactly, as the others' are")
+            errors.append("got values that bfloat16 does not hold exactly, as the others' are")
             hint += "; adapter_dtype=bf16 rounds all adapters"
-        if faults:
+        if errors:
             raise ConfigError(
                 f"adapter {adapter.name}: {adapter.folder}: does not fit the adapter slots of the"
-                f" loaded model: {'; '.join(faults)}",
+                f" loaded model: {'; '.join(errors)}",
                 hint,
             )
 
@@ -53,26 +53,14 @@ class LoraSize:
 def pool_size(
     adapters: Sequence[Adapter],
     slots: int,
-    rank: int | None = None,
-    targets: Collection[str] | None = None,
     *,
     rounded: bool = False,
 ) -> LoraSize:
-    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16.
-
-    `rank` and `targets` (canonical names of weights) are the maxima of adapters added later; they
-    are required if `adapters` is empty. Raises ConfigError for an adapter that does not fit them.
-    """
+    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16."""
     pairs = [item for adapter in adapters for item in adapter.pairs.items()]
-    if rank is None:
-        rank = max(pair.rank for _, pair in pairs)
-    if targets is None:
-        targets = {name for name, _ in pairs}
-    exact = bool(adapters) and all(adapter.bfloat16 for adapter in adapters)
-    size = LoraSize(slots, rank, frozenset(targets), rounded or exact, rounded)
-    for adapter in adapters:
-        size.check(adapter)
-    return size
+    rank = max(pair.rank for _, pair in pairs)
+    exact = all(adapter.bfloat16 for adapter in adapters)
+    return LoraSize(slots, rank, frozenset(name for name, _ in pairs), rounded or exact, rounded)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Peers:
         `all_gather` the file is nobody else's either."""
         self.share = share
         self.all_gather = all_gather  # None: they share memory
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
         self._callback = _Callback(self._gather) if all_gather else _Callback()
         numbers = (share.index, share.count, int(1000 * PATIENCE_S))
         self.handle: int | None
@@ -53,8 +53,8 @@ class Peers:
 
     def lost(self, index: int) -> Exception:
         """The error of a step that rank `index` of the model did not take part in."""
-        if self._fault is not None:
-            return self._fault
+        if self._error is not None:
+            return self._error
         return RunnerError(
             f"the rank with part {index} of the model has ended, and this one cannot go on alone",
             "its own error says why; without one it was killed, maybe for want of memory",
@@ -67,7 +67,7 @@ class Peers:
             rows = np.ctypeslib.as_array(places, (self.share.count, place))[:, :count]
             rows[...] = self.all_gather(rows[self.share.index])
         except Exception as error:  # raised by `lost`
-            self._fault = error
+            self._error = error
             return 1
         return 0
 

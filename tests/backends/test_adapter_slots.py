@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
 
 
 def test_none_is_known_at_the_start() -> None:
-    size = pool_size([], 1, rank=4, targets=["q", TABLE])
+    size = LoraSize(1, 4, frozenset({"q", TABLE}))
     slots = LoraSlots(CellPools(Network(size), size), [], size)
     with pytest.raises(ConfigError, match="no adapter 'a1'") as caught:
         slots.pin("a1")
@@ -144,7 +144,7 @@ def test_none_is_known_at_the_start() -> None:
     slots.add(adapter(1, 3, TABLE))
     assert slots.pin("a1") == 0
     with pytest.raises(ConfigError, match="got rank 5, expected 4 at most; got 1 weights that"):
-        pool_size([adapter(1, 5, "k")], 1, rank=4, targets=["q"])
+        LoraSize(1, 4, frozenset({"q"})).check(adapter(1, 5, "k"))
 
 
 @pytest.mark.parametrize("count", [1, 16, 256])

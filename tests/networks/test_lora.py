@@ -329,7 +329,7 @@ def test_an_adapter_that_comes_later_is_as_if_known_from_the_start(
     lora = pool_size(adapters, 2)
     early = backend(model, weights, adapters, slots=3, lora=lora, fused=fused)
     wanted = run(early, prompts, prompts[:, :2], names)
-    room = pool_size([], 2, rank=lora.rank, targets=lora.targets)
+    room = LoraSize(2, lora.rank, lora.targets)
     late = backend(model, weights, slots=3, lora=room, fused=fused)
     assert late.adapters is not None
     base = run(late, prompts, prompts[:, :2], [None] * 3)
