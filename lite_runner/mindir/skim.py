@@ -1,8 +1,4 @@
-"""Reads a MindIR without its weights by walking the protobuf's fields.
-
-A field is a varint tag (number and wire type), then a varint, 4 or 8 bytes, or a length and that
-many bytes (https://protobuf.dev/programming-guides/encoding).
-"""
+"""Reads a MindIR without its weights by walking the protobuf's fields."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.errors import ArtifactError
+from lite_runner.system.protobuf import field, fields, parse_message, read_varint
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
 MAX_NODE = 64 * 2**10  # a larger node is a table, whose values are not needed
@@ -43,8 +40,6 @@ def read_model(path: Path) -> Any:
     Raises ArtifactError if it is missing, encrypted, no MindIR, of a newer version, or too large.
     """
     from mindspore.train import mind_ir_pb2
-
-    from lite_runner.system.protobuf import parse_message
 
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -124,7 +119,7 @@ def _kept(
     for number, first, value, last in fields(data, start, end):
         if nested and number in nested:
             inner = nested[number](value, last)
-            made += varint(number << 3 | 2) + varint(len(inner)) + inner
+            made += field(number, inner)
         elif number in whole:
             if last - first > MAX_KEPT:
                 raise _TooLarge
@@ -132,49 +127,3 @@ def _kept(
         if len(made) > MAX_KEPT:
             raise _TooLarge
     return bytes(made)
-
-
-def fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Per field its number and the offsets of its start, of its value and of its end.
-
-    Raises ValueError if this is no message.
-    """
-    while at < end:
-        first = at
-        tag, at = read_varint(data, at, end)
-        kind, value = tag & 7, at
-        if kind == 0:
-            _, at = read_varint(data, at, end)
-        elif kind == 2:
-            size, value = read_varint(data, at, end)
-            at = value + size
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"wire type {kind} at byte {first}")
-        if at > end:
-            raise ValueError(f"a field at byte {first} exceeds the message")
-        yield tag >> 3, first, value, at
-
-
-def read_varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
-    """The varint at an offset, and the offset of its end. Raises ValueError if it has none."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= end:
-            raise ValueError(f"truncated varint at byte {at}")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError(f"a varint of more than 10 bytes at byte {at}")
-
-
-def varint(value: int) -> bytes:
-    """Encode a varint."""
-    made = bytearray()
-    while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*made, value])

@@ -9,10 +9,10 @@ and the CRC32 of all bytes before it, as 10 bytes, big endian.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
+from lite_runner.system.protobuf import field, fields, opening, read_varint, varint
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES, view_tensor
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
@@ -32,8 +33,6 @@ CRC_MARK = b"crc_num"
 CRC_BYTES = 10
 TYPES: dict[str, DType] = {"Float32": "F32", "Float16": "F16", "BFloat16": "BF16"}
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
-
-_LENGTH_DELIMITED, _VARINT = 2, 0
 
 
 def looks_like_ckpt(path: Path) -> bool:
@@ -47,7 +46,7 @@ class _Entry:
 
     shape: tuple[int, ...]
     type_name: str
-    spans: list[tuple[int, int]] = field(default_factory=list)
+    spans: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
 
 def open_ckpt(path: Path) -> dict[str, LazyTensor]:
@@ -59,7 +58,7 @@ def open_ckpt(path: Path) -> dict[str, LazyTensor]:
     end = _checked_end(path, data)
     try:
         entries = _parse(data, end)
-    except _WireError as error:
+    except ValueError as error:
         raise ArtifactError(
             f"{path}: not a valid MindSpore checkpoint: {error}",
             "the file is damaged, encrypted or of another format: fetch or write it again",
@@ -125,16 +124,12 @@ def _checked_end(path: Path, data: NDArray[np.uint8]) -> int:
     return end
 
 
-class _WireError(Exception):
-    """The bytes are not the protobuf message of a checkpoint."""
-
-
 def _parse(data: NDArray[np.uint8], end: int) -> dict[str, _Entry]:
     entries: dict[str, _Entry] = {}
     last = ""
-    for number, start, stop in _fields(data, 0, end):
+    for number, _, start, stop in fields(data, 0, end):
         if number != 1:
-            raise _WireError(f"field {number} at byte {start:,}, expected only field 1")
+            raise ValueError(f"field {number} at byte {start:,}, expected only field 1")
         name, entry = _parse_value(data, start, stop)
         if name not in entries:
             entries[name] = entry
@@ -142,7 +137,7 @@ def _parse(data: NDArray[np.uint8], end: int) -> dict[str, _Entry]:
             entries[name].shape,
             entries[name].type_name,
         ):
-            raise _WireError(f"tensor {name!r} occurs twice, again at byte {start:,}")
+            raise ValueError(f"tensor {name!r} occurs twice, again at byte {start:,}")
         else:
             entries[name].spans += entry.spans
         last = name
@@ -151,79 +146,46 @@ def _parse(data: NDArray[np.uint8], end: int) -> dict[str, _Entry]:
 
 def _parse_value(data: NDArray[np.uint8], start: int, stop: int) -> tuple[str, _Entry]:
     name, entry = "", None
-    for number, begin, end in _fields(data, start, stop):
+    for number, _, begin, end in fields(data, start, stop):
         if number == 1:
             name = _text(data, begin, end)
         elif number == 2:
             entry = _parse_tensor(data, begin, end)
         else:
-            raise _WireError(f"field {number} of a value at byte {begin:,} is not a plain tensor")
+            raise ValueError(f"field {number} of a value at byte {begin:,} is not a plain tensor")
     if not name or entry is None:
-        raise _WireError(f"the value at byte {start:,} lacks a name or a tensor")
+        raise ValueError(f"the value at byte {start:,} lacks a name or a tensor")
     return name, entry
 
 
 def _parse_tensor(data: NDArray[np.uint8], start: int, stop: int) -> _Entry:
     dims: list[int] = []
     type_name, content = "", None
-    for number, begin, end in _fields(data, start, stop):
+    for number, _, begin, end in fields(data, start, stop):
         if number == 1:  # repeated int64: one varint a field, or packed in one field
             while begin < end:
-                size, begin = _varint(data, begin, end)
+                size, begin = read_varint(data, begin, end)
                 dims.append(size)
         elif number == 2:
             type_name = _text(data, begin, end)
         elif number == 3:
             content = (begin, end)
         if len(dims) > 32 or any(size >= 2**48 for size in dims):
-            raise _WireError(f"the tensor at byte {start:,} has impossible dimensions")
+            raise ValueError(f"the tensor at byte {start:,} has impossible dimensions")
     if not type_name or content is None:
-        raise _WireError(f"the tensor at byte {start:,} lacks its type or content")
+        raise ValueError(f"the tensor at byte {start:,} lacks its type or content")
     # MindSpore writes [0] for a scalar.
     shape = () if dims == [0] and content[1] > content[0] else tuple(dims)
     return _Entry(shape, type_name, [content])
 
 
-def _fields(data: NDArray[np.uint8], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Number, first and last byte (exclusive) of each field between `start` and `stop`."""
-    position = start
-    while position < stop:
-        key, begin = _varint(data, position, stop)
-        number, wire_type = key >> 3, key & 7
-        if wire_type == _LENGTH_DELIMITED:
-            length, begin = _varint(data, begin, stop)
-            position = begin + length
-        elif wire_type == _VARINT:
-            _, position = _varint(data, begin, stop)
-        else:
-            raise _WireError(f"wire type {wire_type} at byte {position:,}, expected 0 or 2")
-        if position > stop:
-            raise _WireError(
-                f"the field at byte {begin:,} ends at {position:,}, its message at {stop:,}"
-            )
-        yield number, begin, position
-
-
-def _varint(data: NDArray[np.uint8], position: int, stop: int) -> tuple[int, int]:
-    """The varint at `position`, and the position after it."""
-    value = 0
-    for count in range(10):
-        if position + count >= stop:
-            raise _WireError(f"the file ends inside a number at byte {position:,}")
-        byte = int(data[position + count])
-        value |= (byte & 0x7F) << (7 * count)
-        if byte < 0x80:
-            return value, position + count + 1
-    raise _WireError(f"the number at byte {position:,} has more than 10 bytes")
-
-
 def _text(data: NDArray[np.uint8], start: int, stop: int) -> str:
     if stop - start > MAX_TEXT:
-        raise _WireError(f"the name at byte {start:,} has {stop - start:,} bytes")
+        raise ValueError(f"the name at byte {start:,} has {stop - start:,} bytes")
     try:
         return data[start:stop].tobytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _WireError(f"the name at byte {start:,} is not UTF-8") from error
+        raise ValueError(f"the name at byte {start:,} is not UTF-8") from error
 
 
 def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
@@ -252,24 +214,10 @@ def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
 
 def _value_header(name: str, tensor: LazyTensor, content_size: int) -> bytes:
     """The bytes of a value before the content of its tensor."""
-    dims = b"".join(b"\x08" + _encode(size) for size in tensor.shape or (0,))
-    described = dims + _field(2, TYPE_NAMES[tensor.dtype].encode())
-    described += b"\x1a" + _encode(content_size)
-    tagged = _field(1, name.encode())
+    described = b"".join(b"\x08" + varint(size) for size in tensor.shape or (0,))
+    described += field(2, TYPE_NAMES[tensor.dtype].encode()) + opening(3, content_size)
+    tagged = field(1, name.encode())
     tensor_size = len(described) + content_size
-    opening = b"\x12" + _encode(tensor_size)
-    value_size = len(tagged) + len(opening) + tensor_size
-    return b"\x0a" + _encode(value_size) + tagged + opening + described
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | _LENGTH_DELIMITED]) + _encode(len(content)) + content
-
-
-def _encode(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    tensor_opening = opening(2, tensor_size)
+    value_size = len(tagged) + len(tensor_opening) + tensor_size
+    return opening(1, value_size) + tagged + tensor_opening + described
