@@ -1,4 +1,4 @@
-"""Which patterns of tokenizers are taken: those of real models, and none that may take forever."""
+"""Which patterns are taken: those of real tokenizers, and none that may take forever."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.text.tokenizer_cost import check_cost
+from lite_runner.system.regex_cost import check_cost
 
 REAL = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",

@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lite_runner.architectures.fields import Fields
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import read_json_object
+from lite_runner.system.regex_cost import check_cost
 
 Number = TypeVar("Number", int, float)
 NAMES = ("adapter_config.json", "config.json")
 MAX_PATTERN = 2000  # characters of a regular expression
 MAX_REPEATS = 6  # unbounded ones on one way through it, which bounds what a hostile one can cost
-# Ways to go on that are tried where a pattern repeats, by the order of magnitude of a module's
-# name, and where something may be left out.
-_WAYS_OF_A_REPEAT, _WAYS_OF_A_CHOICE = 32, 4
-_ESCAPED = re.compile(r"\\.")
-_PART = re.compile(r"\[\^?\]?[^\]]*\]|\(\?|[*+]\??|\{\d*,\d*\}\??|[?()|]")
-_REPEATED_GROUP = re.compile(r"\)(?:[*+]|\{[\d,])")
+MAX_WAYS = 1 << 20  # of bounded repeats and of alternatives
 
 # Of no effect on a trained adapter.
 _NO_EFFECT = {
@@ -35,15 +32,10 @@ _NO_EFFECT = {
     *("inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 }
-_READ = {
-    *("peft_type", "pet_type", "bias", "init_lora_weights", "r", "lora_alpha", "target_modules"),
-    *("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern"),
-    *("alpha_pattern", "use_rslora"),
-}
 # Initializations that leave the base weights alone; the others subtract from them.
 _INITIALIZATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
 _ABSENT: tuple[Any, ...] = (None, False, 0, "", [], {})
-_WHAT = {
+_UNSUPPORTED = {
     "use_dora": "DoRA, which also changes the length of the weights",
     "modules_to_save": "whole modules beside LoRA",
     "lora_bias": "a bias beside B",
@@ -128,19 +120,8 @@ def lora_settings(where: Path, r: int, alpha: float, targets: str | Sequence[str
 
     Raises ArtifactError for an invalid pattern.
     """
-    given = targets if isinstance(targets, str) else list(targets)
-    return LoraSettings(
-        where=where,
-        r=r,
-        lora_alpha=_alpha(where, "lora_alpha", alpha),
-        target_modules=_modules(where, "target_modules", given, needed=True),
-        exclude_modules=(),
-        layers=(),
-        layers_pattern=(),
-        rank_pattern={},
-        alpha_pattern={},
-        use_rslora=False,
-    )
+    modules = targets if isinstance(targets, str) else list(targets)
+    return _settings(where, {"r": r, "lora_alpha": alpha, "target_modules": modules})
 
 
 def read_settings(folder: Path) -> LoraSettings:
@@ -151,54 +132,57 @@ def read_settings(folder: Path) -> LoraSettings:
             f"{folder}: no {NAMES[0]}, expected one beside the adapter's weights",
             "give the folder that peft's save_pretrained wrote, or one laid out like it",
         )
-    raw = read_json_object(where)
-    _check_kind(where, raw)
-    layers = raw.get("layers_to_transform")
-    layers = [layers] if type(layers) is int else layers
-    if not _is_list_of(layers or [], int):
-        raise _wrong(where, "layers_to_transform", layers, "an integer or a list of them")
-    return LoraSettings(
-        where=where,
-        r=_rank(where, "r", raw.get("r")),
-        lora_alpha=_alpha(where, "lora_alpha", raw.get("lora_alpha")),
-        target_modules=_modules(where, "target_modules", raw.get("target_modules"), needed=True),
-        exclude_modules=_modules(where, "exclude_modules", raw.get("exclude_modules")),
-        layers=tuple(layers or ()),
-        layers_pattern=_plain_names(where, "layers_pattern", raw.get("layers_pattern")),
-        rank_pattern={
-            _pattern(where, "rank_pattern", key): _rank(where, f"rank_pattern[{key!r}]", value)
-            for key, value in _mapping(where, raw, "rank_pattern").items()
-        },
-        alpha_pattern={
-            _pattern(where, "alpha_pattern", key): _alpha(where, f"alpha_pattern[{key!r}]", value)
-            for key, value in _mapping(where, raw, "alpha_pattern").items()
-        },
-        use_rslora=_flag(where, "use_rslora", raw.get("use_rslora")),
+    return _settings(where, read_json_object(where))
+
+
+def _settings(where: Path, raw: dict[str, Any]) -> LoraSettings:
+    fields = Fields(raw, str(where))
+    _check_kind(fields)
+    layers = fields.raw.get("layers_to_transform")
+    layers = [layers] if type(layers) is int else layers or []
+    if not _is_list_of(layers, int):
+        raise fields.fault("layers_to_transform", layers, "an integer or a list of them")
+    settings = LoraSettings(
+        where,
+        r=_rank(fields, "r", fields.raw.get("r")),
+        lora_alpha=_alpha(fields, "lora_alpha", fields.raw.get("lora_alpha")),
+        target_modules=_modules(fields, "target_modules", needed=True),
+        exclude_modules=_modules(fields, "exclude_modules"),
+        layers=tuple(layers),
+        layers_pattern=_plain_names(fields, "layers_pattern"),
+        rank_pattern=_by_regex(fields, "rank_pattern", _rank),
+        alpha_pattern=_by_regex(fields, "alpha_pattern", _alpha),
+        use_rslora=fields.flag("use_rslora", False),
     )
+    _check_others(fields)
+    return settings
 
 
-def _check_kind(where: Path, raw: Mapping[str, Any]) -> None:
-    """Raise ArtifactError for anything but plain LoRA; unknown keys must be off."""
-    for key, kinds in (("peft_type", ("LORA",)), ("pet_type", ("lora", "slora"))):
-        kind = raw.get(key)
-        if kind is not None and kind not in kinds:
-            raise _wrong(where, key, kind, " or ".join(kinds))
-    if raw.get("bias", "none") not in ("none", None):
-        raise _wrong(where, "bias", raw["bias"], "none: trained biases are not supported")
-    initialization = raw.get("init_lora_weights")
+def _check_kind(fields: Fields) -> None:
+    """Raise ArtifactError for anything but plain LoRA."""
+    fields.choice("peft_type", ("LORA",))
+    fields.choice("pet_type", ("lora", "slora"))
+    if (bias := fields.raw.get("bias")) not in ("none", None):
+        raise fields.fault("bias", bias, "none: trained biases are not supported")
+    initialization = fields.raw.get("init_lora_weights")
     if initialization not in _INITIALIZATIONS or type(initialization) is int:
         raise ArtifactError(
-            f"{where}: init_lora_weights is {_short(initialization)}, which changes the base "
-            "weights before the adapter is added to them",
+            f"{fields.where}: init_lora_weights is {_short(initialization)}, which changes the "
+            "base weights before the adapter is added to them",
             "convert it to plain LoRA with peft's save_pretrained("
             "path_initial_model_for_weight_conversion=...)",
         )
-    for key, value in raw.items():
-        if key in _READ or key in _NO_EFFECT or value in _ABSENT:
+
+
+def _check_others(fields: Fields) -> None:
+    """Raise ArtifactError for a key that nobody read, unless it is off."""
+    for key in fields.unread():
+        value = fields.raw[key]
+        if key in _NO_EFFECT or value in _ABSENT:
             continue
         raise ArtifactError(
-            f"{where}: {key} is {_short(value)}: "
-            + _WHAT.get(key, "unknown here, and it may change the result")
+            f"{fields.where}: {key} is {_short(value)}: "
+            + _UNSUPPORTED.get(key, "unknown here, and it may change the result")
             + "; only plain LoRA is supported",
             "train the adapter without it, or merge it into its base with peft",
         )
@@ -222,83 +206,62 @@ def _last_names(modules: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[2] for name in modules))
 
 
-def _modules(where: Path, key: str, value: Any, needed: bool = False) -> str | tuple[str, ...]:
+def _modules(fields: Fields, key: str, needed: bool = False) -> str | tuple[str, ...]:
+    value = fields.raw.get(key)
     if isinstance(value, str) and value:
-        return value if value == "all-linear" else _pattern(where, key, value)
+        return value if value == "all-linear" else _regex(fields, key, value)
     if not _is_list_of(value or [], str) or (needed and not value):
-        raise _wrong(where, key, value, "a list of modules, or a regular expression")
+        raise fields.fault(key, value, "a list of modules, or a regular expression")
     return tuple(value or ())
 
 
-def _plain_names(where: Path, key: str, value: Any) -> tuple[str, ...]:
+def _plain_names(fields: Fields, key: str) -> tuple[str, ...]:
+    value = fields.raw.get(key)
     names = [value] if isinstance(value, str) and value else value or []
     if not _is_list_of(names, str) or not all(re.fullmatch(r"\w+", name) for name in names):
-        raise _wrong(where, key, value, "a name or a list of names")
+        raise fields.fault(key, value, "a name or a list of names")
     return tuple(names)
 
 
-def _pattern(where: Path, key: str, text: str) -> str:
+def _by_regex(
+    fields: Fields, key: str, number: Callable[[Fields, str, Any], Number]
+) -> dict[str, Number]:
+    value = fields.raw.get(key) or {}
+    if not isinstance(value, dict):
+        raise fields.fault(key, value, "an object of pattern -> number")
+    return {
+        _regex(fields, key, one): number(fields, f"{key}[{one!r}]", it) for one, it in value.items()
+    }
+
+
+def _regex(fields: Fields, key: str, text: str) -> str:
     """A valid regular expression that cannot backtrack for long on a module's name."""
-    bare = _ESCAPED.sub("x", text)
-    slow = _REPEATED_GROUP.search(bare) or _ways(bare) > _WAYS_OF_A_REPEAT**MAX_REPEATS
-    if len(text) > MAX_PATTERN or slow:
-        raise _wrong(
-            where, key, text, f"a pattern without repeated groups, {MAX_REPEATS} repeats in a row"
-        )
     try:
-        re.compile(f"({text})")
+        if len(text) <= MAX_PATTERN:
+            re.compile(f"({text})")
     except (re.error, RecursionError, OverflowError) as error:
-        raise _wrong(where, key, text, f"a regular expression ({error})") from error
+        raise fields.fault(key, text, f"a regular expression ({error})") from error
+    try:
+        check_cost(f"(?:{text})$", most_degree=MAX_REPEATS, most_factor=MAX_WAYS)
+        if len(text) > MAX_PATTERN:
+            raise ValueError("it is too long")
+    except ValueError as error:
+        expected = f"a pattern without repeated groups, {MAX_REPEATS} repeats in a row ({error})"
+        raise fields.fault(key, text, expected) from error
     return text
 
 
-def _ways(bare: str) -> int:
-    """Upper bound of the ways that matching a pattern (without escapes) may try.
-
-    Those of a sequence multiply, those of alternatives add up.
-    """
-    others, ways = [0], [1]  # of each group that is open: alternatives before, and this one
-    for part in _PART.findall(bare):
-        if part.startswith("("):
-            others.append(0)
-            ways.append(1)
-        elif part == "|":
-            others[-1] += ways[-1]
-            ways[-1] = 1
-        elif part == ")" and len(ways) > 1:
-            inside = others.pop() + ways.pop()
-            ways[-1] *= inside
-        elif part == "?":
-            ways[-1] *= _WAYS_OF_A_CHOICE
-        elif part[0] in "*+{":
-            ways[-1] *= _WAYS_OF_A_REPEAT
-    return others[0] + ways[0]
-
-
-def _mapping(where: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    value = raw.get(key) or {}
-    if not isinstance(value, dict):
-        raise _wrong(where, key, value, "an object of pattern -> number")
-    return value
-
-
-def _rank(where: Path, key: str, value: Any) -> int:
+def _rank(fields: Fields, key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise _wrong(where, key, value, "an integer of at least 1")
+        raise fields.fault(key, value, "an integer of at least 1")
     return value
 
 
-def _alpha(where: Path, key: str, value: Any) -> float:
+def _alpha(fields: Fields, key: str, value: Any) -> float:
     # A huge integer is no float at all.
     if type(value) not in (int, float) or not abs(value) < 1e30 or value == 0:
-        raise _wrong(where, key, value, "a number other than 0")
+        raise fields.fault(key, value, "a number other than 0")
     return float(value)
-
-
-def _flag(where: Path, key: str, value: Any) -> bool:
-    if value not in (None, True, False) or type(value) is int:
-        raise _wrong(where, key, value, "true or false")
-    return bool(value)
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
@@ -308,7 +271,3 @@ def _is_list_of(value: Any, kind: type) -> bool:
 def _short(value: object) -> str:
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _wrong(where: Path, key: str, got: object, expected: str) -> ArtifactError:
-    return ArtifactError(f"{where}: {key} is {_short(got)}, expected {expected}")
