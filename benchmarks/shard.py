@@ -26,9 +26,10 @@ from lite_runner.bench.report import markdown
 from lite_runner.config.parallel import Ranks
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.layouts import expected_tensors, random_checkpoint
+from lite_runner.weights.sharding.partition import strategy_of
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.sharding.shards import whole_tensors
-from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
+from lite_runner.weights.sharding.strategy import write_strategy
 
 STEPS = [(1, 2), (2, 4), (4, 1)]  # tensor parallel degrees, from and to
 

@@ -18,7 +18,7 @@ from lite_runner.plan.plan import Plan
 from lite_runner.system.files import make_folder
 
 if TYPE_CHECKING:
-    from lite_runner.weights.sharding.strategy import Strategy
+    from lite_runner.weights.sharding.partition import Strategy
 
 _NAME = "ckpt_strategy.ckpt"  # of MindFormers
 
@@ -55,7 +55,8 @@ def write_strategy_files(config: RunConfig, model: Decoder) -> list[Path]:
     ranks removed. Raises ConfigError for any other file, and for the strategies of the checkpoint
     that this run reads.
     """
-    from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
+    from lite_runner.weights.sharding.partition import strategy_of
+    from lite_runner.weights.sharding.strategy import write_strategy
 
     ranks = ranks_of(config)
     strategy = strategy_of(model, ranks, vocab_parallel=config.vocab_parallel)

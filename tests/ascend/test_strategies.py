@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.sharding.strategy import Layout, merge_strategies, read_strategy
+from lite_runner.weights.sharding.partition import Layout
+from lite_runner.weights.sharding.strategy import merge_strategies, read_strategy
 
 JSON: dict[str, Any] = {
     "current_stage": 0,

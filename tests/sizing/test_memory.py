@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lite_runner.config.groups import options_of
+from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.sizing.memory import (
@@ -27,7 +28,7 @@ from lite_runner.sizing.memory import (
 )
 from lite_runner.system import memory
 from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.sharding.partition import cuts
+from lite_runner.weights.sharding.partition import strategy_of
 from tests.models import model_named
 from tests.paths import FIXTURES
 from tests.sizes import resized
@@ -106,9 +107,10 @@ def test_a_rank_holds_what_the_cuts_give_it(name: str, tensor: int) -> None:
     model = model_named(name)
     shapes = expected_tensors(model)
     for vocab_parallel in (True, False):
-        parts = cuts(model, tensor, vocab_parallel=vocab_parallel)
+        ranks = Ranks(tensor=tensor)
+        layouts = strategy_of(model, ranks, vocab_parallel=vocab_parallel).layouts
         assert rank_parameters(model, tensor, vocab_parallel=vocab_parallel) == sum(
-            math.prod(shape) // parts[key].parts for key, shape in shapes.items()
+            math.prod(shape) // math.prod(layouts[key].parts) for key, shape in shapes.items()
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from lite_runner import progress
+from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
 from lite_runner.config.parallel import Ranks
@@ -24,9 +25,9 @@ from lite_runner.system.files import make_folder, sha256_of
 from lite_runner.system.user_cache import digest_of
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.hf import hf_from_model_config
-from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, sites
+from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
 from lite_runner.weights.lora.adapter_reader import check_inside, check_listed, digest
-from lite_runner.weights.sharding.partition import Cut, cuts, sliced
+from lite_runner.weights.sharding.partition import Layout, sliced, strategy_of
 from lite_runner.weights.sharding.shard_manifest import MANIFEST, MAX_RANKS
 
 SCHEMA = 1
@@ -152,7 +153,7 @@ def open_shards(
     there = manifest.adapters
     check_listed(names, there, own)
     check_inside(root, *(own / f"{name}.safetensors" for name in names))
-    shapes = piece_shapes(model, ranks, vocab_parallel=vocab_parallel)
+    shapes = _piece_shapes(model, ranks, vocab_parallel)
     return [_open(own, name, there[name], shapes) for name in names]
 
 
@@ -202,42 +203,37 @@ def adapter_pieces(
     """The shards that `ranks` holds of a full adapter of `model`."""
     if ranks.tensor == 1:
         return adapter
-    how = _cuts(model, ranks, vocab_parallel)
+    layouts = _layouts(model, ranks, vocab_parallel)
 
     def piece(name: str, pair: LoraPair) -> LoraPair:
-        of_a, of_b = how[name]
-        a = sliced(pair.a, of_a.bounds(pair.a.shape, ranks))
-        return LoraPair(a, sliced(pair.b, of_b.bounds(pair.b.shape, ranks)), pair.scale)
+        of_a, of_b = layouts[name]
+        a = sliced(pair.a, of_a.bounds(pair.a.shape, ranks.rank))
+        return LoraPair(a, sliced(pair.b, of_b.bounds(pair.b.shape, ranks.rank)), pair.scale)
 
     return replace(adapter, pairs={name: piece(name, pair) for name, pair in adapter.pairs.items()})
 
 
-def piece_shapes(
-    model: Decoder, ranks: Ranks, *, vocab_parallel: bool
-) -> dict[str, tuple[int, int]]:
+def _piece_shapes(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple[int, int]]:
     """Canonical name -> (in, out) of a rank's shard of every possible target weight."""
-    how = _cuts(model, ranks, vocab_parallel)
-    return {
-        site.weight: (
-            site.width_in // how[site.weight][0].parts,
-            site.width_out // how[site.weight][1].parts,
-        )
-        for site in sites(model)
-    }
-
-
-def _cuts(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, tuple[Cut, Cut]]:
-    """The cuts of A [r, in] and B [out, r] of each weight."""
-    weights = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
-    # A tied head is sharded as the embedding; adapters have a name of its own for it.
-    weights.setdefault(f"{HEAD}.weight", Cut(0, ranks.tensor) if vocab_parallel else Cut())
-    found = {}
+    layouts, found = _layouts(model, ranks, vocab_parallel), {}
     for site in sites(model):
-        cut = weights[site.weight]
-        if cut.axis is None or site.is_embedding:
-            found[site.weight] = (Cut(), Cut())
-        elif (cut.axis == 0) != site.transposed:  # along the outputs
-            found[site.weight] = (Cut(), Cut(0, cut.parts))
-        else:
-            found[site.weight] = (Cut(1, cut.parts), Cut())
+        of_a, of_b = layouts[site.weight]
+        found[site.weight] = site.width_in // of_a.parts[1], site.width_out // of_b.parts[0]
+    return found
+
+
+def _layouts(
+    model: Decoder, ranks: Ranks, vocab_parallel: bool
+) -> dict[str, tuple[Layout, Layout]]:
+    """The layouts of A [r, in] and B [out, r] of each weight."""
+    weights = strategy_of(model, ranks, vocab_parallel=vocab_parallel).layouts
+    table, found = parameters(model), {}
+    for site in sites(model):
+        # A tied head is sharded as the embedding; adapters have a name of its own for it.
+        layout = weights.get(site.weight, weights[table[0].name])
+        inputs, outputs = layout.tensor_map if site.transposed else layout.tensor_map[::-1]
+        if site.is_embedding:
+            inputs = outputs = ()
+        matrix = layout.dev_matrix
+        found[site.weight] = Layout(matrix, ((), inputs)), Layout(matrix, (outputs, ()))
     return found

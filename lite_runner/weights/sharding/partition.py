@@ -1,4 +1,4 @@
-"""Tensor parallelism: the cut of each of a model's tensors, and one rank's slices.
+"""Tensor parallelism: the layout of each of a model's tensors over ranks, and one rank's slices.
 
 A column-parallel layer (q, k, v, gate, up) is split along its outputs, the following row-parallel
 one (the output projection, down) along its inputs; everything after an all-reduce is replicated.
@@ -7,6 +7,7 @@ The embedding and the head are vocabulary-parallel.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -23,49 +24,85 @@ from lite_runner.weights.tensor import Index, LazyTensor
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Equal shards of a tensor along an axis; `axis` None: replicated.
+class Layout:
+    """The sharding of a tensor over the ranks of one pipeline stage.
 
-    With fewer key/value heads than ranks there are fewer `parts` than ranks, and neighbouring ranks
-    have the same shard.
+    The ranks fill `dev_matrix`, the last axis first. `tensor_map` has an entry for each axis of the
+    tensor: the axes of the matrix, counted from the right, that shard it; (): not sharded.
     """
 
-    axis: int | None = None
-    parts: int = 1
+    dev_matrix: tuple[int, ...]
+    tensor_map: tuple[tuple[int, ...], ...]
+    stage: int = 0
 
-    def piece(self, ranks: Ranks) -> int:
-        """Index of a rank's shard."""
-        return ranks.tensor_index * self.parts // ranks.tensor
+    @property
+    def devices(self) -> int:
+        return math.prod(self.dev_matrix)
 
-    def bounds(self, shape: tuple[int, ...], ranks: Ranks) -> tuple[slice, ...]:
-        """The rank's shard of a full tensor of `shape`, as an index."""
-        if self.axis is None:
-            return (slice(None),) * len(shape)
-        step = shape[self.axis] // self.parts
-        start = self.piece(ranks) * step
-        whole = [slice(None)] * len(shape)
-        whole[self.axis] = slice(start, start + step)
-        return tuple(whole)
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The number of shards along each axis of the tensor."""
+        return tuple(
+            math.prod(self.dev_matrix[-1 - axis] for axis in axes) for axes in self.tensor_map
+        )
+
+    def bounds(self, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
+        """The shard of a full tensor of `shape` that a rank of the stage holds, as an index."""
+        found = []
+        for size, axes in zip(shape, self.tensor_map, strict=True):
+            piece, parts = 0, 1
+            for axis in axes:
+                length = self.dev_matrix[-1 - axis]
+                below = math.prod(self.dev_matrix[len(self.dev_matrix) - axis :])
+                piece = piece * length + rank // below % length
+                parts *= length
+            found.append(slice(piece * size // parts, (piece + 1) * size // parts))
+        return tuple(found)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """True if a tensor of `shape` can be sharded so, in equal shards."""
+        return len(shape) == len(self.parts) and all(
+            size % parts == 0 for size, parts in zip(shape, self.parts, strict=True)
+        )
 
 
-def cuts(model: Decoder, tensor: int, *, vocab_parallel: bool = True) -> dict[str, Cut]:
-    """Name -> cut of every tensor of the model, for `tensor` tensor-parallel ranks."""
-    return {one.name: _cut(one, model, tensor, vocab_parallel) for one in parameters(model)}
+@dataclass(frozen=True)
+class Strategy:
+    """The layouts of all parameters, and how many ranks there are."""
+
+    layouts: Mapping[str, Layout]
+    stages: int = 1
+
+    @property
+    def devices(self) -> int:
+        """Ranks of a stage."""
+        return next(iter(self.layouts.values())).devices
+
+    @property
+    def ranks(self) -> int:
+        return self.stages * self.devices
 
 
-def _cut(parameter: Parameter, model: Decoder, tensor: int, vocab_parallel: bool) -> Cut:
+def strategy_of(model: Decoder, ranks: Ranks, *, vocab_parallel: bool = True) -> Strategy:
+    """This project's layout of a model over `ranks`, whose own rank is ignored."""
+    table = parameters(model)
+    return Strategy({one.name: _layout(one, model, ranks, vocab_parallel) for one in table})
+
+
+def _layout(parameter: Parameter, model: Decoder, ranks: Ranks, vocab_parallel: bool) -> Layout:
     # The outputs of a linear layer are its first axis, or its last where it is held [in, out].
-    last = len(parameter.shape) - 1
+    last, split = len(parameter.shape) - 1, parameter.split
     outputs = last if parameter.transposed else 0
-    if parameter.split == "vocabulary":
-        return Cut(0, tensor) if vocab_parallel else Cut()
-    if parameter.split == "outputs":
-        return Cut(outputs, tensor)
-    if parameter.split == "key_heads":
-        return Cut(outputs, min(tensor, model.n_kv_heads))
-    if parameter.split == "inputs":
-        return Cut(last - outputs, tensor)
-    return Cut()
+    axis = {"vocabulary": 0, "inputs": last - outputs}.get(split, outputs)
+    parts = min(ranks.tensor, model.n_kv_heads) if split == "key_heads" else ranks.tensor
+    axes: list[tuple[int, ...]] = [()] * (last + 1)
+    if split == "none" or (split == "vocabulary" and not vocab_parallel):
+        return Layout((ranks.data, ranks.tensor), tuple(axes))
+    if parts == ranks.tensor:
+        axes[axis] = (0,)
+        return Layout((ranks.data, parts), tuple(axes))
+    axes[axis] = (1,)  # with fewer key/value heads than ranks, neighbours have the same shard
+    return Layout((ranks.data, parts, ranks.tensor // parts), tuple(axes))
 
 
 Matrix = TypeVar("Matrix", QuantizedTensor, BlockMatrix)
@@ -79,22 +116,23 @@ def pieces(
     Columns are cut between groups, or blocks. Where a shard ends within one, the integers or blocks
     of a `down` matrix include it, on both ranks; an attention's output has floats alone then.
     """
-    how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
+    layouts = strategy_of(model, ranks, vocab_parallel=vocab_parallel).layouts
     table = {one.name: one for one in parameters(model)}
-    return {name: _piece(one, table[name], how[name], ranks) for name, one in whole.items()}
+    return {name: _piece(one, table[name], layouts[name], ranks) for name, one in whole.items()}
 
 
-def _piece(tensor: LazyTensor, parameter: Parameter, cut: Cut, ranks: Ranks) -> LazyTensor:
-    if cut.axis is None or cut.parts == 1:
+def _piece(tensor: LazyTensor, parameter: Parameter, layout: Layout, ranks: Ranks) -> LazyTensor:
+    count = math.prod(layout.parts)
+    if count == 1:
         return tensor
-    bounds = cut.bounds(tensor.shape, ranks)
+    bounds = layout.bounds(tensor.shape, ranks.rank)
     integers, own = tensor.integers, tensor.own
     if integers is not None:
         part = _part(integers.read, parameter, bounds, integers.scheme.group)
         integers = None if part is None else replace(integers, read=part)
     if own is not None:
         blocks = _part(own.read, parameter, bounds, block_columns(own.type_name))
-        nbytes = own.nbytes // cut.parts
+        nbytes = own.nbytes // count
         own = None if blocks is None else replace(own, read=blocks, nbytes=nbytes)
     return replace(sliced(tensor, bounds), integers=integers, own=own)
 

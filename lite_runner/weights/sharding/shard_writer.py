@@ -18,13 +18,13 @@ from lite_runner.system.files import make_folder, new_folder, require_space, sha
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.hf import hf_from_model_config
-from lite_runner.weights.sharding.partition import sliced
+from lite_runner.weights.sharding.partition import Strategy, sliced, strategy_of
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
     rank_folders,
     read_shard_manifest,
 )
-from lite_runner.weights.sharding.strategy import Strategy, strategy_of, write_strategy
+from lite_runner.weights.sharding.strategy import write_strategy
 from lite_runner.weights.tensor import LazyTensor, watched
 from lite_runner.weights.write import write_files
 

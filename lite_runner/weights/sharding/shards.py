@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +24,13 @@ from lite_runner.weights.formats.mindformers import canonical_name
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.layouts import check_tensors, expected_tensors
 from lite_runner.weights.memory_map import drop_pages
-from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.sharding.partition import Layout, Strategy, pieces, strategy_of
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
     rank_folders,
     read_shard_manifest,
 )
-from lite_runner.weights.sharding.strategy import Layout, Strategy, read_strategy, strategy_of
+from lite_runner.weights.sharding.strategy import read_strategy
 from lite_runner.weights.tensor import Index, LazyTensor, same_values
 
 HASH_THREADS = 4
@@ -171,7 +172,12 @@ class ShardSet:
 
     def whole(self) -> dict[str, LazyTensor]:
         """Every tensor of the model, assembled from its shards when it is read."""
-        return {name: _assembled(self.shapes[name], self._pieces(name)) for name in self.shapes}
+        return {
+            name: _assembled(
+                shape, [(bounds, self.held[rank][name]) for bounds, rank in self._owners(name)]
+            )
+            for name, shape in self.shapes.items()
+        }
 
     def rank_with(self, target: Strategy, rank: int) -> int | None:
         """The rank that holds exactly the shards of `rank` in `target`; None if there is none."""
@@ -214,30 +220,20 @@ class ShardSet:
 
     def describe(self) -> str:
         """The layout in short: tp=2 dp=1."""
-        shapes = self.shapes.items()
         # The most shards of any tensor: there are fewer where ranks share key/value heads.
-        tensor = max(
-            (len({str(layout.bounds(shape, rank)) for rank in range(layout.devices)}))
-            for (_, shape), layout in zip(shapes, map(self._layout, self.shapes), strict=True)
-        )
+        tensor = max(math.prod(self.strategy.layouts[name].parts) for name in self.shapes)
         stages = f" pp={self.strategy.stages}" if self.strategy.stages > 1 else ""
         return f"tp={tensor} dp={self.strategy.devices // tensor}{stages}"
 
-    def _layout(self, name: str) -> Layout:
-        return self.strategy.layouts[name]
-
     def _owners(self, name: str) -> Iterator[tuple[Index, int]]:
         """Each distinct shard of a tensor, and the first rank that holds it."""
-        layout, shape = self._layout(name), self.shapes[name]
+        layout, shape = self.strategy.layouts[name], self.shapes[name]
         seen = set()
         for rank in range(layout.devices):
             bounds = layout.bounds(shape, rank)
             if (key := str(bounds)) not in seen:
                 seen.add(key)
                 yield bounds, layout.stage * layout.devices + rank
-
-    def _pieces(self, name: str) -> list[tuple[Index, LazyTensor]]:
-        return [(bounds, self.held[rank][name]) for bounds, rank in self._owners(name)]
 
 
 def _overlap(one: Index, other: Index) -> Index | None:

@@ -11,138 +11,46 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.protobuf import parse_message
-from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.sharding.partition import Cut, cuts
+from lite_runner.weights.sharding.partition import Layout, Strategy
 
 HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
 MAX_BYTES = 64 * 2**20
 MAX_RANKS = 1 << 16
-# The fields that are read or written, by number: name, kind, label. Every list of numbers is the
-# same message on the wire, whatever MindSpore calls it.
-_NUMBER, _TEXT = "int64", "string"
-_MESSAGES: dict[str, dict[int, tuple[str, str, str]]] = {
-    "Numbers": {1: ("dim", _NUMBER, "repeated")},
-    "ParallelStrategys": {
-        1: ("stage", _NUMBER, "required"),
-        2: ("parallel_strategy", "Numbers", "repeated"),
-    },
-    "ParallelStrategyItem": {
-        1: ("node_name", _TEXT, "required"),
-        2: ("parallel_strategys", "ParallelStrategys", "required"),
-    },
-    "ParallelLayouts": {
-        1: ("dev_matrix", "Numbers", "repeated"),
-        2: ("tensor_map", "Numbers", "repeated"),
-        3: ("param_split_shape", "Numbers", "repeated"),
-        4: ("indices_offset", "Numbers", "repeated"),
-        5: ("field", _NUMBER, "required"),
-        6: ("opt_weight_shard_step", _NUMBER, "required"),
-        7: ("opt_weight_shard_size", _NUMBER, "required"),
-    },
-    "ParallelLayoutItem": {
-        1: ("param_name", _TEXT, "required"),
-        2: ("parallel_layouts", "ParallelLayouts", "required"),
-    },
-    "ParallelStrategyMap": {
-        1: ("current_stage", _NUMBER, "required"),
-        2: ("parallel_strategy_item", "ParallelStrategyItem", "repeated"),
-        3: ("parallel_layout_item", "ParallelLayoutItem", "repeated"),
-    },
+# The part of MindSpore's node_strategy.proto that is read or written. Every list of numbers is the
+# same message on the wire, whatever it is called there.
+_PROTO = """
+message Numbers { repeated int64 dim = 1; }
+message ParallelStrategys { required int64 stage = 1; repeated Numbers parallel_strategy = 2; }
+message ParallelStrategyItem {
+  required string node_name = 1; required ParallelStrategys parallel_strategys = 2;
 }
+message ParallelLayouts {
+  repeated Numbers dev_matrix = 1; repeated Numbers tensor_map = 2;
+  repeated Numbers param_split_shape = 3; repeated Numbers indices_offset = 4;
+  required int64 field = 5;
+  required int64 opt_weight_shard_step = 6; required int64 opt_weight_shard_size = 7;
+}
+message ParallelLayoutItem {
+  required string param_name = 1; required ParallelLayouts parallel_layouts = 2;
+}
+message ParallelStrategyMap {
+  required int64 current_stage = 1;
+  repeated ParallelStrategyItem parallel_strategy_item = 2;
+  repeated ParallelLayoutItem parallel_layout_item = 3;
+}
+"""
 _LISTS = ("dev_matrix", "param_split_shape", "indices_offset")  # of a layout, one each
 _NUMBERS = ("field", "opt_weight_shard_step", "opt_weight_shard_size")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The sharding of a tensor over the ranks of one pipeline stage.
-
-    The ranks fill `dev_matrix`, the last axis first. `tensor_map` has an entry for each axis of the
-    tensor: the axes of the matrix, counted from the right, that shard it; (): not sharded.
-    """
-
-    dev_matrix: tuple[int, ...]
-    tensor_map: tuple[tuple[int, ...], ...]
-    stage: int = 0
-
-    @property
-    def devices(self) -> int:
-        return math.prod(self.dev_matrix)
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        """The number of shards along each axis of the tensor."""
-        return tuple(
-            math.prod(self.dev_matrix[-1 - axis] for axis in axes) for axes in self.tensor_map
-        )
-
-    def bounds(self, shape: tuple[int, ...], rank: int) -> tuple[slice, ...]:
-        """The shard of a full tensor of `shape` that a rank of the stage holds, as an index."""
-        found = []
-        for size, axes in zip(shape, self.tensor_map, strict=True):
-            piece, parts = 0, 1
-            for axis in axes:
-                length = self.dev_matrix[-1 - axis]
-                below = math.prod(self.dev_matrix[len(self.dev_matrix) - axis :])
-                piece = piece * length + rank // below % length
-                parts *= length
-            found.append(slice(piece * size // parts, (piece + 1) * size // parts))
-        return tuple(found)
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """True if a tensor of `shape` can be sharded so, in equal shards."""
-        return len(shape) == len(self.parts) and all(
-            size % parts == 0 for size, parts in zip(shape, self.parts, strict=True)
-        )
-
-
-@dataclass(frozen=True)
-class Strategy:
-    """The layouts of all parameters, and how many ranks there are."""
-
-    layouts: Mapping[str, Layout]
-    stages: int = 1
-
-    @property
-    def devices(self) -> int:
-        """Ranks of a stage."""
-        return next(iter(self.layouts.values())).devices
-
-    @property
-    def ranks(self) -> int:
-        return self.stages * self.devices
-
-
-def strategy_of(model: Decoder, ranks: Ranks, *, vocab_parallel: bool = True) -> Strategy:
-    """This project's layout of a model over `ranks`."""
-    how = cuts(model, ranks.tensor, vocab_parallel=vocab_parallel)
-    shapes = expected_tensors(model)
-    return Strategy({name: _layout(cut, len(shapes[name]), ranks) for name, cut in how.items()})
-
-
-def _layout(cut: Cut, axes: int, ranks: Ranks) -> Layout:
-    cut_by: list[tuple[int, ...]] = [()] * axes
-    if cut.axis is None:
-        return Layout((ranks.data, ranks.tensor), tuple(cut_by))
-    copies = ranks.tensor // cut.parts
-    if copies == 1:
-        cut_by[cut.axis] = (0,)
-        return Layout((ranks.data, cut.parts), tuple(cut_by))
-    cut_by[cut.axis] = (1,)  # neighbours with the same shard are an axis of their own
-    return Layout((ranks.data, cut.parts, copies), tuple(cut_by))
 
 
 def read_strategy(path: Path) -> Strategy:
@@ -196,7 +104,8 @@ def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
         name = merged[2] if merged else item.param_name
         stage = int(merged[1]) if merged else _stage(parsed)
         held = item.parallel_layouts
-        if _shards_optimizer(held):
+        # A size alone says nothing.
+        if held.opt_weight_shard_size and held.opt_weight_shard_step:
             raise ArtifactError(
                 f"{file}: {name} is also cut for the optimizer (enable_parallel_optimizer), which "
                 "is not available",
@@ -227,7 +136,7 @@ def _stage(content: Any) -> int:
 
 def write_strategy(path: Path, strategy: Strategy) -> None:
     """Write a strategy of one stage, as MindSpore and MindFormers read it."""
-    content = _new_message("ParallelStrategyMap", current_stage=0)
+    content = _strategy_map()(current_stage=0)
     # MindSpore takes the stage from the first operator, so there has to be one.
     operator = content.parallel_strategy_item.add(node_name="model")
     operator.parallel_strategys.stage = 0
@@ -247,7 +156,7 @@ def merge_strategies(folder: Path, out: Path) -> None:
     Raises ArtifactError for files that are no strategies or do not belong together.
     """
     read_strategy(folder)  # says what is wrong with any of them
-    joined = _new_message("ParallelStrategyMap", current_stage=1)
+    joined = _strategy_map()(current_stage=1)
     seen: set[int] = set()
     for file in _files(folder):
         if file.resolve() == out.resolve():
@@ -268,7 +177,11 @@ def _read_message(file: Path) -> Any:
     """The message in a file, with at least one layout. Raises ArtifactError."""
     content = file.read_bytes()
     try:
-        found = _of_json(parse_json(content)) if file.suffix == ".json" else _of_bytes(content)
+        found = (
+            _of_json(parse_json(content))
+            if file.suffix == ".json"
+            else parse_message(_strategy_map(), content)
+        )
     except (ValueError, TypeError) as error:
         raise ArtifactError(f"{file}: not a strategy file: {error}", HINT) from error
     if not found.IsInitialized() or not found.parallel_layout_item:
@@ -285,36 +198,30 @@ def _write_message(file: Path, content: Any) -> None:
             target.write(content.SerializeToString())
 
 
-def _new_message(name: str, **fields: Any) -> Any:
-    """An empty message of one of `_MESSAGES`."""
-    return _classes()[name](**fields)
-
-
 @functools.cache
-def _classes() -> dict[str, Any]:
-    """The messages, in a pool of their own: MindSpore has the same names in the shared one."""
+def _strategy_map() -> Any:
+    """The class of ParallelStrategyMap, in a pool of its own: MindSpore has the same names in the
+    shared one."""
     kinds = descriptor_pb2.FieldDescriptorProto
     package = "mindspore.straspb"
     file = descriptor_pb2.FileDescriptorProto(
         name="node_strategy.proto", package=package, syntax="proto2"
     )
-    for name, fields in _MESSAGES.items():
-        held = file.message_type.add(name=name)
-        for number, (field, kind, label) in fields.items():
-            plain = kind in (_NUMBER, _TEXT)
-            held.field.add(
+    for name, body in re.findall(r"message (\w+) {([^}]*)}", _PROTO):
+        message = file.message_type.add(name=name)
+        for label, kind, field, number in re.findall(r"(\w+) (\w+) (\w+) = (\d+);", body):
+            plain = kind in ("int64", "string")
+            message.field.add(
                 name=field,
-                number=number,
+                number=int(number),
                 label=getattr(kinds, f"LABEL_{label.upper()}"),
                 type=getattr(kinds, f"TYPE_{kind.upper()}" if plain else "TYPE_MESSAGE"),
                 type_name=None if plain else f".{package}.{kind}",
             )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
-        for name in _MESSAGES
-    }
+    described = pool.FindMessageTypeByName(f"{package}.ParallelStrategyMap")
+    return message_factory.GetMessageClass(described)
 
 
 def _tensor_map(held: Any) -> list[tuple[int, ...]]:
@@ -329,18 +236,9 @@ def _tensor_map(held: Any) -> list[tuple[int, ...]]:
     return [axes for axes in lists if axes]
 
 
-def _shards_optimizer(held: Any) -> bool:
-    """True if a layout is cut further, for the optimizer; a size alone says nothing."""
-    return bool(held.opt_weight_shard_size and held.opt_weight_shard_step)
-
-
-def _of_bytes(content: bytes) -> Any:
-    return parse_message(_classes()["ParallelStrategyMap"], content)
-
-
 def _of_json(raw: Any) -> Any:
     """Raises ValueError and TypeError for what is another JSON."""
-    found = _new_message("ParallelStrategyMap", current_stage=_get(raw, "current_stage", 0))
+    found = _strategy_map()(current_stage=_get(raw, "current_stage", 0))
     for name, item in _get(raw, "parallel_strategy_item", {}).items():
         operator = found.parallel_strategy_item.add(node_name=name).parallel_strategys
         operator.stage = _get(item, "stage", 0)

@@ -20,7 +20,7 @@ from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.sharding import shards
-from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.sharding.partition import pieces, strategy_of
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
     ShardFormat,
@@ -33,7 +33,7 @@ from lite_runner.weights.sharding.shards import (
     verify_shards,
     whole_tensors,
 )
-from lite_runner.weights.sharding.strategy import strategy_of, write_strategy
+from lite_runner.weights.sharding.strategy import write_strategy
 from lite_runner.weights.tensor import LazyTensor
 from tests.sizes import resized
 

@@ -9,22 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.layouts import expected_tensors
-from lite_runner.weights.sharding.partition import cuts
-from lite_runner.weights.sharding.strategy import (
-    Layout,
-    Strategy,
-    merge_strategies,
-    read_strategy,
-    strategy_of,
-    write_strategy,
-)
+from lite_runner.weights.sharding.partition import Layout, Strategy, strategy_of
+from lite_runner.weights.sharding.strategy import merge_strategies, read_strategy, write_strategy
 from tests.mutations import mutated
 
 Configs = Mapping[str, Decoder]
@@ -35,16 +26,11 @@ def test_a_written_strategy_is_read_back_as_our_layout(
     tmp_path: Path, config: Decoder, data: int, tensor: int
 ) -> None:
     file = tmp_path / "s.ckpt"
-    write_strategy(file, strategy_of(config, Ranks(0, data, tensor)))
+    written = strategy_of(config, Ranks(0, data, tensor))
+    write_strategy(file, written)
     found = read_strategy(file)
     assert (found.ranks, found.stages, found.devices) == (data * tensor, 1, data * tensor)
-    for name, cut in cuts(config, tensor).items():
-        shape = expected_tensors(config)[name]
-        whole = np.arange(np.prod(shape)).reshape(shape)
-        for rank in range(data * tensor):
-            index = found.layouts[name].bounds(shape, rank)
-            mine = cut.bounds(shape, Ranks(rank, data, tensor))
-            assert np.array_equal(whole[index], whole[mine]), (name, rank)
+    assert found == written
 
 
 def test_mindspore_reads_the_same(tmp_path: Path, configs: Configs) -> None:
