@@ -217,7 +217,7 @@ class _Config:
         for id, entry in sorted(listed.items(), key=lambda item: str(item[0]).zfill(12)):
             content = entry.get("content") if isinstance(entry, dict) else None
             if not isinstance(content, str) or not str(id).isdecimal():
-                raise self._fault(f"added_tokens_decoder[{id!r}]", entry, "a token")
+                raise self._error(f"added_tokens_decoder[{id!r}]", entry, "a token")
             if backend.token_to_id(content) is None:
                 token = AddedToken(
                     content,
@@ -236,7 +236,7 @@ class _Config:
         for name in ("remove_space", "do_lower_case", "num_image_tokens"):
             if self._values.get(name):
                 # The last is of the first release, whose ids were 20,000 larger.
-                raise self._fault(name, self._values[name], "none: ids would be others")
+                raise self._error(name, self._values[name], "none: ids would be others")
 
     @property
     def template_file(self) -> Path:
@@ -258,10 +258,10 @@ class _Config:
         try:
             templates = {entry["name"]: entry["template"] for entry in value}
         except (TypeError, KeyError) as error:
-            raise self._fault("chat_template", value, "a string or a list of named ones") from error
+            raise self._error("chat_template", value, "a string or a list of named ones") from error
         template = templates.get("default")
         if template is not None and not isinstance(template, str):
-            raise self._fault("chat_template", template, "a string")
+            raise self._error("chat_template", template, "a string")
         return template
 
     def _token(self, name: str) -> str | None:
@@ -270,7 +270,7 @@ class _Config:
         if isinstance(value, dict):
             value = value.get("content")
         if value is not None and not isinstance(value, str):
-            raise self._fault(name, value, "a string")
+            raise self._error(name, value, "a string")
         return value
 
     def _get(self, name: str, kind: type, default: Any) -> Any:
@@ -278,10 +278,10 @@ class _Config:
         if value is None:
             return default
         if not isinstance(value, kind):
-            raise self._fault(name, value, f"a {kind.__name__}")
+            raise self._error(name, value, f"a {kind.__name__}")
         return value
 
-    def _fault(self, name: str, value: Any, expected: str) -> ArtifactError:
+    def _error(self, name: str, value: Any, expected: str) -> ArtifactError:
         return ArtifactError(
             f"{self._folder / _CONFIG}: {name} is {repr(value)[:80]}, expected {expected}"
         )

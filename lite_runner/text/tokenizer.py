@@ -185,7 +185,7 @@ class Tokenizer:
         """Token ids of `text` but for its marks, and with what its stand-ins stand for; None where
         one is part of another token, or something else than a special token's own text is read as
         one."""
-        with self._faults():
+        with self._library_errors():
             (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
         unknown = getattr(self._backend.model, "unk_token", None)
         meant = {stand_in: token for token, stand_in in self._stand_ins.items()}
@@ -229,7 +229,7 @@ class Tokenizer:
             data = b"".join(self.token_bytes(id, skip_special_tokens) for id in ids)
             text = data.decode("utf-8", "replace")
             return text.removeprefix(" ") if self.spelling.strips_space else text
-        with self._faults():
+        with self._library_errors():
             text = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -327,7 +327,9 @@ class Tokenizer:
         return made
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        with self._faults():  # a batch of one lets go of the interpreter's lock; encode() does not
+        with (
+            self._library_errors()
+        ):  # a batch of one lets go of the interpreter's lock; encode() does not
             batch = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = batch[0].ids
         return ids
@@ -420,7 +422,7 @@ class Tokenizer:
             ) from error
 
     @contextlib.contextmanager
-    def _faults(self) -> Iterator[None]:
+    def _library_errors(self) -> Iterator[None]:
         """The library's exceptions as ArtifactError; its panics are no Exceptions."""
         try:
             yield

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
+from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
@@ -33,7 +34,7 @@ from lite_runner.weights.formats.safetensors_file import (
     stored_tensors,
 )
 from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
-from lite_runner.weights.hf import model_config_from_hf, special_tokens_from_hf
+from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
@@ -93,18 +94,14 @@ def open_with_lora(
     """The model's tensors, as of `open_checkpoint`, and MindFormers' LoRA weights by their names in
     the file, empty where it has none."""
     file = weights_file(path)
-    found = {} if _cannot_hold_lora(file) else _tensors_in(file)
+    # MindFormers does not write these formats.
+    others = file.name.endswith(".index.json") or looks_like_gguf(file) or read_quantization(file)
+    found = {} if others else _tensors_in(file)
     lora = {name: tensor for name, tensor in found.items() if LORA.fullmatch(name)}
     if not lora:
         return open_checkpoint(path, config), {}
     rest = {name: tensor for name, tensor in found.items() if name not in lora}
     return with_canonical_names(rest, config, str(file)), lora
-
-
-def _cannot_hold_lora(file: Path) -> bool:
-    """True for a format that MindFormers does not write."""
-    indexed = file.name.endswith(".index.json")
-    return indexed or looks_like_gguf(file) or read_quantization(file) is not None
 
 
 def check_file(path: Path) -> None:
@@ -258,8 +255,6 @@ def model_config_in(folder: Path) -> Decoder | None:
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return config
-    tokens = special_tokens_from_hf(
-        read_json_object(generation), str(generation), config.vocab_size
-    )
+    tokens = Fields(read_json_object(generation), str(generation)).tokens(config.vocab_size)
     given = {key: value for key, value in tokens.items() if value not in (None, ())}
     return replace(config, **given)

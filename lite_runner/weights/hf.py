@@ -34,7 +34,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
         raise fields.fault("model_type", model_type, expected)
     if (packed := fields.raw.get("quantization_config")) is not None:
-        raise packed_fault(where, described(packed if isinstance(packed, dict) else {}))
+        raise packed_weights_error(where, described(packed if isinstance(packed, dict) else {}))
     if architecture.text_of:
         text = _text_config(fields, architecture.text_of)
         if notes:
@@ -66,16 +66,6 @@ def _listed(names: list[str]) -> str:
     shown = [name if name.isprintable() and len(name) <= 60 else ascii(name[:60]) for name in names]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(shown[:8]) + more
-
-
-def special_tokens_from_hf(raw: dict[str, Any], where: str, vocab_size: int) -> dict[str, Any]:
-    """bos_token_id, eos_token_id (a tuple) and pad_token_id of a config.json or its like."""
-    return Fields(raw, where).tokens(vocab_size)
-
-
-def is_transformers(model: Decoder) -> bool:
-    """True if transformers has the model's architecture; others are registered."""
-    return architecture_of(model).write is not None
 
 
 def hf_from_model_config(model: Decoder) -> dict[str, Any]:
@@ -189,7 +179,7 @@ def layout_of(names: Iterable[str]) -> str:
     return ""
 
 
-def packed_fault(where: str, layout: str) -> ArtifactError:
+def packed_weights_error(where: str, layout: str) -> ArtifactError:
     """The error for weights of a layout."""
     return ArtifactError(
         f"{where}: the weights are packed: {layout} is not read yet",
@@ -198,10 +188,10 @@ def packed_fault(where: str, layout: str) -> ArtifactError:
     )
 
 
-def type_fault(path: Path, name: str, dtype: str, names: Iterable[str]) -> ArtifactError:
+def tensor_type_error(path: Path, name: str, dtype: str, names: Iterable[str]) -> ArtifactError:
     """The error for a tensor of a type that no weights have, among those of these names."""
     if layout := "FP8" if dtype.startswith("F8_") else layout_of(names):
-        return packed_fault(str(path), layout_in(path.parent) or layout)
+        return packed_weights_error(str(path), layout_in(path.parent) or layout)
     return ArtifactError(
         f"{path}: tensor {name} is {dtype}, expected one of {', '.join(_FLOATS)}",
         "convert the checkpoint to float32, float16 or bfloat16",

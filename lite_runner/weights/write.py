@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import parameters
+from lite_runner.architectures import architecture_of, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.sections import CheckpointFormat, Release
 from lite_runner.errors import ConfigError, EnvironmentFault
@@ -23,7 +23,7 @@ from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, to_hugging_face
 from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.hf import hf_from_model_config, is_transformers
+from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.lora.adapter import Adapter, merged, merged_model
 from lite_runner.weights.tensor import DType, LazyTensor, cast, narrowed, watched, widened
 
@@ -115,7 +115,7 @@ def narrow(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 def config_file(config: Decoder) -> dict[str, bytes]:
     """The config.json of the model, by name; empty for a family that transformers lacks."""
-    if not is_transformers(config):
+    if architecture_of(config).write is None:
         return {}
     return {"config.json": (json.dumps(hf_from_model_config(config), indent=2) + "\n").encode()}
 

@@ -6,7 +6,8 @@ each of the three matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,14 @@ _FUSED: dict[Role, tuple[str, int, int]] = {  # module, part, parts of the rows
     "expert_down": ("down_proj", 0, 1),
 }
 _MODULE = "mlp"  # of a layer, in transformers 5, whatever the family's files call it
+
+
+def by_name(model: Decoder, name_of: Callable[[Parameter], str]) -> dict[str, list[Parameter]]:
+    """Name in a checkpoint -> its parameters: one, or those that the format fuses."""
+    found: defaultdict[str, list[Parameter]] = defaultdict(list)
+    for parameter in parameters(model):
+        found[name_of(parameter)].append(parameter)
+    return dict(found)
 
 
 def split(tensor: LazyTensor, parameter: Parameter, model: Decoder) -> LazyTensor:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,20 +24,17 @@ from lite_runner.weights.formats.safetensors_file import view_tensor
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTensor
 
-STORED_TYPES: dict[str, DType] = {"F32": "F32", "F16": "F16", "BF16": "BF16"}
-QUANTIZED_TYPES = (
-    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS"),
-)
-# Of the types above, and of others, as the library has them, whose import takes 40 ms: GGML's
-# number, the name, the values of a block and its bytes.
+# GGML's number of each type that is read: its name, the values of a block and its bytes, as the
+# library has them, whose import takes 40 ms.
 TYPES = {
-    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2)},
+    **{0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 8: ("Q8_0", 32, 34)},
     **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
-    **{8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110)},
-    **{12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176)},
-    **{14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136)},
+    **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144)},
+    **{13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)},
+    **{20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136)},
 }
+FLOATS: dict[str, DType] = {dtype: dtype for dtype in get_args(DType)}
+QUANTIZED_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in FLOATS)
 
 
 # As llama.cpp names the files of a split checkpoint.
@@ -61,7 +58,7 @@ class GGUFTensor:
         row_bytes = self.data.size // max(self.shape[0], 1)
         data = self.data[start * row_bytes : count * row_bytes]
         shape = (count - start, *self.shape[1:])
-        dtype = STORED_TYPES.get(self.type_name)
+        dtype = FLOATS.get(self.type_name)
         if dtype is not None:
             return view_tensor(data, dtype, shape)
         scheme = SCHEMES.get(self.type_name)
@@ -105,7 +102,7 @@ class GGUFFile:
     @property
     def quantized(self) -> bool:
         """True if any of the tensors is in blocks."""
-        return any(one.type_name not in STORED_TYPES for one in self.tensors.values())
+        return any(one.type_name not in FLOATS for one in self.tensors.values())
 
 
 def looks_like_gguf(path: Path) -> bool:
@@ -156,31 +153,31 @@ def open_gguf(path: Path) -> GGUFFile:
     for number, part in enumerate(headers):
         place = part.metadata.get("split.no"), part.metadata.get("split.count")
         if place != (number, count):
-            raise part.fault(f"split.no and split.count are {place}, expected {(number, count)}")
+            raise part.error(f"split.no and split.count are {place}, expected {(number, count)}")
         found = _tensors(part)
         if twice := tensors.keys() & found.keys():
-            raise part.fault(f"tensor {min(twice)!r} is in a part before it, too")
+            raise part.error(f"tensor {min(twice)!r} is in a part before it, too")
         tensors |= found
     total = headers[0].metadata.get("split.tensors.count", len(tensors))
     if total != len(tensors):
-        raise headers[0].fault(f"its parts hold {len(tensors)} tensors, expected {total!r}")
+        raise headers[0].error(f"its parts hold {len(tensors)} tensors, expected {total!r}")
     return GGUFFile(headers[0], tensors, tuple(headers[1:]))
 
 
 def _tensors(header: GGUFHeader) -> dict[str, GGUFTensor]:
     alignment = header.metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise header.fault(f"general.alignment {alignment!r}, expected a power of two")
+        raise header.error(f"general.alignment {alignment!r}, expected a power of two")
     start = _padded(header.end, alignment)
     data = np.frombuffer(header.data, np.uint8)
     tensors: dict[str, GGUFTensor] = {}
     spans: list[tuple[int, int, str]] = []
     for entry in header.tensors:
-        type_name = _type_name(header, entry)
+        type_name, block, block_bytes = _stored_type(header, entry)
         begin = start + entry.offset
-        end = begin + _byte_size(header.path, entry, type_name)
+        end = begin + math.prod(entry.shape) // block * block_bytes
         if entry.offset % alignment or end > data.size:
-            raise header.fault(
+            raise header.error(
                 f"tensor {entry.name!r} lies at bytes {begin:,}..{end:,}, the file has "
                 f"{data.size:,}"
                 + (f" and aligns tensors to {alignment:,}" if entry.offset % alignment else "")
@@ -200,39 +197,39 @@ def _check_spans(
     for begin, end, name in sorted(spans):
         if begin != position:
             kind = "overlaps the one before" if begin < position else "leaves a gap before it"
-            raise header.fault(f"tensor {name!r} at byte {begin:,}, expected {position:,}: {kind}")
+            raise header.error(f"tensor {name!r} at byte {begin:,}, expected {position:,}: {kind}")
         position = _padded(end, alignment)
     if len(header.data) > position:
-        raise header.fault(f"{len(header.data) - position:,} bytes follow the last tensor")
+        raise header.error(f"{len(header.data) - position:,} bytes follow the last tensor")
 
 
 def _padded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _type_name(header: GGUFHeader, entry: TensorEntry) -> str:
-    if entry.type in TYPES:
-        return TYPES[entry.type][0]
+def _stored_type(header: GGUFHeader, entry: TensorEntry) -> tuple[str, int, int]:
+    """One of TYPES, with whole blocks in a row."""
+    where = f"{header.path}: tensor {entry.name}"
+    if entry.type not in TYPES:
+        raise ArtifactError(
+            f"{where} is of type {_unread_type(header, entry)}, expected one of "
+            f"{', '.join((*FLOATS, *QUANTIZED_TYPES))}",
+            "take a file of another quantization, such as Q4_K_M or Q8_0",
+        )
+    name, block, _ = TYPES[entry.type]
+    if entry.shape[-1] % block:
+        raise ArtifactError(
+            f"{where} {list(entry.shape)} has rows of {entry.shape[-1]} values, expected a "
+            f"multiple of {block} for {name}"
+        )
+    return TYPES[entry.type]
+
+
+def _unread_type(header: GGUFHeader, entry: TensorEntry) -> str:
     from gguf.constants import GGMLQuantizationType
 
     try:
         name: str = GGMLQuantizationType(entry.type).name
     except ValueError as error:
-        raise header.fault(f"tensor {entry.name!r} has the unknown type {entry.type}") from error
+        raise header.error(f"tensor {entry.name!r} has the unknown type {entry.type}") from error
     return name
-
-
-def _byte_size(path: Path, entry: TensorEntry, type_name: str) -> int:
-    if type_name not in STORED_TYPES and type_name not in QUANTIZED_TYPES:
-        raise ArtifactError(
-            f"{path}: tensor {entry.name} is of type {type_name}, expected one of "
-            f"{', '.join((*STORED_TYPES, *QUANTIZED_TYPES))}",
-            "take a file of another quantization, such as Q4_K_M or Q8_0",
-        )
-    _, block, size = TYPES[entry.type]
-    if entry.shape[-1] % block:
-        raise ArtifactError(
-            f"{path}: tensor {entry.name} {list(entry.shape)} has rows of {entry.shape[-1]} "
-            f"values, expected a multiple of {block} for {type_name}"
-        )
-    return math.prod(entry.shape) // block * size

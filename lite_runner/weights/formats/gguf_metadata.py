@@ -50,7 +50,9 @@ class Array:
                 offset = start + length_at(data, offset)[0]
                 strings.append(data[start:offset].decode())
         except UnicodeDecodeError as error:
-            raise _fault(self.path, f"key {self.key!r}: a string that is not UTF-8") from error
+            raise _format_error(
+                self.path, f"key {self.key!r}: a string that is not UTF-8"
+            ) from error
         return strings
 
 
@@ -74,9 +76,9 @@ class GGUFHeader:
     tensors: tuple[TensorEntry, ...]
     end: int  # bytes of the header
 
-    def fault(self, what: str) -> ArtifactError:
+    def error(self, what: str) -> ArtifactError:
         """The error for a file that contradicts the format."""
-        return _fault(self.path, what)
+        return _format_error(self.path, what)
 
 
 # By path and state of the file. The references are weak: the owner of a header says how long the
@@ -238,10 +240,10 @@ class _Reader:
         return start
 
     def _broken(self, what: str) -> ArtifactError:
-        return _fault(self._path, f"{self._place}: {what} (near byte {self._position:,})")
+        return _format_error(self._path, f"{self._place}: {what} (near byte {self._position:,})")
 
 
-def _fault(path: Path, what: str) -> ArtifactError:
+def _format_error(path: Path, what: str) -> ArtifactError:
     return ArtifactError(
         f"{path}: not a valid GGUF file: {what}",
         "the file is cut off or damaged: fetch it again",

@@ -11,7 +11,7 @@ from lite_runner.architectures import KNOWN, Parameter, architecture_of, paramet
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
-from lite_runner.weights.formats.fused import fuse, separated, split
+from lite_runner.weights.formats.fused import by_name, fuse, separated, split
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
@@ -89,9 +89,13 @@ def _read_index(index: Path) -> dict[str, set[str]]:
     return dict(shards)
 
 
+def _name(parameter: Parameter) -> str:
+    return parameter.hugging_face
+
+
 def shapes_in_files(config: Decoder) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor the model needs."""
-    return {name: _shape_in_file(parts, config) for name, parts in _by_name(config).items()}
+    return {name: _shape_in_file(parts, config) for name, parts in by_name(config, _name).items()}
 
 
 def _shape_in_file(parts: list[Parameter], config: Decoder) -> tuple[int, ...]:
@@ -176,7 +180,9 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors as Hugging Face's, under the names that transformers writes."""
-    return {name: _to_file(parts, tensors, config) for name, parts in _by_name(config).items()}
+    return {
+        name: _to_file(parts, tensors, config) for name, parts in by_name(config, _name).items()
+    }
 
 
 def _to_file(
@@ -191,11 +197,3 @@ def _to_file(
         return held if conv1d == first.transposed else transposed(held)
     fused = fuse(parts, [tensors[part.name] for part in parts], config)
     return transposed(fused) if conv1d else fused
-
-
-def _by_name(config: Decoder) -> dict[str, list[Parameter]]:
-    """Hugging Face name -> its parameters: one, or the three that it fuses."""
-    found: defaultdict[str, list[Parameter]] = defaultdict(list)
-    for parameter in parameters(config):
-        found[parameter.hugging_face].append(parameter)
-    return dict(found)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.weights.formats.fused import fuse, separated, split, stacked
+from lite_runner.weights.formats.fused import by_name, fuse, separated, split, stacked
 from lite_runner.weights.formats.hugging_face import (
     check_tied_head,
     from_hugging_face,
@@ -16,6 +15,10 @@ from lite_runner.weights.formats.hugging_face import (
 )
 from lite_runner.weights.layouts import check_tensors, expected_tensors
 from lite_runner.weights.tensor import LazyTensor
+
+
+def _name(parameter: Parameter) -> str:
+    return parameter.stored or parameter.name
 
 
 def canonical_name(name: str) -> str:
@@ -32,7 +35,7 @@ def shapes_in_mindformers(model: Decoder) -> dict[str, tuple[int, ...]]:
     """Name, as `canonical_name` gives it -> shape of every tensor of a checkpoint."""
     return {
         canonical_name(name): (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        for name, parts in _by_name(model).items()
+        for name, parts in by_name(model, _name).items()
     }
 
 
@@ -69,7 +72,7 @@ def from_mindformers(found: Mapping[str, LazyTensor], model: Decoder) -> dict[st
 
 def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors under MindFormers' names, with a head that the model ties if there is."""
-    table = _by_name(model)
+    table = by_name(model, _name)
     named = {
         name: fuse(parts, [tensors[part.name] for part in parts], model)
         if parts[0].stored
@@ -79,11 +82,3 @@ def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[st
     known = {part.name for parts in table.values() for part in parts}
     others = {name: tensor for name, tensor in tensors.items() if name not in known}
     return stacked(named | others, model)
-
-
-def _by_name(model: Decoder) -> dict[str, list[Parameter]]:
-    """Name in a checkpoint -> its parameters: one, or those that MindFormers fuses."""
-    found: defaultdict[str, list[Parameter]] = defaultdict(list)
-    for parameter in parameters(model):
-        found[parameter.stored or parameter.name].append(parameter)
-    return dict(found)

@@ -19,7 +19,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
-from lite_runner.weights.hf import type_fault
+from lite_runner.weights.hf import tensor_type_error
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
@@ -77,7 +77,7 @@ def open_safetensors(
         if ignore(name):
             continue
         if stored.dtype not in NUMPY_TYPES:
-            raise type_fault(path, name, stored.dtype, every)
+            raise tensor_type_error(path, name, stored.dtype, every)
         tensors[name] = view_tensor(stored.data, stored.dtype, stored.shape)
     return tensors
 

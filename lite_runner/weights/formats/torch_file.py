@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, NUMPY_TYPES, view_tensor
-from lite_runner.weights.hf import type_fault
+from lite_runner.weights.hf import tensor_type_error
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import DType, Index, LazyTensor
 
@@ -84,7 +84,9 @@ def open_torch(
             continue
         dtype = value.storage.dtype
         if dtype not in NUMPY_TYPES:
-            raise type_fault(path, name, dtype, [one for one in found if isinstance(one, str)])
+            raise tensor_type_error(
+                path, name, dtype, [one for one in found if isinstance(one, str)]
+            )
         tensors[name] = _lazy(value, dtype, _stored(path, name, value, storages))
     return tensors
 

@@ -64,7 +64,8 @@ def _open(name: str, folder: Path, model: Decoder, root: Path | None) -> Adapter
         raise ArtifactError(f"adapter {name}: {folder}: no such folder")
     check_inside(root, *(folder / file for file in FILES))
     settings = read_settings(folder)
-    file, found = open_weights(folder)
+    file = weights_of(folder)
+    found = open_safetensors(file) if looks_like_safetensors(file) else open_ckpt(file)
     return fitted(name, folder, found, file, settings, model)
 
 
@@ -80,7 +81,7 @@ def fitted(
 
     Raises ArtifactError where they do not fit.
     """
-    is_peft = is_peft_file(found)
+    is_peft = any(_PEFT.fullmatch(name) for name in found)
     modules = by_module(model, hugging_face=is_peft)
     stored = tensors_by_module(found, is_peft)
     faults = [f"{tensor}: not a tensor of plain LoRA" for tensor in stored.pop("", {})]
@@ -256,12 +257,6 @@ def _is_inside(path: Path, root: Path | None) -> bool:
     return root is None or real.is_relative_to(root.resolve())
 
 
-def open_weights(folder: Path) -> tuple[Path, dict[str, LazyTensor]]:
-    """The file of the adapter in `folder`, and its tensors. Raises ArtifactError."""
-    file = weights_of(folder)
-    return file, open_safetensors(file) if looks_like_safetensors(file) else open_ckpt(file)
-
-
 def weights_of(folder: Path) -> Path:
     """The file of an adapter's weights; never a pickle."""
     files = [folder / name for name in (PEFT_FILE, MINDFORMERS_FILE)]
@@ -283,11 +278,6 @@ def weights_of(folder: Path) -> Path:
     if not looks_like_safetensors(file) and looks_like_torch(file):
         raise refused(file, f"an adapter's are expected in {PEFT_FILE}")
     return file
-
-
-def is_peft_file(names: Iterable[str]) -> bool:
-    """True if tensors of these names are PEFT's."""
-    return any(_PEFT.fullmatch(name) for name in names)
 
 
 def tensors_by_module(

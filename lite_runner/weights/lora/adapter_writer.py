@@ -15,7 +15,7 @@ from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.sections import AdapterFormat, Release
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import atomic_write, make_folder
+from lite_runner.system.files import make_folder
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.fused import fuse
 from lite_runner.weights.formats.safetensors_file import write_safetensors
@@ -23,7 +23,7 @@ from lite_runner.weights.lora.adapter import Adapter, LoraPair, TargetModule, by
 from lite_runner.weights.lora.adapter_config import NAMES
 from lite_runner.weights.lora.adapter_reader import LISTING, MINDFORMERS_FILE, PEFT_FILE, PREFIX
 from lite_runner.weights.tensor import LazyTensor, same_values
-from lite_runner.weights.write import check_folder, replaced_folder
+from lite_runner.weights.write import check_folder, replaced_folder, write_files
 
 # Files of another conversion in a folder, which would be read in place of those written.
 _OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, *NAMES}
@@ -56,15 +56,14 @@ def write_adapters(
                 write_safetensors(folder / PEFT_FILE, tensors, {"format": "pt"})
             else:
                 write_ckpt(folder / MINDFORMERS_FILE, tensors)
-            _write_json(folder / NAMES[0], settings)
+            write_files(folder, {NAMES[0]: _json(settings)})
     if listed:
         make_folder(target)
-        _write_json(target / LISTING, {name: name for name in adapters})
+        write_files(target, {LISTING: _json({name: name for name in adapters})})
 
 
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=2) + "\n").encode())
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _content(

@@ -82,15 +82,15 @@ def describe_blocks(types: Sequence[str]) -> str:
 def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:
     """A line about the source of the quantized weights, with a warning if a quantized file's are
     requantized to 4 bits; `tensors` are of `with_quantization`."""
-    found = [tensor.integers.stored for tensor in tensors.values() if tensor.integers is not None]
-    taken, rounded = sum(found), len(found) - sum(found)
+    found = [tensor.integers for tensor in tensors.values() if tensor.integers is not None]
+    taken = sum(one.stored for one in found)
+    rounded = len(found) - taken
     parts = [f"{taken} matrices as the checkpoint holds them"] if taken else []
     parts += [f"{rounded} matrices rounded as they are read"] if rounded else []
     if not found:  # a part of a layer, as ranks have it
         parts = ["every matrix falls back to dequantized weights"]
     line = f"quant={quantization}: {', '.join(parts)}"
-    every = [tensor.integers for tensor in tensors.values() if tensor.integers is not None]
-    again = [one.blocks for one in every if one.scheme.bits == 4 and one.blocks and not one.stored]
+    again = [one.blocks for one in found if one.scheme.bits == 4 and one.blocks and not one.stored]
     if again:
         line += (
             f"; {len(again)} of them are {' and '.join(sorted(set(again)))} in the file, and lose "
