@@ -140,7 +140,7 @@ def tensors_of(model: Decoder, weights: str) -> Mapping[str, LazyTensor]:
             data = random_blocks(generator, one.shape, kind)
             matrix = BlockMatrix(kind.name, data, one.shape[1])
             own = LazyBlocks(kind.name, data.nbytes, lambda matrix=matrix: matrix)  # type: ignore[misc]
-            tensors[one.name] = replace(tensors[one.name], blocks=kind.name, own=own)
+            tensors[one.name] = replace(tensors[one.name], block_type=kind.name, blocks=own)
     return with_quantization(tensors, model, Quantization("file"))
 
 

@@ -20,12 +20,11 @@ from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,
-    check_free,
     write_merged,
     write_shards,
     write_strategies,
 )
-from lite_runner.weights.write import files_folder, write_beside
+from lite_runner.weights.write import check_free, files_folder, write_beside
 
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder

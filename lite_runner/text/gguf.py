@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from lite_runner.errors import ArtifactError
 from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
-from lite_runner.weights.formats.gguf_metadata import read_metadata
+from lite_runner.weights.formats.gguf_file import read_metadata
 
 _KEY = "tokenizer.ggml."
 _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"

@@ -124,8 +124,8 @@ class QuantizedWeights(_Queue[Matrix]):
 
 
 def _out_major(tensor: LazyTensor, transposed: bool) -> _Reading[Matrix]:
-    if tensor.own is not None:
-        return _Reading(tensor.own.nbytes, tensor.own.read)
+    if tensor.blocks is not None:
+        return _Reading(tensor.blocks.nbytes, tensor.blocks.read)
     if tensor.integers is not None:
         shape = tensor.shape[::-1] if transposed else tensor.shape
         nbytes = tensor.integers.scheme.nbytes(*shape)
@@ -174,9 +174,9 @@ class TensorBytes:
 def native_bytes(tensor: LazyTensor, *, dequantize: bool) -> TensorBytes:
     """Packed for the native operators: quantized, 16 bits or float32."""
     count = math.prod(tensor.shape)
-    if tensor.own is not None:  # scales of 6 bits take 8
-        size = 4 * count if dequantize else tensor.own.nbytes * 33 // 32
-        return TensorBytes(0, tensor.own.nbytes, size, True)
+    if tensor.blocks is not None:  # scales of 6 bits take 8
+        size = 4 * count if dequantize else tensor.blocks.nbytes * 33 // 32
+        return TensorBytes(0, tensor.blocks.nbytes, size, True)
     if tensor.integers is not None:
         loaded = tensor.integers.scheme.nbytes(*tensor.shape[-2:])
         temporary = 0 if tensor.integers.stored or tensor.part is not None else 4 * count

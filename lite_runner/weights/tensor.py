@@ -32,7 +32,7 @@ class LazyIntegers:
     read: Callable[[], QuantizedTensor]
     stored: bool  # as in the file; False: quantized when read
     optional: bool = False  # fall back to the tensor's floats if they cannot be read
-    blocks: str = ""  # type of the file's blocks that are requantized: see LazyTensor
+    block_type: str = ""  # of the file's blocks that are requantized: see LazyTensor
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class LazyTensor:
     """A tensor whose values are read on demand. `read` returns the stored bits, C-contiguous.
 
     `part` reads only a slice; None: only the whole can be read. `integers`: the quantized form of a
-    matrix, always [out, in]; None: floats only. `blocks`: type of the file's quantized blocks, such
-    as Q4_K; "": none. `own`: a matrix in these blocks, for operators that compute with them.
+    matrix, always [out, in]; None: floats only. `block_type`: of the file's quantized blocks, such
+    as Q4_K; "": none. `blocks`: a matrix in them, for operators that compute with them.
     """
 
     shape: tuple[int, ...]
@@ -58,8 +58,8 @@ class LazyTensor:
     read: Callable[[], NDArray[Any]]
     part: Callable[[Index], NDArray[Any]] | None = None
     integers: LazyIntegers | None = None
-    blocks: str = ""
-    own: LazyBlocks | None = None
+    block_type: str = ""
+    blocks: LazyBlocks | None = None
 
     @property
     def nbytes(self) -> int:

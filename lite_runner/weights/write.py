@@ -104,7 +104,7 @@ def narrow(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     ((dtype, _),) = sizes.most_common(1)
 
     def fits(tensor: LazyTensor) -> bool:
-        if tensor.dtype != "F32" or tensor.blocks:
+        if tensor.dtype != "F32" or tensor.block_type:
             return False
         values = tensor.float32()
         with np.errstate(over="ignore"):
@@ -166,13 +166,13 @@ def check_target(target: Path, format: CheckpointFormat, overwrite: bool) -> Non
     if target.suffix != f".{format}" or target.is_dir():
         raise ConfigError(f"{target}: expected the name of a .{format} file to write")
     check_free(target, overwrite)
+    check_free(files_folder(target), overwrite)
 
 
 def check_free(target: Path, overwrite: bool) -> None:
-    """Raise ConfigError where, without `overwrite`, the file `target` or TARGET.files exists."""
-    for path in (target, files_folder(target)):
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path}: exists already", "choose another name, or overwrite=true")
+    """Raise ConfigError where `target` exists, without `overwrite`."""
+    if target.exists() and not overwrite:
+        raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
 def with_progress(

@@ -20,7 +20,7 @@ from lite_runner.model.locate import (
     locate_for_plan,
     quantization_of,
 )
-from lite_runner.weights.formats import gguf_metadata
+from lite_runner.weights.formats import gguf_file
 from lite_runner.weights.source import Repository
 from tests.models import model_named, reference_model
 from tests.paths import REFERENCE
@@ -186,13 +186,13 @@ def test_the_header_of_a_gguf_is_parsed_once_in_a_run(
 ) -> None:
     write_tiny_gguf(Path("model.gguf"))
     Path("text.txt").write_text("the end of the text", encoding="utf-8")
-    parsed, header = [], gguf_metadata._Reader.header
+    parsed, header = [], gguf_file._Reader.header
 
-    def counted(reader: gguf_metadata._Reader) -> gguf_metadata.GGUFHeader:
+    def counted(reader: gguf_file._Reader) -> gguf_file.GGUFHeader:
         parsed.append(reader._path)
         return header(reader)
 
-    monkeypatch.setattr(gguf_metadata._Reader, "header", counted)
+    monkeypatch.setattr(gguf_file._Reader, "header", counted)
     assert main(["verbosity=0", "model=auto", "load_checkpoint=model.gguf", *line]) == 0
     assert parsed == [Path("model.gguf")]
 

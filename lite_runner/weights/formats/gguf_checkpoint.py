@@ -17,8 +17,7 @@ from lite_runner.architectures.positions import longrope_attention_factor
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.formats.gguf_file import GGUFFile
-from lite_runner.weights.formats.gguf_metadata import Array
+from lite_runner.weights.formats.gguf_file import Array, GGUFFile
 from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.layouts import check_tensors
@@ -208,7 +207,10 @@ def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.transposed:
         return replace(
-            transposed(tensor), integers=tensor.integers, blocks=tensor.blocks, own=tensor.own
+            transposed(tensor),
+            integers=tensor.integers,
+            block_type=tensor.block_type,
+            blocks=tensor.blocks,
         )
     return tensor
 
@@ -222,15 +224,15 @@ def _halves(array: NDArray[Any], heads: int) -> NDArray[Any]:
 def _in_order(tensor: LazyTensor, order: Callable[[NDArray[Any]], NDArray[Any]]) -> LazyTensor:
     """The tensor with its rows in another order, and so its integers and its blocks, which lie
     along the rows."""
-    integers, own = tensor.integers, tensor.own
+    integers, blocks = tensor.integers, tensor.blocks
     if integers is not None:
         read = integers.read
         integers = replace(integers, read=lambda: read().with_rows(order))
-    if own is not None:
-        blocks = own.read
-        own = replace(own, read=lambda: blocks().with_rows(order))
+    if blocks is not None:
+        read_blocks = blocks.read
+        blocks = replace(blocks, read=lambda: read_blocks().with_rows(order))
     moved = derived(tensor, tensor.shape, order)
-    return replace(moved, integers=integers, blocks=tensor.blocks, own=own)
+    return replace(moved, integers=integers, block_type=tensor.block_type, blocks=blocks)
 
 
 def tensors_of_scaling(config: Decoder) -> set[str]:

@@ -44,34 +44,30 @@ def with_quantization(
     matrix.
     """
     wanted = schemes(config, quantization)
-    if quantization.keeps_blocks:
-        return {name: _as_stored(tensor) for name, tensor in tensors.items()}
     if not wanted:
-        return {name: replace(_with_own(tensor), own=None) for name, tensor in tensors.items()}
+        keeps_blocks = quantization.keeps_blocks
+        return {name: _as_stored(tensor, keeps_blocks) for name, tensor in tensors.items()}
     transposed = {one.name for one in parameters(config) if one.transposed}
     return {
         name: _quantized(name, tensor, wanted[name], name in transposed)
         if name in wanted
-        else replace(tensor, integers=None, own=None)
+        else replace(tensor, integers=None, blocks=None)
         for name, tensor in tensors.items()
     }
 
 
-def _with_own(tensor: LazyTensor) -> LazyTensor:
-    """Floats, with the integers that a file has of them if these can be had."""
-    if tensor.integers is None:
-        return tensor
-    return replace(tensor, integers=replace(tensor.integers, optional=True))
-
-
-def _as_stored(tensor: LazyTensor) -> LazyTensor:
-    """With blocks if it is a matrix that has such; integers of others are not wanted."""
-    return replace(tensor, integers=None) if tensor.own else replace(_with_own(tensor), own=None)
+def _as_stored(tensor: LazyTensor, keeps_blocks: bool) -> LazyTensor:
+    """Floats, with the blocks of a matrix that keeps them, or else the integers that a file has of
+    it if these can be had."""
+    if keeps_blocks and tensor.blocks:
+        return replace(tensor, integers=None)
+    integers = tensor.integers and replace(tensor.integers, optional=True)
+    return replace(tensor, integers=integers, blocks=None)
 
 
 def block_types(tensors: Iterable[LazyTensor]) -> list[str]:
     """The types of GGUF's blocks that matrices are computed with as they are."""
-    return sorted({tensor.own.type_name for tensor in tensors if tensor.own})
+    return sorted({tensor.blocks.type_name for tensor in tensors if tensor.blocks})
 
 
 def describe_blocks(types: Sequence[str]) -> str:
@@ -90,7 +86,11 @@ def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> s
     if not found:  # a part of a layer, as ranks have it
         parts = ["every matrix falls back to dequantized weights"]
     line = f"quant={quantization}: {', '.join(parts)}"
-    again = [one.blocks for one in found if one.scheme.bits == 4 and one.blocks and not one.stored]
+    again = [
+        one.block_type
+        for one in found
+        if one.scheme.bits == 4 and one.block_type and not one.stored
+    ]
     if again:
         line += (
             f"; {len(again)} of them are {' and '.join(sorted(set(again)))} in the file, and lose "
@@ -106,7 +106,7 @@ def _quantized(name: str, tensor: LazyTensor, scheme: Scheme, transposed: bool) 
         columns = tensor.shape[0] if transposed else tensor.shape[1]
         check_columns(columns, scheme, name)
         read = partial(_rounded, name, tensor, scheme, transposed)
-        integers = LazyIntegers(scheme, read, False, blocks=tensor.blocks)
+        integers = LazyIntegers(scheme, read, False, block_type=tensor.block_type)
     return LazyTensor(
         tensor.shape, "F32", partial(dequantized, integers, transposed), integers=integers
     )
@@ -188,7 +188,7 @@ def _rounded_to(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
         dtype,
         lambda: _nearest(name, dtype, tensor.shape, tensor.chunks(PIECE_BYTES)),
         None if part is None else lambda index: _piece(name, dtype, part(index)),
-        own=tensor.own,
+        blocks=tensor.blocks,
     )
 
 

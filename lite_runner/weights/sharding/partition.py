@@ -126,15 +126,15 @@ def _piece(tensor: LazyTensor, parameter: Parameter, layout: Layout, ranks: Rank
     if count == 1:
         return tensor
     bounds = layout.bounds(tensor.shape, ranks.rank)
-    integers, own = tensor.integers, tensor.own
+    integers, blocks = tensor.integers, tensor.blocks
     if integers is not None:
         part = _part(integers.read, parameter, bounds, integers.scheme.group)
         integers = None if part is None else replace(integers, read=part)
-    if own is not None:
-        blocks = _part(own.read, parameter, bounds, block_columns(own.type_name))
-        nbytes = own.nbytes // count
-        own = None if blocks is None else replace(own, read=blocks, nbytes=nbytes)
-    return replace(sliced(tensor, bounds), integers=integers, own=own)
+    if blocks is not None:
+        part_of_blocks = _part(blocks.read, parameter, bounds, block_columns(blocks.type_name))
+        nbytes = blocks.nbytes // count
+        blocks = part_of_blocks and replace(blocks, read=part_of_blocks, nbytes=nbytes)
+    return replace(sliced(tensor, bounds), integers=integers, blocks=blocks)
 
 
 def _part(

@@ -26,7 +26,7 @@ from lite_runner.weights.sharding.shard_manifest import (
 )
 from lite_runner.weights.sharding.strategy import write_strategy
 from lite_runner.weights.tensor import LazyTensor, watched
-from lite_runner.weights.write import write_files
+from lite_runner.weights.write import check_free, write_files
 
 ShardFormat = Literal["ckpt", "safetensors"]
 STRATEGY_FOLDER = "strategy"
@@ -69,12 +69,6 @@ class Cutting:
             if layout is not None and any(layout.tensor_map):
                 found[name] = sliced(tensor, layout.bounds(tensor.shape, rank))
         return found
-
-
-def check_free(target: Path, overwrite: bool) -> None:
-    """Raise ConfigError if `target` exists already."""
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target}: exists already", "choose another name, or overwrite=true")
 
 
 def write_merged(

@@ -90,7 +90,7 @@ def _in_blocks(tensor: LazyTensor, wide: bool) -> LazyTensor:
         name, data = "Q8_0", quants.quantize(values, GGMLQuantizationType.Q8_0)
     matrix = BlockMatrix(name, data, values.shape[1])
     own = LazyBlocks(name, data.nbytes, lambda: matrix)
-    return LazyTensor(values.shape, "F32", matrix.float32, blocks=name, own=own)
+    return LazyTensor(values.shape, "F32", matrix.float32, block_type=name, blocks=own)
 
 
 def adapters_of(config: Decoder) -> list[Adapter]:

@@ -176,9 +176,9 @@ def test_tensors_that_are_not_rounded() -> None:
 
 def test_blocks_stay_beside_rounded_floats() -> None:
     own = LazyBlocks("Q8_0", 34, lambda: pytest.fail("read"))
-    held = replace(lazy(np.ones((1, 32), np.float32)), blocks="Q8_0", own=own)
+    held = replace(lazy(np.ones((1, 32), np.float32)), block_type="Q8_0", blocks=own)
     (found,) = with_matrices_in({"w": held}, "float16").values()
-    assert found.dtype == "F16" and found.own is own
+    assert found.dtype == "F16" and found.blocks is own
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 65520.0, -7e4])
