@@ -70,7 +70,9 @@ def holds_tokenizer(folder: Path) -> bool:
 
 def _load(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     if path.is_dir():
-        return _load_folder(path, chat_form)
+        if (file := _file_in(path)) is None:
+            raise ArtifactError(f"no tokenizer in {path}: neither {_JSON} nor {_MODEL}", hint=_HINT)
+        return _load(file, chat_form)
     if not path.is_file():
         raise ArtifactError(f"no tokenizer at {path}: no such file or folder", hint=_HINT)
     if path.suffix == ".gguf":
@@ -78,13 +80,6 @@ def _load(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     if path.suffix in (".json", ".model"):
         return _load_file(path, chat_form)
     raise ArtifactError(f"{path} is no tokenizer: its name ends in {path.suffix!r}", hint=_HINT)
-
-
-def _load_folder(folder: Path, chat_form: ChatForm | None) -> Tokenizer:
-    file = _file_in(folder)
-    if file is None:
-        raise ArtifactError(f"no tokenizer in {folder}: neither {_JSON} nor {_MODEL}", hint=_HINT)
-    return _load(file, chat_form)
 
 
 def _file_in(folder: Path) -> Path | None:

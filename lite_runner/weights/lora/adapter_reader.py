@@ -34,7 +34,7 @@ PREFIX = "base_model.model."  # of every name in PEFT's files
 LISTING, CUT = "lora_adapter.json", "slora"
 _PEFT = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|base_layer\.weight)")
 _NAME = re.compile(r"\w[\w .+@-]*")  # also the name of a folder
-_FAULTS_SHOWN = 5
+_ERRORS_SHOWN = 5
 
 
 def open_adapters(
@@ -84,78 +84,64 @@ def fitted(
     is_peft = any(_PEFT.fullmatch(name) for name in found)
     modules = by_module(model, hugging_face=is_peft)
     stored = tensors_by_module(found, is_peft)
-    faults = [f"{tensor}: not a tensor of plain LoRA" for tensor in stored.pop("", {})]
+    errors = [f"{tensor}: not a tensor of plain LoRA" for tensor in stored.pop("", {})]
     # An adapter that was trained on the bare model lacks the first part of all names.
     short = {n: full_name(n, modules) for n in stored}
     if any(n not in modules and full in modules for n, full in short.items()):
         start = next(full.removesuffix(n) for n, full in short.items() if full != n)
-        modules = {n.removeprefix(start): places for n, places in modules.items()}
+        modules = {n.removeprefix(start): targeted for n, targeted in modules.items()}
     targets = settings.targets(modules, HEAD)
     pairs: dict[str, LoraPair] = {}
     copies: dict[str, LazyTensor] = {}
     for module, tensors in stored.items():
         if module not in modules:
-            faults.append(f"{module}: the model has no such module")
+            errors.append(f"{module}: the model has no such module")
         elif module not in targets:
-            faults.append(f"{module}: is in the file, but {settings.where.name} does not target it")
-        elif not (module_faults := _faults(module, tensors, modules[module], settings, model)):
-            pairs |= _pairs(module, tensors, modules[module], settings, model)
-            if "copy" in tensors:
-                copies[_base_name(modules[module][0], model)] = tensors["copy"]
+            errors.append(f"{module}: is in the file, but {settings.where.name} does not target it")
+        elif misfits := _misfits(module, tensors, modules[module], settings, model):
+            errors += misfits
         else:
-            faults += module_faults
-    faults += [f"{module}: not in the file" for module in sorted(targets - stored.keys())]
-    if faults:
-        shown = "\n  - ".join(faults[:_FAULTS_SHOWN]) + (" ..." if faults[_FAULTS_SHOWN:] else "")
+            a, b, scale = tensors["a"], tensors["b"], settings.scale(module)
+            for site in modules[module]:
+                own = b if site.fused is None else split(b, site.fused, model)
+                pairs[site.weight] = LoraPair(a, own, scale)
+            if "copy" in tensors:  # a tied head is the base's embedding
+                weight = modules[module][0].weight
+                tied = weight == f"{HEAD}.weight" and model.tie_word_embeddings
+                copies[parameters(model)[0].name if tied else weight] = tensors["copy"]
+    errors += [f"{module}: not in the file" for module in sorted(targets - stored.keys())]
+    if errors:
+        shown = "\n  - ".join(errors[:_ERRORS_SHOWN]) + (" ..." if errors[_ERRORS_SHOWN:] else "")
         raise ArtifactError(
             f"adapter {name}: {file} does not fit the model and {settings.where.name} "
-            f"({len(faults)} faults)\n  - {shown}",
+            f"({len(errors)} faults)\n  - {shown}",
             "was it trained on this base? model= and load_checkpoint= must name that one",
         )
     order = [site.weight for site in sites(model)]
     return Adapter(name, folder, {n: pairs[n] for n in order if n in pairs}, copies)
 
 
-def _faults(
+def _misfits(
     module: str,
     tensors: Mapping[str, LazyTensor],
-    places: Sequence[TargetModule],
+    targeted: Sequence[TargetModule],
     settings: LoraSettings,
     model: Decoder,
 ) -> list[str]:
-    rank, site = settings.rank(module), places[0]
-    width_out = sum(place.width_out for place in places)  # of q, k and v, where they are fused
+    """What is wrong with the tensors of a module, which targets these weights."""
+    rank, site = settings.rank(module), targeted[0]
+    width_out = sum(one.width_out for one in targeted)  # of q, k and v, where they are fused
     expected = {"a": (rank, site.width_in), "b": (width_out, rank)}
     if "copy" in tensors and (site.is_embedding or site.weight == f"{HEAD}.weight"):
         expected["copy"] = (model.vocab_size, model.hidden_size)
-    faults = [f"{module}: has no lora_{kind}" for kind in expected.keys() - tensors.keys()]
-    faults += [f"{module}: has a {kind}, too" for kind in tensors.keys() - expected.keys()]
+    found = [f"{module}: has no lora_{kind}" for kind in expected.keys() - tensors.keys()]
+    found += [f"{module}: has a {kind}, too" for kind in tensors.keys() - expected.keys()]
     for kind, shape in expected.items():
         if kind in tensors and tensors[kind].shape != shape:
             got = list(tensors[kind].shape)
             says = f", r is {rank} in {settings.where.name}" if kind != "copy" else ""
-            faults.append(f"{module}: {kind} is {got}, expected {list(shape)}{says}")
-    return faults
-
-
-def _pairs(
-    module: str,
-    tensors: Mapping[str, LazyTensor],
-    places: Sequence[TargetModule],
-    settings: LoraSettings,
-    model: Decoder,
-) -> dict[str, LoraPair]:
-    a, b, scale = tensors["a"], tensors["b"], settings.scale(module)
-    return {
-        site.weight: LoraPair(a, b if site.fused is None else split(b, site.fused, model), scale)
-        for site in places
-    }
-
-
-def _base_name(site: TargetModule, model: Decoder) -> str:
-    """The tensor that the base has for a place: a tied head is the embedding."""
-    is_tied = site.weight == f"{HEAD}.weight" and model.tie_word_embeddings
-    return parameters(model)[0].name if is_tied else site.weight
+            found.append(f"{module}: {kind} is {got}, expected {list(shape)}{says}")
+    return found
 
 
 def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
