@@ -88,24 +88,24 @@ def meet_peers(
     own = _memory(share.count, token)
     said = gather(f"/proc/{os.getpid()}/fd/{own} {token.hex()}")
     path, token_text = said[first].split()
-    fault, peers = "", None
+    failure, peers = "", None
     try:
         peers = Peers(_opened(path, token_text, share.count), share)
     except OSError:
-        fault = _ELSEWHERE
+        failure = _ELSEWHERE
     except EnvironmentFault as error:
-        fault = str(error)
-    every = gather(fault)
+        failure = str(error)
+    every = gather(failure)
     elsewhere = _ELSEWHERE in every[first : first + share.count]
-    faults = [one for one in every if one not in ("", _ELSEWHERE)]
-    if peers is not None and (faults or elsewhere):
+    failures = [one for one in every if one not in ("", _ELSEWHERE)]
+    if peers is not None and (failures or elsewhere):
         peers.close()
-    if elsewhere and not faults:
+    if elsewhere and not failures:
         return Peers(own, share, collective())
     os.close(own)
-    if faults or peers is None:
+    if failures or peers is None:
         raise EnvironmentFault(
-            f"the ranks of a model do not share memory: {faults[0]}",
+            f"the ranks of a model do not share memory: {failures[0]}",
             "backend=ms: MindSpore's operators and collectives",
         )
     return peers

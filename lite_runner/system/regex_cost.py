@@ -1,4 +1,4 @@
-"""What a regular expression of somebody else may cost, told from the pattern.
+"""Upper bounds on the cost of an untrusted regular expression, computed from the pattern.
 
 Backtracking needs a part that matches in several ways and, behind it, something that can fail:
 `(a|aa)+$`, and not `(a|aa)+`, where the first way stands. So from each place of a text a pattern
@@ -45,7 +45,7 @@ class _Node:
     empty: bool = False  # an atom that takes no character
 
     def is_nullable(self) -> bool:
-        """Whether it may match no characters."""
+        """True if it may match no characters."""
         if self.kind == "atom":
             return self.empty
         if self.kind == "choice":
@@ -55,7 +55,7 @@ class _Node:
         return self.kind == "look" or all(part.is_nullable() for part in self.parts)
 
     def can_fail(self) -> bool:
-        """Whether there is a place where it does not match."""
+        """True if there is a place where it does not match."""
         if self.kind == "repeat" and self.least == 0:
             return False
         if self.kind == "choice":
@@ -63,7 +63,7 @@ class _Node:
         return self.kind in ("atom", "look") or any(part.can_fail() for part in self.parts)
 
     def is_variable(self) -> bool:
-        """Whether it may match in several ways at one place."""
+        """True if it may match in several ways at one place."""
         if self.kind in ("atom", "atomic", "look"):
             return False
         several = self.kind == "choice" or (self.kind == "repeat" and self.least != self.most)
@@ -210,7 +210,7 @@ class _Parser:
         return self._text[self._at : self._at + 1]
 
     def _taken(self, start: str, rest: re.Pattern[str]) -> str:
-        """What `rest` matches behind `start`, with both behind us; "" where they are not next."""
+        """Consume `start` and what `rest` matches, which is returned; "" if they are not next."""
         if not self._text.startswith(start, self._at):
             return ""
         found = rest.match(self._text, self._at + len(start))

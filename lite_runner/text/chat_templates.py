@@ -139,12 +139,12 @@ class TemplateProcess:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started it, and not one that forked this one."""
+        """True if this process started it, and not one that forked this one."""
         return os.getpid() == self._owner
 
     @property
     def is_alive(self) -> bool:
-        """Whether it is there to be asked."""
+        """True if it can be asked."""
         return self.is_ours and self._process.poll() is None
 
     @property

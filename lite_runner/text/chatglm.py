@@ -66,7 +66,7 @@ def with_ends(special: SpecialTokens, form: ChatForm) -> SpecialTokens:
 
 
 def is_chatglm_6b(vocabulary: Vocabulary) -> bool:
-    """Whether its pieces are those of ChatGLM-6B's ice_text.model."""
+    """True if its pieces are those of ChatGLM-6B's ice_text.model."""
     return set(vocabulary.pieces) >= _PIECES_6B
 
 

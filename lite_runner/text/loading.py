@@ -64,7 +64,7 @@ def load_tokenizer(
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether `load_tokenizer` finds a tokenizer in the folder, valid or not."""
+    """True if `load_tokenizer` finds a tokenizer in the folder, valid or not."""
     return _file_in(folder) is not None
 
 

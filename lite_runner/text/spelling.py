@@ -1,4 +1,4 @@
-"""How a vocabulary spells text: the bytes of each token.
+"""The bytes that each token of a vocabulary stands for.
 
 If every token maps to bytes, decoding is concatenating them, so streaming is simple and exact.
 """

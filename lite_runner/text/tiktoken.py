@@ -42,7 +42,7 @@ _ALPHABET = byte_alphabet()
 
 
 def is_ranks(data: bytes) -> bool:
-    """Whether a file has tokens with ranks; a sentencepiece model has none."""
+    """True if a file has tokens with ranks; a sentencepiece model has none."""
     return _LINE.fullmatch(data.partition(b"\n")[0]) is not None
 
 

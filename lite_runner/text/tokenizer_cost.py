@@ -43,7 +43,7 @@ def check_tokenizer(backend: tokenizers.Tokenizer) -> None:
 
 
 def _growth(replace: dict[str, Any]) -> float:
-    """How many times as long a Replace may make a text."""
+    """The factor by which a Replace may lengthen a text."""
     pattern, content = replace["pattern"], len(replace["content"])
     taken = len(pattern.get("String", "")) or 1
     return max(1.0, content / taken, content + 1 if pattern.get("String") == "" else 0)

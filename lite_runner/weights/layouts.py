@@ -33,7 +33,7 @@ def check_tensors(
         for name in expected
         if name in found and found[name] != expected[name]
     ]
-    faults = [
+    errors = [
         f"{len(names)} {kind}: " + "; ".join(names[:5]) + (" ..." if len(names) > 5 else "")
         for kind, names in (
             ("missing", missing),
@@ -42,10 +42,10 @@ def check_tensors(
         )
         if names
     ]
-    if faults:
+    if errors:
         raise ArtifactError(
             f"{where}: the tensors are not those of the model ({len(expected)} expected, "
-            f"{len(found)} found)\n  - " + "\n  - ".join(faults),
+            f"{len(found)} found)\n  - " + "\n  - ".join(errors),
             "check that model= and load_checkpoint= belong together, or use model=auto",
         )
 

@@ -128,7 +128,7 @@ def _misfits(
     settings: LoraSettings,
     model: Decoder,
 ) -> list[str]:
-    """What is wrong with the tensors of a module, which targets these weights."""
+    """Validation errors of the tensors of a module, which targets these weights."""
     rank, site = settings.rank(module), targeted[0]
     width_out = sum(one.width_out for one in targeted)  # of q, k and v, where they are fused
     expected = {"a": (rank, site.width_in), "b": (width_out, rank)}

@@ -237,17 +237,14 @@ def write_quantized(
     `advance` is told of each tensor. A matrix at a time is in memory. Raises EnvironmentFault where
     the disk is too small, which is found before anything is read, and ArtifactError.
     """
-    entries: list[Entry] = []
-    table, matrices = parameters(config), schemes_of(tensors)
-    for one in (p for p in table if p.name not in matrices):
-        entries.append(Entry(one.name, "F32", one.shape, partial(_floats, tensors[one.name])))
-    for one in (p for p in table if p.name in matrices):
-        entries += _entries(one, tensors[one.name], matrices[one.name])
-    counted = [
-        Entry(one.name, one.dtype, one.shape, partial(_counted, one, one.name in tensors, advance))
-        for one in entries
+    matrices = schemes_of(tensors)
+    table = sorted(parameters(config), key=lambda one: one.name in matrices)
+    entries = [
+        entry
+        for one in table
+        for entry in _entries(one, tensors[one.name], matrices.get(one.name), advance)
     ]
-    write_entries(folder / WEIGHTS, counted, {"format": "ms", "quant": quantization.quant})
+    write_entries(folder / WEIGHTS, entries, {"format": "ms", "quant": quantization.quant})
     beside = sorted(one.name for one in folder.iterdir() if one.is_file() and one.name != WEIGHTS)
     kept = quantization.kept
     plain = {
@@ -277,29 +274,26 @@ def weights_bytes(config: Decoder, matrices: Mapping[str, Scheme]) -> int:
     return total
 
 
-def _floats(tensor: LazyTensor) -> Iterator[NDArray[Any]]:
-    yield tensor.float32()
-
-
-def _entries(parameter: Parameter, tensor: LazyTensor, scheme: Scheme) -> Iterator[Entry]:
-    """The two or three tensors of a matrix, which is read once, for the first of them."""
-    held: dict[str, NDArray[Any]] = {}
+def _entries(
+    parameter: Parameter, tensor: LazyTensor, scheme: Scheme | None, advance: Callable[[int], None]
+) -> Iterator[Entry]:
+    """The tensor of a parameter; the two or three of a matrix, which is read once, for the first
+    of them."""
+    unwritten: dict[str, NDArray[Any]] = {}
 
     def chunks(name: str) -> Iterator[NDArray[Any]]:
-        if not held:
-            assert tensor.integers is not None
-            matrix = tensor.integers.read()
-            held[f"{parameter.name}.scales"] = matrix.scales
-            held[parameter.name] = matrix.values
-            if matrix.minimums is not None:
-                held[f"{parameter.name}.minimums"] = matrix.minimums
-        yield held.pop(name)
+        if tensor.integers is None:
+            yield tensor.float32()
+        else:
+            if not unwritten:
+                matrix = tensor.integers.read()
+                unwritten[f"{parameter.name}.scales"] = matrix.scales
+                unwritten[parameter.name] = matrix.values
+                if matrix.minimums is not None:
+                    unwritten[f"{parameter.name}.minimums"] = matrix.minimums
+            yield unwritten.pop(name)
+        if name == parameter.name:
+            advance(1)
 
     for name, (dtype, shape) in _layout(parameter, scheme).items():
         yield Entry(name, dtype, shape, partial(chunks, name))
-
-
-def _counted(entry: Entry, counts: bool, advance: Callable[[int], None]) -> Iterator[NDArray[Any]]:
-    yield from entry.chunks()
-    if counts:
-        advance(1)
