@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
 from lite_runner.backends.native.batch_metadata import (
     BatchMetadata,
@@ -58,8 +57,9 @@ class NativeBackend:
         self._config = config
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
         self._model: NativeModel | None = model
-        self.adapters: AdapterSlots | None
-        self.adapters = LoraSlots(model.adapters, adapters, options.lora) if options.lora else None
+        self.adapters = (
+            AdapterSlots(model.adapters, adapters, options.lora) if options.lora else None
+        )
         self._configure(options)
 
     def _configure(self, options: NativeOptions) -> None:
