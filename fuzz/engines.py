@@ -20,7 +20,7 @@ from fuzz.readers import Read, planned
 from fuzz.values import Mutation, flip_bytes
 from lite_runner.backends.base import Row
 from lite_runner.backends.lite.engines.lite_release import find_lite_python
-from lite_runner.backends.lite.engines.start import EngineOptions, start_engine
+from lite_runner.backends.lite.engine import EngineOptions, start_engine
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.config.model_dir import MANIFEST
 from lite_runner.config.offline_checks import EngineName

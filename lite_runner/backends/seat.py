@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol, cast
 
 from lite_runner.architectures.spec import Decoder
@@ -35,6 +36,7 @@ class RunOptions:
     prompt_logits: bool = False  # logits of every prompt token are needed, not only of the last
     adapters: AdapterJob | None = None  # None: the base model alone
     tokenizer: Tokenizer | None = None  # None: the checkpoint has none, or nobody opened it yet
+    folder: Path | None = None  # of the run, for files of an engine
 
     @property
     def adapter_slots(self) -> int:
@@ -68,7 +70,8 @@ class RunOptions:
 class Seat(Protocol):
     """A backend as runs choose it. Its folder's package has one as SEAT."""
 
-    elastic: bool  # its memory is checked first, and rows and lengths may be reduced to what fits
+    # Its memory is checked first, and rows and lengths may be reduced to what fits.
+    elastic: bool = False
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """Reasons why it cannot compute a run, each with a remedy; empty: it can."""
@@ -85,6 +88,15 @@ class Seat(Protocol):
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
         """The type of the weights in memory, or their quantization, for people."""
         ...
+
+    def check(self, files: ModelFiles, options: RunOptions) -> None:
+        """Note, before anything is started, what the results depend on. Raises ConfigError for what
+        cannot be computed, and, but in a dry run, EnvironmentFault for what is not installed."""
+        return
+
+    def details(self, files: ModelFiles, options: RunOptions) -> tuple[str, ...]:
+        """Lines of dry_run=true behind the others."""
+        return ()
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """The backend with its weights. Several ranks must have joined. Raises RunnerError."""

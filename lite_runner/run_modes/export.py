@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lite_runner import progress
-from lite_runner.backends.lite.engine_options import engine_for
+from lite_runner.backends.lite.engine import engine_for
 from lite_runner.backends.lite.export.job import ExportJob, default_length, job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
@@ -23,7 +23,7 @@ from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import files_to_fetch
 from lite_runner.plan.plan import Plan, described
-from lite_runner.plan.resources import plan_mindformers
+from lite_runner.plan.resources import with_seat
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import check_memory
 from lite_runner.text.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def plan(config: Config) -> Plan:
         lines={"writes": writes},
     )
     if config.in_mindformers:
-        planned = plan_mindformers(planned, planned.work)
+        planned = with_seat(planned, planned.work)
     elif config.dry_run:
         return described(planned)
     return replace(planned, seconds=time.perf_counter() - began)

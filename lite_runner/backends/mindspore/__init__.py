@@ -11,7 +11,7 @@ from lite_runner import progress
 from lite_runner.architectures import custom_network, limits
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.backends.step_sizes import (
     cache_length,
     chunk_length,
@@ -45,7 +45,7 @@ _GRAPHS, _LAYER = 90 << 20, 15 << 20  # prefill and decode together
 _TENSOR_PARALLEL, _TENSOR_PARALLEL_LAYER = 60 << 20, 12 << 20  # their collectives
 
 
-class MindSpore:
+class MindSpore(Seat):
     """See `lite_runner.backends.seat.Seat`."""
 
     elastic = True

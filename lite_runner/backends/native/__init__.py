@@ -11,7 +11,7 @@ from lite_runner.backends.base import Backend
 from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.backends.native.packed_cache import packed_memory, packed_model
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
@@ -30,7 +30,7 @@ from lite_runner.weights.quantization.quantize import block_types, describe_dtyp
 PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
 
 
-class Native:
+class Native(Seat):
     """See `lite_runner.backends.seat.Seat`."""
 
     elastic = True

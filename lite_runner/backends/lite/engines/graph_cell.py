@@ -1,4 +1,4 @@
-"""MindSpore's own MindIR runtime as an Engine, for where no MindSpore Lite is to be had."""
+"""MindSpore's own MindIR runtime as an engine, for where no MindSpore Lite is to be had."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGAIN = "export the model again with the MindSpore of this machine"
 
 
 class GraphCellEngine:
-    """See `lite_runner.backends.lite.engines.start.Engine`.
+    """See `lite_runner.backends.lite.engine.GraphEngine`.
 
     Parameters of the same name are one in all graphs, so that an increment finds the cache that
     its prefill has filled. Loading a pair takes its weights' memory twice; half of it is free

@@ -50,7 +50,7 @@ def check_reads(version: int) -> None:
 
 
 class LiteEngine:
-    """See Engine; runs mindspore_lite in this process. `inputs`: the inputs of each graph.
+    """See GraphEngine; runs mindspore_lite in this process. `inputs`: the inputs of each graph.
 
     A pair of graphs needs Ascend: only there can two graphs share weights and KV cache. Bound
     arrays have Lite's dtypes; inputs are identified by their order.
@@ -105,7 +105,7 @@ class LiteEngine:
                 self._take_inputs(graph)
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError if the graph does not accept these shapes."""
+        """See GraphEngine. Raises ArtifactError if the graph does not accept these shapes."""
         wanted = [tuple(shape) for shape in shapes]
         bound = self._bound.get(graph)
         if bound is not None and [array.shape for array in bound] == wanted:
@@ -119,7 +119,7 @@ class LiteEngine:
         return bound
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError if Lite cannot run the graph."""
+        """See GraphEngine. Raises ArtifactError if Lite cannot run the graph."""
         if graph not in self._bound:
             raise RunnerError(
                 f"{self._paths[graph].name}: the graph was not bound to shapes before a run"

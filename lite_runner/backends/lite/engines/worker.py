@@ -81,7 +81,7 @@ class _Graph:
 
 
 class WorkerEngine:
-    """See Engine; runs MindSpore Lite 2.0.0 on CPU. `inputs`: the inputs of each graph.
+    """See GraphEngine; runs MindSpore Lite 2.0.0 on CPU. `inputs`: the inputs of each graph.
 
     Bound arrays have Lite's dtypes (int32 where a graph was exported with int64), and start as
     zeros.
@@ -131,7 +131,7 @@ class WorkerEngine:
         return self._process.pid
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError if the graph does not accept these shapes."""
+        """See GraphEngine. Raises ArtifactError if the graph does not accept these shapes."""
         known = self._graphs[graph]
         wanted = [tuple(shape) for shape in shapes]
         if known.shapes == wanted:
@@ -164,7 +164,7 @@ class WorkerEngine:
         return arrays
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """See Engine."""
+        """See GraphEngine."""
         known = self._graphs[graph]
         if not known.shapes:
             raise RunnerError(f"{known.path.name}: the graph was not bound to shapes before a run")

@@ -9,8 +9,14 @@ from typing import Literal
 from lite_runner import progress
 from lite_runner.architectures import limits
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.lite.engine_options import device_of, engine_for, key_of
-from lite_runner.backends.lite.engines.start import Device, EngineOptions, why_unavailable
+from lite_runner.backends.lite.engine import (
+    Device,
+    EngineOptions,
+    device_of,
+    engine_for,
+    key_of,
+    why_unavailable,
+)
 from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.offline_checks import ENGINES
 from lite_runner.config.parallel import Ranks, ranks_of
