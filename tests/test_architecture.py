@@ -142,7 +142,7 @@ ALLOWED: dict[str, set[str]] = {
         "progress",
         "system",
     },
-    "__main__": {"app", "distributed"},
+    "__main__": {"app", "backends", "distributed"},
     "mindformers": {"api", "app", "config", "errors", "system"},
 }
 GENERATION_SEES = {
