@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.backends.lite.engines import lite
-from lite_runner.backends.lite.engines.lite_release import find_lite_python
+from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.config.ge import (
     CONTEXT,
     FILE_NAME,
@@ -67,7 +67,7 @@ class EngineOptions:
     device: Device = "CPU"
     device_id: int = 0
     rank_id: int = 0  # of this process, with several ranks
-    threads: int | None = None  # None: the engine's default
+    threads: int | None = None  # None: one per processor available to this process, on CPU
     ge: GeConfig | None = None
     key: bytes | None = None  # decryption key of an encrypted model
 
@@ -92,7 +92,7 @@ def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> Envir
             )
     if engine == "lite-worker":
         try:
-            find_lite_python()
+            LITE.find()
         except EnvironmentFault as fault:
             return fault
     return None
@@ -134,16 +134,7 @@ def start_engine(
 ) -> GraphEngine:
     """Start an engine with the graphs of a manifest. Raises RunnerError if that fails."""
     if options.name == "lite":
-        return lite.LiteEngine(
-            graphs,
-            model_type=manifest.model_type,
-            target=options.device,
-            device_id=options.device_id,
-            rank_id=options.rank_id,
-            threads=options.threads,
-            ge=options.ge,
-            dec_key=options.key,
-        )
+        return lite.LiteEngine(graphs, options, manifest.model_type)
     if options.name == "lite-worker":
         from lite_runner.backends.lite.engines.worker import WorkerEngine
 
@@ -158,15 +149,8 @@ def start_engine(
 
     if not manifest.encrypted:
         check_graphs(graphs, manifest)
-    return GraphCellEngine(
-        graphs,
-        manifest.graphs,
-        device=options.device,
-        device_id=options.device_id,
-        threads=options.threads,
-        dec_key=options.key,
-        producer=manifest.versions.get("mindspore", ""),
-    )
+    producer = manifest.versions.get("mindspore", "")
+    return GraphCellEngine(graphs, manifest.graphs, options, producer)
 
 
 def device_of(config: ExportedOptions) -> Device:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.lite.engines import lite_release
-from lite_runner.backends.lite.engines.lite_release import LITE, find_lite_python
+from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
@@ -99,10 +99,10 @@ class WorkerEngine:
         """Start the process and load the graphs, .mindir or .ms, with one context each.
 
         `threads` None: one per processor available to this process; `python` None: found by
-        find_lite_python. Raises EnvironmentFault if Lite is unavailable or too old for a file,
+        LITE.find(). Raises EnvironmentFault if Lite is unavailable or too old for a file,
         ArtifactError for a file that it rejects.
         """
-        found = find_lite_python() if python is None else python
+        found = LITE.find() if python is None else python
         for path in graphs.values():
             if not path.is_file():
                 raise ArtifactError(f"{path}: no such file", "export the model again")
