@@ -7,27 +7,13 @@ from contextlib import closing
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.backends.lite.export.job import ExportJob, ExportSpec
+from lite_runner.backends.lite.export.job import ExportJob
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.export.writer import adopt
 from lite_runner.backends.mindformers.run import open_mindformers
 from lite_runner.backends.seat import RunOptions
 from lite_runner.mindir.manifest import Manifest
 from lite_runner.system.files import temporary_folder
-
-
-def spec_for_mindformers(slots: int, length: int) -> ExportSpec:
-    """The spec of MindFormers' exports, of so many rows and positions."""
-    return ExportSpec(
-        layout="no_cache",
-        model_type="mindir",
-        weight_fp16=False,
-        dtype="float32",
-        target="CPU",
-        sampled=False,
-        slots=slots,
-        length=length,
-    )
 
 
 def export_with_mindformers(job: ExportJob, paths: OutputPaths) -> Manifest:

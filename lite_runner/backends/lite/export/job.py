@@ -119,6 +119,8 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
     Raises ConfigError for what does not go together, EnvironmentFault where an engine was asked for
     that is not here.
     """
+    if config.in_mindformers:  # which writes its network without a cache
+        return ExportSpec("no_cache", "mindir", False, "float32", "CPU", False, slots, length)
     key, device = key_of(config), device_of(config)
     target = device if config.export.target == "auto" else config.export.target
     layout = choose_layout(config, files.model, target)

@@ -162,7 +162,12 @@ def write_graphs(
         if spec.layout in ("static_pair", "full"):
             graphs, stems = _of_mindformers(folder, job, weights, stems)
         else:
-            graphs = _resizable(folder, job, weights)
+            from lite_runner.mindir.write_resizable import export_resizable
+
+            model, name = job.files.model, job.config.model_name
+            graphs = export_resizable(
+                model, weights, folder, name, batch_size=1, seq_length=model.seq_length
+            )
     finally:
         weights.close()
     if spec.model_type == "mindir_lite":
@@ -170,15 +175,6 @@ def write_graphs(
     if stems is not None:
         graphs = _renamed(folder, graphs, stems)
     return _of_all_ranks(graphs, job.ranks)
-
-
-def _resizable(folder: Path, job: ExportJob, weights: ReadAhead) -> dict[GraphName, Graph]:
-    from lite_runner.mindir.write_resizable import export_resizable
-
-    model = job.files.model
-    return export_resizable(
-        model, weights, folder, job.config.model_name, batch_size=1, seq_length=model.seq_length
-    )
 
 
 def _of_mindformers(
