@@ -19,8 +19,8 @@ from fuzz.children import Case
 from fuzz.readers import Read, planned
 from fuzz.values import Mutation, flip_bytes
 from lite_runner.backends.base import Row
-from lite_runner.backends.lite.engines.lite_release import find_lite_python
-from lite_runner.backends.lite.engines.start import EngineOptions, start_engine
+from lite_runner.backends.lite.engine import EngineOptions, start_engine
+from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.config.model_dir import MANIFEST
 from lite_runner.config.offline_checks import EngineName
@@ -56,7 +56,7 @@ def cases(folder: Path) -> Iterator[Case]:
     for family in ("llama", "gpt2", "bloom"):
         yield _of_mindformers(family, folder)
     try:
-        find_lite_python()
+        LITE.find()
     except EnvironmentFault as fault:
         print(f"left out: .ms in lite-worker: {fault.message}", flush=True)
         return

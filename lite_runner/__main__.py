@@ -10,7 +10,7 @@ from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE
 
 if __name__ == "__main__":
     if os.environ.get("MS_ROLE") == "MS_SCHED" and PARENT_VARIABLE in os.environ:
-        from lite_runner.distributed.join import schedule
+        from lite_runner.backends.collectives import schedule
 
         schedule()  # its ranks have a config
     else:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lite_runner import progress
+from lite_runner.backends.collectives import schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, raise_faults
@@ -32,7 +33,7 @@ from lite_runner.distributed.events import (
     Sender,
     connect,
 )
-from lite_runner.distributed.join import Joined, join, schedule
+from lite_runner.distributed.join import Joined, join
 from lite_runner.distributed.membership import Member, device_of, member_faults
 from lite_runner.distributed.stopping import (
     STOP_FILE,

@@ -21,7 +21,7 @@ from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompts import with_seed as with_drawn_seed
 from lite_runner.config.schema import Config, RunConfig
 from lite_runner.config.sections import ASCEND_KEYS, MOST_HCCL_S, AscendSettings, Context
-from lite_runner.distributed.join import Joined, RankLock, join, schedule
+from lite_runner.distributed.join import Joined, RankLock, join
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.records import dataclass
@@ -129,6 +129,8 @@ def join_job(device: str, device_id: int) -> tuple[int, int]:
             sys.exit(0)
         return 0, 1
     if member.is_scheduler:
+        from lite_runner.backends.collectives import schedule
+
         schedule()
         sys.exit(0)
     if device == "Ascend":

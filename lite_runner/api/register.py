@@ -127,7 +127,7 @@ class BaseInputsOfInfer:
         return [np.asarray(one) for one in inputs]
 
 
-class _ByPosition:
+class _ByPosition(InputsOfInfer):
     """A class of MindFormers' form as an InputsOfInfer: `names` are those of the arguments that it
     returns, whatever it computes is named by its place."""
 

@@ -8,13 +8,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
-from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.seat import RunOptions
 from lite_runner.config.fields import did_you_mean, nearest
-from lite_runner.config.schema import AdapterSlotOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.adapters import pool_bytes, rank_adapters
-from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.native.lora_pool import LoraSize
 from lite_runner.weights.lora.adapter import Adapter
 
 
@@ -39,8 +35,8 @@ class AdapterPools(Protocol):
         ...
 
 
-class LoraSlots:
-    """See `lite_runner.backends.base.AdapterSlots`.
+class AdapterSlots:
+    """A backend's adapters by name; a row's adapter must be loaded in one of a few slots.
 
     Slot assignment depends only on the order of the calls.
     """
@@ -60,8 +56,8 @@ class LoraSlots:
         self._pools = pools
         self._size = size if pools.holds_bfloat16 else replace(size, bfloat16=False)
         self.slots = size.slots
-        self.loads = 0
-        self.nbytes = pools.nbytes
+        self.loads = 0  # into a slot, so far
+        self.nbytes = pools.nbytes  # of all slots
         self._known: dict[str, tuple[Adapter, int]] = {}  # name -> adapter, version
         self._versions = count(1)
         self._loaded: dict[str, int] = {}  # name -> slot, least recently used first
@@ -139,37 +135,3 @@ class LoraSlots:
             return min(free)
         idle = next((name for name in self._loaded if not self._pins[name]), None)
         return None if idle is None else self._loaded.pop(idle)
-
-
-def rank_pool(model: Decoder, options: RunOptions) -> tuple[Sequence[Adapter], LoraSize | None]:
-    """This rank's shards of the adapters, and the adapter slots for them; None: the base model
-    alone. Raises ArtifactError."""
-    config = options.config
-    if options.adapters is None or not isinstance(config, AdapterSlotOptions):
-        return (), None
-    adapters = rank_adapters(options.adapters, config, model, options.ranks)
-    if not adapters:
-        return (), None
-    slots, rounded = adapter_slots(options), config.adapter_dtype == "bf16"
-    return adapters, pool_size(adapters, slots, rounded=rounded)
-
-
-def adapter_slots(options: RunOptions) -> int:
-    """Adapters to keep loaded on the device; by default as many as can run in one batch."""
-    config = options.config
-    if options.adapters is None or not isinstance(config, AdapterSlotOptions):
-        return 0
-    concurrent = options.slots // options.width
-    most = config.max_loaded_adapters or max(1, concurrent)
-    return min(most, len(options.adapters.adapters))
-
-
-def adapter_bytes(model: Decoder, options: RunOptions) -> int:
-    """Bytes of this rank's adapter pool on its device."""
-    config = options.config
-    if options.adapters is None or not isinstance(config, AdapterSlotOptions):
-        return 0
-    dtype = config.compute_dtype(options.device)
-    if config.adapter_dtype == "bf16":
-        dtype = "bfloat16"
-    return pool_bytes(options.adapters, config, model, options.ranks, adapter_slots(options), dtype)

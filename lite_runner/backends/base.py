@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import prefix_fault
 from lite_runner.architectures.spec import Prefix
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.backends.adapter_slots import AdapterSlots as AdapterSlots
 
 BASE = -1  # adapter slot of the base model
 
@@ -90,41 +90,6 @@ def check_rows(rows: Sequence[Row], info: BackendInfo, adapter_slots: int = 0) -
         if not BASE <= row.adapter_slot < adapter_slots:
             expected = f"{BASE} to {adapter_slots - 1}"
             raise ValueError(f"adapter_slot: got {row.adapter_slot}, expected {expected}")
-
-
-class AdapterSlots(Protocol):
-    """A backend's adapters by name; a row's adapter must be loaded in one of a few slots."""
-
-    slots: int
-    loads: int  # loads into a slot so far
-    nbytes: int  # size of all slots
-
-    def add(self, adapter: Adapter) -> None:
-        """Register an adapter, replacing one of the same name.
-
-        Raises ConfigError if it does not fit a slot, or while the one it replaces is pinned.
-        """
-        ...
-
-    def remove(self, name: str) -> None:
-        """Unregister an adapter. Raises ConfigError if it is unknown or pinned."""
-        ...
-
-    def version(self, name: str) -> int:
-        """A number unique to this adapter, even among adapters of the same name over time.
-
-        Raises ConfigError for an unknown name, suggesting the nearest one.
-        """
-        ...
-
-    def pin(self, name: str) -> int | None:
-        """The slot of an adapter, loaded if necessary; it stays until it is unpinned as often as
-        pinned. None while all slots are pinned; else the least recently used is evicted."""
-        ...
-
-    def unpin(self, name: str) -> None:
-        """Allow the adapter to be evicted."""
-        ...
 
 
 class Backend(Protocol):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system import environment
 
 if TYPE_CHECKING:
     from lite_runner.networks.tensor_parallel import TensorParallel
@@ -44,6 +45,7 @@ def join(name: str) -> tuple[int, int]:
 
 def schedule() -> None:
     """Run the scheduler process of a job's rendezvous; returns when all ranks have left."""
+    environment.import_mindspore()
     from mindspore.communication import init
 
     init()

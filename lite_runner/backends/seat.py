@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol, cast
 
+from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.schema import BACKENDS, ComputeOptions
-from lite_runner.model.adapters import AdapterJob
+from lite_runner.config.schema import BACKENDS, AdapterSlotOptions, ComputeOptions
+from lite_runner.model.adapters import AdapterJob, pool_bytes, rank_adapters
 from lite_runner.model.files import ModelFiles
+from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import Memory
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.lora.adapter import Adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +36,42 @@ class RunOptions:
     prompt_logits: bool = False  # logits of every prompt token are needed, not only of the last
     adapters: AdapterJob | None = None  # None: the base model alone
     tokenizer: Tokenizer | None = None  # None: the checkpoint has none, or nobody opened it yet
+    folder: Path | None = None  # of the run, for files of an engine
+
+    @property
+    def adapter_slots(self) -> int:
+        """Adapters to keep loaded on the device; by default as many as can run in one batch."""
+        if self.adapters is None or not isinstance(self.config, AdapterSlotOptions):
+            return 0
+        most = self.config.max_loaded_adapters or max(1, self.slots // self.width)
+        return min(most, len(self.adapters.adapters))
+
+    def adapter_bytes(self, model: Decoder) -> int:
+        """Bytes of this rank's adapter pool on its device."""
+        config, slots = self.config, self.adapter_slots
+        if self.adapters is None or not isinstance(config, AdapterSlotOptions):
+            return 0
+        rounded = config.adapter_dtype == "bf16"
+        dtype = "bfloat16" if rounded else config.compute_dtype(self.device)
+        return pool_bytes(self.adapters, config, model, self.ranks, slots, dtype)
+
+    def rank_adapters(self, model: Decoder) -> tuple[Sequence[Adapter], LoraSize | None]:
+        """This rank's shards of the adapters, and the size of their slots; None: the base model
+        alone. Raises ArtifactError."""
+        config = self.config
+        if self.adapters is None or not isinstance(config, AdapterSlotOptions):
+            return (), None
+        if not (adapters := rank_adapters(self.adapters, config, model, self.ranks)):
+            return (), None
+        rounded = config.adapter_dtype == "bf16"
+        return adapters, pool_size(adapters, self.adapter_slots, rounded=rounded)
 
 
 class Seat(Protocol):
     """A backend as runs choose it. Its folder's package has one as SEAT."""
 
-    elastic: bool  # its memory is checked first, and rows and lengths may be reduced to what fits
+    # Its memory is checked first, and rows and lengths may be reduced to what fits.
+    elastic: bool = False
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """Reasons why it cannot compute a run, each with a remedy; empty: it can."""
@@ -54,6 +88,15 @@ class Seat(Protocol):
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
         """The type of the weights in memory, or their quantization, for people."""
         ...
+
+    def check(self, files: ModelFiles, options: RunOptions) -> None:
+        """Note, before anything is started, what the results depend on. Raises ConfigError for what
+        cannot be computed, and, but in a dry run, EnvironmentFault for what is not installed."""
+        return
+
+    def details(self, files: ModelFiles, options: RunOptions) -> tuple[str, ...]:
+        """Lines of dry_run=true behind the others."""
+        return ()
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """The backend with its weights. Several ranks must have joined. Raises RunnerError."""

@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,8 +19,7 @@ import psutil  # type: ignore[import-untyped]
 from lite_runner import progress
 from lite_runner.config.parallel import Cluster
 from lite_runner.distributed import msrun
-from lite_runner.distributed.events import SOCKET_VARIABLE
-from lite_runner.distributed.monitor import RankFailure, RankMonitor
+from lite_runner.distributed.events import SOCKET_VARIABLE, Event, RankMonitor
 from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c
 from lite_runner.errors import (
     EXIT_ARTIFACT,
@@ -108,40 +109,39 @@ def run_ranks(
                         env=msrun.environment(events, folder, cluster, ascend),
                         start_new_session=True,  # Ctrl-C is this process's to handle
                     )
-                _Job(monitor, flags, process, cluster, port, folder, log_dir, limits).follow()
+                _Job(
+                    monitor=monitor,
+                    flags=flags,
+                    process=process,
+                    cluster=cluster,
+                    port=port,
+                    folder=folder,
+                    log_dir=log_dir,
+                    limits=limits,
+                ).follow()
             finally:
                 with deferred():
                     progress.status("")
                     kill_all(events)
 
 
+@dataclass(kw_only=True, eq=False)
 class _Job:
     """A running msrun and the state of its ranks."""
 
-    def __init__(
-        self,
-        monitor: RankMonitor,
-        flags: StopFlags | None,
-        process: subprocess.Popen[bytes],
-        cluster: Cluster,
-        port: int,
-        folder: Path,
-        log_dir: Path,
-        limits: Limits,
-    ) -> None:
-        self.monitor = monitor
-        self.flags = flags
-        self.stop_at: float | None = None  # when Ctrl-C asked the ranks to stop
-        self.process = process
-        self.cluster = cluster
-        self.port = port
-        self.folder = folder
-        self.log_dir = log_dir
-        self.limits = limits
-        self.scheduler: psutil.Process | None = None  # on node 0, once it has started
-        self.kills_before = memory.oom_kills()
-        self.unanswered = 0  # polls of node 0's scheduler in a row, on other nodes
-        self.suspended = dict.fromkeys(cluster.local_ranks, 0)  # polls in a row, of each rank
+    monitor: RankMonitor
+    flags: StopFlags | None
+    process: subprocess.Popen[bytes]
+    cluster: Cluster
+    port: int
+    folder: Path
+    log_dir: Path
+    limits: Limits
+    stop_at: float | None = None  # when Ctrl-C asked the ranks to stop
+    scheduler: psutil.Process | None = None  # on node 0, once it has started
+    kills_before: int = field(default_factory=lambda: memory.oom_kills())
+    unanswered: int = 0  # polls of node 0's scheduler in a row, on other nodes
+    suspended: Counter[int] = field(default_factory=Counter)  # polls in a row, of each rank
 
     def follow(self) -> None:
         """Return when every rank is done. Raises RunnerError, and KeyboardInterrupt."""
@@ -256,7 +256,7 @@ class _Job:
         ]
         return RunnerError("\n".join(lines), hint)
 
-    def _failed(self, failure: RankFailure) -> RunnerError:
+    def _failed(self, failure: Event) -> RunnerError:
         """The error that the rank sent or, without one, what msrun logged."""
         if not failure.message:
             return self._lost(failure)
@@ -273,7 +273,7 @@ class _Job:
         ]
         return kind("\n".join(lines), failure.hint)
 
-    def _lost(self, failure: RankFailure) -> RunnerError:
+    def _lost(self, failure: Event) -> RunnerError:
         """The error of a rank that died without a message."""
         ended, deadline = None, time.monotonic() + MSRUN_POLL_S
         while ended is None and self.process.poll() is None and time.monotonic() < deadline:

@@ -101,14 +101,6 @@ def join(
     return Joined(rank, size, local_ranks, lock)
 
 
-def schedule() -> None:
-    """Run the job's scheduler until all ranks have left."""
-    environment.import_mindspore()
-    from lite_runner.backends import collectives
-
-    collectives.schedule()
-
-
 def _find_scheduler(member: Member, lock: RankLock, timeout: int) -> None:
     """Set the environment variables of a dynamic cluster, which a loop over a rank table lacks."""
     if member.rank == 0:

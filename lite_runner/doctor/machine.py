@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from lite_runner import native, progress
 from lite_runner.backends.lite.engines import lite
-from lite_runner.backends.lite.engines.lite_release import find_lite_python
+from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.mindformers.releases import RELEASES, MindFormersRelease
 from lite_runner.backends.workers.python import isolated_code, worker_environment
 from lite_runner.doctor import probe, two_ranks
@@ -257,7 +257,7 @@ def mindspore_lite() -> Finding:
     if lite.available():
         return Finding("ok", f"{probe.ask('lite', IMPORT_S)}, in this Python")
     try:
-        python = find_lite_python()
+        python = LITE.find()
     except EnvironmentFault as error:
         found = f"{error.message}; exported models run in MindSpore (engine=graph-cell)"
         return Finding("warn", found, remedy=error.hint)

@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
+from lite_runner.backends.collectives import schedule
 from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.distributed import msrun
 from lite_runner.distributed.events import MET, Sender, connect
 from lite_runner.distributed.job import Limits, run_ranks
-from lite_runner.distributed.join import schedule
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import RunnerError
 from lite_runner.sizing.memory import PROCESS_BYTES, host_processes, readable

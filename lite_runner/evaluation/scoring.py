@@ -13,7 +13,8 @@ import numpy as np
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
-from lite_runner.backends.mindformers.start import OpenMindFormers, open_mindformers
+from lite_runner.backends.mindformers import MindFormers
+from lite_runner.backends.mindformers.run import OpenMindFormers
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
 from lite_runner.evaluation.options import EvalOptions
@@ -232,7 +233,8 @@ def score(plan: Plan, folder: RunFolder, began: float, *, keep: bool = False) ->
 
     scorer: Scorer
     if config.in_mindformers:
-        scorer = MindFormersScorer(open_mindformers(files, options_of(plan), folder.path))
+        options = replace(options_of(plan), folder=folder.path)
+        scorer = MindFormersScorer(MindFormers().open(files, options))
     else:
         scorer = BackendScorer(open_planned(plan))
     load_s = plan.seconds + time.perf_counter() - began

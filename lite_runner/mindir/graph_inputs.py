@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,13 +35,10 @@ from lite_runner.records import dataclass
 Ints = NDArray[np.int32]
 
 
-class InputsOfInfer(Protocol):
-    """The inputs of one kind of decoder."""
+class InputsOfInfer:
+    """The inputs of one kind of decoder; those of MindFormers' own decoders are given by name."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Input names, in order; they identify the graphs that take them."""
-        ...
+    names: tuple[str, ...]  # in order; they identify the graphs that take them
 
     def get_inputs(
         self,
@@ -58,54 +55,30 @@ class InputsOfInfer(Protocol):
         `valid_length` [b]: tokens of each row, these included; `current_index` [b]: index of each
         row's last token in the flattened batch of prompts; `seq_length`: s.
         """
-        ...
-
-
-class _MindFormersInputs:
-    """Inputs that MindFormers' own decoders take, by name."""
-
-    names: tuple[str, ...]
-
-    def get_inputs(
-        self,
-        *,
-        input_ids: Ints,
-        valid_length: Ints,
-        current_index: Ints,
-        is_first_iteration: bool,
-        seq_length: int,
-    ) -> list[NDArray[Any]]:
         given = {
             "input_ids": input_ids,
             "valid_length": valid_length,
             "current_index": current_index,
+            "init_reset": np.array([not is_first_iteration]),
+            "batch_index": np.arange(len(input_ids), dtype=np.int64),  # cache slots
+            "zactivate_len": np.arange(seq_length, dtype=np.int64),
         }
-
-        def value(name: str) -> NDArray[Any]:
-            if name == "init_reset":
-                return np.array([not is_first_iteration])
-            if name == "batch_index":  # cache slots
-                return np.arange(len(input_ids), dtype=np.int64)
-            if name == "zactivate_len":
-                return np.arange(seq_length, dtype=np.int64)
-            return given[name]
-
-        return [value(name) for name in self.names]
+        return [given[name] for name in self.names]
 
 
-class CommonInputsOfInfer(_MindFormersInputs):
+class CommonInputsOfInfer(InputsOfInfer):
     """BLOOM and GPT-2."""
 
     names = ("input_ids", "current_index", "init_reset", "valid_length")
 
 
-class LlamaInputsOfInfer(_MindFormersInputs):
+class LlamaInputsOfInfer(InputsOfInfer):
     """Llama and Qwen2."""
 
     names = ("input_ids", "valid_length", "batch_index", "zactivate_len")
 
 
-class _IdsOfInfer(_MindFormersInputs):
+class _IdsOfInfer(InputsOfInfer):
     """Graphs that MindFormers exports with use_past=False."""
 
     names = ("input_ids",)

@@ -37,7 +37,6 @@ from lite_runner.mindir.manifest import (
     Manifest,
     TensorSpec,
     is_pair,
-    keeps_cache,
 )
 from lite_runner.mindir.skim import read_model
 from lite_runner.records import dataclass
@@ -102,8 +101,8 @@ def foreign_manifest(
     graphs = {name: read_graph(path) for name, path in paths.items()}
     inputs: dict[GraphName, tuple[TensorSpec, ...]]  # with the names that the backends use
     if "model" in graphs:
-        layout, batch, length = _single(graphs["model"], model, model_name)
-        inputs = {"model": _inputs_of(layout, graphs["model"], model)}
+        layout, batch, length, single = _single(graphs["model"], model)
+        inputs = {"model": single}
         rows = {"full": batch, "no_cache": batch}.get(layout)
         sampled = {rows is not None and _samples(graphs["model"], rows, model)}
     else:
@@ -229,33 +228,23 @@ def _with_shapes(specs: Sequence[TensorSpec], graph: GraphInfo) -> tuple[TensorS
     return tuple(dataclasses.replace(spec, shape=got.shape) for spec, got in pairs)
 
 
-def _inputs_of(layout: Layout, graph: GraphInfo, model: Decoder) -> tuple[TensorSpec, ...]:
-    """The inputs of a single graph, with the names that the backends use."""
-    if not keeps_cache(layout):
-        style = next(
-            style
-            for style in (*_styles(model), IDS)
-            if _matches(graph.inputs, specs_of(style, "prefill", *_ids_shape(graph)))
-        )
-        wanted = specs_of(style, "prefill", *_ids_shape(graph))
-        return _with_shapes(wanted, graph)
-    return dynamic_inputs(model)
-
-
-def _single(graph: GraphInfo, model: Decoder, model_name: str) -> tuple[Layout, int, int]:
-    """Layout, batch and sequence length of one graph. Raises ArtifactError."""
+def _single(graph: GraphInfo, model: Decoder) -> tuple[Layout, int, int, tuple[TensorSpec, ...]]:
+    """Layout, batch and sequence length of one graph, and its inputs with the names that the
+    backends use. Raises ArtifactError."""
     wanted = dynamic_inputs(model)
     if _matches(graph.inputs, wanted):
-        return "resizable", 1, model.seq_length
+        return "resizable", 1, model.seq_length, wanted
     batch, length = _ids_shape(graph)
     valid = batch >= 1 and 0 < batch * length <= MAX_POSITIONS
     for style in (*_styles(model), IDS) if valid else ():
         positions = length if length > 1 else graph.inputs[-1].shape[0]
         role: GraphName = "prefill" if length > 1 else "increment"
-        if _matches(graph.inputs, specs_of(style, role, batch, positions)):
+        wanted = specs_of(style, role, batch, positions)
+        if _matches(graph.inputs, wanted):
             if role == "prefill" and not has_cache(graph.parameters):
                 # What MindSpore 2.0 wrote runs in MindSpore Lite 2.0 alone.
-                return "no_cache" if graph.mind_ir_version <= 1 else "full", batch, length
+                layout: Layout = "no_cache" if graph.mind_ir_version <= 1 else "full"
+                return layout, batch, length, _with_shapes(wanted, graph)
             raise ArtifactError(
                 f"{graph.path}: only one of a pair, its {role} graph",
                 "give both: infer.prefill_model_path= and infer.increment_model_path=",

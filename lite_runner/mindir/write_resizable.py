@@ -114,7 +114,7 @@ class Affine:
         return weight * self.gamma, bias
 
 
-class Norm(nn.Cell):
+class ComposedNorm(nn.Cell):
     """RMSNorm or LayerNorm over the last axis of [n, hidden].
 
     Composed: Lite's own LayerNorm is wrong with several threads, its Rsqrt in the fourth digit.
@@ -177,7 +177,7 @@ class SwiGLU(nn.Cell):
         return self.mul(self.mul(gate, self.sigmoid(gate)), up)
 
 
-class GELU(nn.Cell):
+class SigmoidGELU(nn.Cell):
     """Tanh GELU, as x * sigmoid(2 u): Lite's own GeLU is off by 5e-4, its Tanh by 2e-5."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class CachedAttention(nn.Cell):
         return self.out(self.reshape(mixed, self.merged)), k, v
 
 
-class Block(nn.Cell):
+class ResizableBlock(nn.Cell):
     """Pre-norm attention and feed-forward with residual connections."""
 
     def __init__(self, model: Decoder, take: Tensors, layer: int) -> None:
@@ -259,12 +259,12 @@ class Block(nn.Cell):
             key = take("key_norm", layer)
             scale, head_norm = 1.0, HeadNorm(attention, attention.qk_norm.eps, gain, key)
         assert block.norm is not None  # see not_resizable
-        self.attention_norm, self.norm = Norm(block.norm), Norm(block.norm)
+        self.attention_norm, self.norm = ComposedNorm(block.norm), ComposedNorm(block.norm)
         qkv = fused(["query", "key", "value"], affine_of("attention_norm"), scale)
         self.attention = CachedAttention(attention, qkv, dense("attention_out"), head_norm)
         gated = block.feed_forward.gated
         self.up = fused(["gate", "up"] if gated else ["up"], affine_of("feed_forward_norm"))
-        self.activation: nn.Cell = SwiGLU() if gated else GELU()
+        self.activation: nn.Cell = SwiGLU() if gated else SigmoidGELU()
         self.down = dense("down")
         self.add = ops.Add()
 
@@ -284,8 +284,8 @@ class ResizableNetwork(nn.Cell):
 
         take = Tensors(model, weights)
 
-        def norm(described: spec.Norm, role: Role) -> Norm:
-            return Norm(described, Affine(take(role), take.bias(role)))
+        def norm(described: spec.Norm, role: Role) -> ComposedNorm:
+            return ComposedNorm(described, Affine(take(role), take.bias(role)))
 
         self.embedding_norm = self.position_table = self.head = None
         self.table: Parameter = parameter(take("embedding"), "table")
@@ -293,7 +293,9 @@ class ResizableNetwork(nn.Cell):
             self.position_table = parameter(take("positions"), "position_table")
         if model.embedding_norm is not None:
             self.embedding_norm = norm(model.embedding_norm, "embedding_norm")
-        self.blocks = nn.CellList([Block(model, take, at) for at in range(model.num_layers)])
+        self.blocks = nn.CellList(
+            [ResizableBlock(model, take, at) for at in range(model.num_layers)]
+        )
         self.norm = None if model.norm is None else norm(model.norm, "norm")
         if not model.tie_word_embeddings:
             self.head = parameter(take("head"), "head")

@@ -51,7 +51,7 @@ def stem_of_rank(stem: str, rank: int) -> str:
 Output: TypeAlias = Tensor | tuple[Tensor, Tensor]  # [b, V], or [b, 1] and [b, 1]
 
 
-class _Step(nn.Cell):
+class _StaticStep(nn.Cell):
     """Base of the four graphs."""
 
     def __init__(self, network: nn.Cell, batch_size: int, sampled: bool) -> None:
@@ -72,7 +72,7 @@ class _Step(nn.Cell):
         return logits
 
 
-class GPTPrefill(_Step):
+class GPTPrefill(_StaticStep):
     """BLOOM and GPT-2: whole prompts, from position 0."""
 
     def construct(
@@ -81,7 +81,7 @@ class GPTPrefill(_Step):
         return self.output(self.network(input_ids, self.start, valid_length, self.slots))
 
 
-class GPTIncrement(_Step):
+class GPTIncrement(_StaticStep):
     """BLOOM and GPT-2: one token per row."""
 
     def construct(
@@ -90,7 +90,7 @@ class GPTIncrement(_Step):
         return self.output(self.network(input_ids, valid_length - 1, valid_length, None))
 
 
-class LlamaPrefill(_Step):
+class LlamaPrefill(_StaticStep):
     """Llama: whole prompts, from position 0; batch_index: the slot of each row."""
 
     def construct(
@@ -100,7 +100,7 @@ class LlamaPrefill(_Step):
         return self.output(self.network(input_ids, self.start, valid_length, slots))
 
 
-class LlamaIncrement(_Step):
+class LlamaIncrement(_StaticStep):
     """Llama: one token per row; batch_index: the slot of each row."""
 
     def construct(

@@ -212,8 +212,9 @@ class FusedAttention(nn.Cell):
 
 
 class GroupedMixture(Router):
-    """As Mixture, for Ascend: each token is computed by the experts it chose, as vllm-mindspore
-    computes them. Tokens are sorted by expert, and GroupedMatmulV4 multiplies each expert's."""
+    """As DenseMixture, for Ascend: each token is computed by the experts it chose, as
+    vllm-mindspore computes them. Tokens are sorted by expert, and GroupedMatmulV4 multiplies each
+    expert's."""
 
     def __init__(
         self,
@@ -225,7 +226,7 @@ class GroupedMixture(Router):
         downs: Sequence[Array],
         combine: Combine | None,
     ) -> None:
-        """See Mixture."""
+        """See DenseMixture."""
         super().__init__(options, given, router)
 
         def every(weights: Sequence[Array], name: str) -> ms.Parameter:

@@ -25,18 +25,18 @@ from lite_runner.networks.layers import (
     Array,
     Attention,
     BuildOptions,
+    DenseMixture,
     Embedding,
     LastToken,
     LayerNorm,
     Linear,
-    Mixture,
     RMSNorm,
     StepInputs,
     Weights,
     activation_of,
     capped,
 )
-from lite_runner.networks.lora import Adapters, Lora, NoLora, Step, lora_of
+from lite_runner.networks.lora import Adapters, Lora, LoraStep, NoLora, lora_of
 from lite_runner.networks.positions import Angles, Prefixes, Rotate, two_positions
 from lite_runner.networks.tensor_parallel import Combine, shared_logits, summed
 from lite_runner.records import dataclass
@@ -107,13 +107,10 @@ class Parts:
     def tensor(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Array:
         return self._weights(self._parameters[role, layer, kind].name)
 
-    def optional_norm(
-        self, norm: Norm | None, role: Role, layer: int | None = None
-    ) -> nn.Cell | None:
+    def norm(self, norm: Norm | None, role: Role, layer: int | None = None) -> nn.Cell | None:
         """None where the model has no such norm."""
-        return None if norm is None else self.norm(norm, role, layer)
-
-    def norm(self, norm: Norm, role: Role, layer: int | None = None) -> nn.Cell:
+        if norm is None:
+            return None
         gain = self.tensor(role, layer)
         if norm.kind == "layer":
             return LayerNorm(gain, self.tensor(role, layer, "bias"), norm.eps)
@@ -136,7 +133,7 @@ class Parts:
         router, gates = self.tensor("router", layer), every("expert_gate")
         downs, ups = every("expert_down"), every("expert_up")
         fused = self.options.fused and self.options.dtype in TYPES
-        build = GroupedMixture if fused else Mixture
+        build = GroupedMixture if fused else DenseMixture
         return build(self.options, given, router, gates, ups, downs, combine)
 
     def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora | NoLora:
@@ -165,23 +162,19 @@ class BlockCell(nn.Cell):
         self.head_dim = attention.head_dim
         self.query_width = attention.heads * attention.head_dim
         self.key_width = attention.kv_heads * attention.head_dim
-        self.attention_norm = parts.optional_norm(block.norm, "attention_norm", layer)
+        self.attention_norm = parts.norm(block.norm, "attention_norm", layer)
         self.query, self.key = projection("query"), projection("key")
         self.value = projection("value")
-        self.query_norm = parts.optional_norm(attention.qk_norm, "query_norm", layer)
-        self.key_norm = parts.optional_norm(attention.qk_norm, "key_norm", layer)
+        self.query_norm = parts.norm(attention.qk_norm, "query_norm", layer)
+        self.key_norm = parts.norm(attention.qk_norm, "key_norm", layer)
         self.norm_by_head = attention.qk_norm_by_head
         self.query_scale = 1.0  # besides that of attention
         if attention.scale is not None:
             self.query_scale = attention.scale * attention.head_dim**0.5
         self.residual_scale, self.normed_residual = block.residual_scale, block.normed_residual
         self.parallel = block.parallel
-        self.attention_post_norm = parts.optional_norm(
-            block.post_norm, "attention_post_norm", layer
-        )
-        self.feed_forward_post_norm = parts.optional_norm(
-            block.post_norm, "feed_forward_post_norm", layer
-        )
+        self.attention_post_norm = parts.norm(block.post_norm, "attention_post_norm", layer)
+        self.feed_forward_post_norm = parts.norm(block.post_norm, "feed_forward_post_norm", layer)
         rotaries = parts.model.rotaries
         self.rotary = -1 if attention.rotary is None else rotaries.index(attention.rotary)
         self.rotate = Rotate(self.query_width, attention.head_dim)
@@ -192,7 +185,7 @@ class BlockCell(nn.Cell):
         self.attention_out = parts.dense(
             "attention_out", layer, bias=attention.out_bias, combine=whole
         )
-        self.feed_forward_norm = parts.optional_norm(block.norm, "feed_forward_norm", layer)
+        self.feed_forward_norm = parts.norm(block.norm, "feed_forward_norm", layer)
         self.experts: nn.Cell | None = None
         qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
         self.qkv_lora = parts.lora(layer, qkv)
@@ -216,7 +209,7 @@ class BlockCell(nn.Cell):
         rows: Tensor,
         biases: tuple[Tensor, ...],
         slot: Tensor | None,
-        step: Step | None,
+        step: LoraStep | None,
     ) -> Tensor:
         """x [n, hidden], `angles` of each of the model's rotary positions, `rows` and `biases` from
         the step's inputs -> [n, hidden]."""
@@ -259,14 +252,14 @@ class BlockCell(nn.Cell):
         k = self.key_norm(k.reshape(-1, self.head_dim))
         return q.reshape(-1, self.query_width), k.reshape(-1, self.key_width)
 
-    def fed_forward(self, h: Tensor, step: Step | None) -> Tensor:
+    def fed_forward(self, h: Tensor, step: LoraStep | None) -> Tensor:
         """h [n, hidden] -> [n, hidden]."""
         if self.experts is not None:
             return self.experts(h)
         h = self.widened(h, step)
         return self.down(h, self.down_lora(h, step)[0])
 
-    def widened(self, h: Tensor, step: Step | None) -> Tensor:
+    def widened(self, h: Tensor, step: LoraStep | None) -> Tensor:
         """h [n, hidden] -> [n, width], gated or not."""
         if self.gate is None:
             return self.activation(self.up(h, self.wide_lora(h, step)[0]))
@@ -289,7 +282,7 @@ class DecoderCell(nn.Cell):
         if model.learned_positions:  # small: replicated on every rank
             whole = replace(options, parallel=None)
             self.position_embedding = Embedding(whole, parts.tensor("positions"))
-        self.embedding_norm = parts.optional_norm(model.embedding_norm, "embedding_norm")
+        self.embedding_norm = parts.norm(model.embedding_norm, "embedding_norm")
         length = model.seq_length if cache is None else cache.length
         self.angles = nn.CellList([Angles(model, rotary, length) for rotary in model.rotaries])
         self.prefix = None if model.prefix is None else Prefixes(model.prefix, cache)
@@ -311,7 +304,7 @@ class DecoderCell(nn.Cell):
             for role, name in names.items():
                 if (cell := getattr(block, role, None)) is not None:
                     cell.update_parameters_name(f"blocks.{layer}.{name}.")
-        self.norm = parts.optional_norm(model.norm, "norm")
+        self.norm = parts.norm(model.norm, "norm")
         if not model.tie_word_embeddings:
             weight = parts.tensor("head")
             self.head = Linear(options, weight, combine=shared_logits(parallel, len(weight)))
@@ -386,7 +379,7 @@ def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Ce
     return cell
 
 
-class _Step(nn.Cell):
+class _StepGraph(nn.Cell):
     """A step graph; the network's parameters keep their names."""
 
     def __init__(self, network: nn.Cell) -> None:
@@ -394,14 +387,14 @@ class _Step(nn.Cell):
         self.network = network
 
 
-class Prefill(_Step):
+class Prefill(_StepGraph):
     """Rows of any number of tokens, each with its cache slot."""
 
     def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
         return self.network(tokens, position, length, slot)
 
 
-class Decode(_Step):
+class Decode(_StepGraph):
     """One token for every slot.
 
     MindSpore's PagedAttention reads the lengths on the host, from the graph input of exactly this
@@ -412,14 +405,14 @@ class Decode(_Step):
         return self.network(tokens, position, batch_valid_length, None)
 
 
-class Score(_Step):
+class Score(_StepGraph):
     """Prefill of one row with logits after every token [T, vocab]."""
 
     def construct(self, tokens: Tensor, position: Tensor, length: Tensor, slot: Tensor) -> Tensor:
         return self.network(tokens, position, length, slot, None, True)
 
 
-class LoraScore(_Step):
+class LoraScore(_StepGraph):
     """As Score, with the row's adapter slot [1], below 0 the base model."""
 
     def construct(
@@ -428,7 +421,7 @@ class LoraScore(_Step):
         return self.network(tokens, position, length, slot, adapter_slot, True)
 
 
-class LoraPrefill(_Step):
+class LoraPrefill(_StepGraph):
     """Prefill of one row with its adapter slot [1], below 0 the base model."""
 
     def construct(
@@ -437,7 +430,7 @@ class LoraPrefill(_Step):
         return self.network(tokens, position, length, slot, adapter_slot)
 
 
-class LoraDecode(_Step):
+class LoraDecode(_StepGraph):
     """As Decode, with adapter slots [slots], below 0 the base model."""
 
     def construct(

@@ -436,7 +436,7 @@ class Router(nn.Cell):
         return factors, chosen
 
 
-class Mixture(Router):
+class DenseMixture(Router):
     """Router and experts of width W, of stock operators; a rank's shard has a part of each width.
 
     Every expert computes every token, and what a token did not choose counts nothing: the layer is

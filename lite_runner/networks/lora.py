@@ -23,7 +23,7 @@ SIDE_BY_SIDE = 3  # maximum number of layers that share an input: q, k and v
 
 # (adapter slots of the rows, masks for 1, 2 and 3 layers, blocks of A for 1, 2 and 3 layers or
 # None)
-Step: TypeAlias = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...] | None]
+LoraStep: TypeAlias = tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...] | None]
 
 
 def zeros(shape: tuple[int, int], name: str, dtype: ms.Type) -> Parameter:
@@ -46,7 +46,7 @@ class LoraInputs(nn.Cell):
         self.blocks = tuple(Tensor(block) for block in blocks)
         self.gather = ops.Gather()
 
-    def construct(self, adapter_slot: Tensor, slot: Tensor | None) -> Step:
+    def construct(self, adapter_slot: Tensor, slot: Tensor | None) -> LoraStep:
         """Adapter slots of the rows [R], below 0 the base model; with a cache `slot` (a prefill) of
         one row, whatever its number of tokens."""
         if slot is None:
@@ -72,7 +72,7 @@ class NoLora(nn.Cell):
         super().__init__()
         self.nothing = (None,) * layers
 
-    def construct(self, x: Tensor, step: Step | None) -> tuple[Tensor | None, ...]:
+    def construct(self, x: Tensor, step: LoraStep | None) -> tuple[Tensor | None, ...]:
         return self.nothing
 
 
@@ -101,7 +101,7 @@ class Lora(nn.Cell):
         self.split = ops.Split(1, self.count)  # slicing takes twice as long
         self.gather = ops.Gather()
 
-    def construct(self, x: Tensor, step: Step | None) -> tuple[Tensor | None, ...]:
+    def construct(self, x: Tensor, step: LoraStep | None) -> tuple[Tensor | None, ...]:
         if step is None:
             return self.nothing
         _, masks, blocks = step
@@ -158,7 +158,7 @@ class EmbeddingLora(nn.Cell):
         self.spread = Tensor(spread).astype(dtype)
         self.gather, self.matmul = ops.Gather(), ops.MatMul()
 
-    def construct(self, x: Tensor, tokens: Tensor, step: Step | None) -> Tensor:
+    def construct(self, x: Tensor, tokens: Tensor, step: LoraStep | None) -> Tensor:
         """x [n, hidden]: the base embedding."""
         if step is None or not self.names:
             return x
@@ -192,8 +192,8 @@ class Adapters(nn.Cell):
         self.embedding = EmbeddingLora(size, table, shape, dtype)
         self.head = lora_of(size, {"lm_head.weight": (shape[1], head_rows)}, dtype)
 
-    def construct(self, adapter_slot: Tensor | None, slot: Tensor | None) -> Step | None:
+    def construct(self, adapter_slot: Tensor | None, slot: Tensor | None) -> LoraStep | None:
         if adapter_slot is None or self.inputs is None:
             return None
-        step: Step = self.inputs(adapter_slot, slot)
+        step: LoraStep = self.inputs(adapter_slot, slot)
         return step

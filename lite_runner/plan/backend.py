@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from lite_runner import progress
 from lite_runner.architectures import custom_network
-from lite_runner.backends.adapter_slots import adapter_slots
 from lite_runner.backends.base import Backend, Growing
 from lite_runner.backends.seat import RunOptions, seat
 from lite_runner.config.parallel import Ranks
@@ -141,7 +140,7 @@ def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bo
     """
     if not isinstance(backend, Growing) or custom_network(files.model):
         return False
-    if backend.adapters is not None and backend.adapters.slots < adapter_slots(options):
+    if backend.adapters is not None and backend.adapters.slots < options.adapter_slots:
         return False
     if options.device == "CPU":
         info, alone = backend.info, replace(options, ranks=Ranks())

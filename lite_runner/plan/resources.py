@@ -10,7 +10,7 @@ from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.backends.seat import RunOptions, seat
-from lite_runner.config.schema import CompareOptions, ComputeOptions, MindFormersOptions
+from lite_runner.config.schema import CompareOptions, ComputeOptions
 from lite_runner.config.sections import AscendSettings
 from lite_runner.errors import ConfigError
 from lite_runner.model.files import RANDOM, ModelFiles
@@ -24,19 +24,24 @@ from lite_runner.sizing.memory import Memory, MemoryHint, check_memory
 def with_resources(plan: Plan, share: Job) -> Plan:
     """The plan with what computes, dtype and memory; with dry_run=true also the lines to print.
 
-    `share` is the largest job of a replica. Raises ConfigError where compare_backend= cannot
-    compute the run, and as `plan_mindformers` where it is to be compared with MindFormers.
+    `share` is the largest job of a replica. Raises ConfigError where the backend, or that of
+    compare_backend=, cannot compute the run, EnvironmentFault where one of them is not here.
     """
-    config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
-    assert isinstance(config, ComputeOptions)
-    options = options_of(plan, share)
+    config = plan.config
     if config.dry_run:
-        plan = replace(plan, lines={**plan.lines, "others": others(files, options)})
-    if config.in_mindformers:
-        return plan_mindformers(plan, share)
+        told = others(plan.model, options_of(plan, share))
+        plan = replace(plan, lines={**plan.lines, "others": told})
     if isinstance(config, CompareOptions):
         _check_comparison(plan, config, share)
-    chosen = seat(plan.backend)
+    return with_seat(plan, share)
+
+
+def with_seat(plan: Plan, share: Job) -> Plan:
+    """As `with_resources`, by the plan's own backend alone."""
+    config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
+    assert isinstance(config, ComputeOptions)
+    options, chosen = options_of(plan, share), seat(plan.backend)
+    chosen.check(files, options)
     # An exported model is opened without it, and counting takes reading the checkpoint's header.
     asked = files.exported is None or config.dry_run or ranks.size > 1
     plan = replace(
@@ -47,7 +52,8 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     )
     if config.dry_run:
         hints = partial(memory_hints, config, files, share, device, ranks)
-        return described(replace(plan, job=share), hints)
+        plan = described(replace(plan, job=share), hints)
+        return replace(plan, table=(*plan.table, *chosen.details(files, options)))
     return plan
 
 
@@ -56,40 +62,11 @@ def _check_comparison(plan: Plan, config: CompareOptions, share: Job) -> None:
     if (name := config.compare_backend) is None:
         return
     plan = replace(plan, config=other_config(config))
-    if config.names_mindformers:
-        plan_mindformers(plan, share)
-        return
-    options = options_of(plan, share)
+    options, other = options_of(plan, share), seat(name)
     # What an exported model was made from is not located yet.
-    if plan.model.exported is None and (why := seat(name).unsupported(plan.model, options)):
+    if plan.model.exported is None and (why := other.unsupported(plan.model, options)):
         raise ConfigError(f"compare_backend={name}: {'; '.join(why)}")
-
-
-def plan_mindformers(plan: Plan, share: Job) -> Plan:
-    """The plan with memory and dtype; with dry_run=true also the lines to print, and the yaml.
-
-    `share`: the prompts. Raises ConfigError for what MindFormers cannot do, and EnvironmentFault
-    where there is no MindFormers.
-    """
-    from lite_runner.backends.mindformers.releases import python_for
-    from lite_runner.backends.mindformers.run import FILE_NAME, memory_of, planned_run
-
-    config = plan.config
-    assert isinstance(config, ComputeOptions) and isinstance(config, MindFormersOptions)
-    run = planned_run(plan.model, options_of(plan, share))
-    plan = replace(
-        plan,
-        why=f"MindFormers {run.release.name}'s, on mindspore {run.release.mindspore}",
-        dtype=run.sizes.dtype,
-        memory=memory_of(run, plan.ranks.tensor),
-    )
-    if config.dry_run:
-        plan = described(replace(plan, job=share))
-        text = run.yaml(config.checkpoint_source)
-        return replace(plan, table=(*plan.table, f"{FILE_NAME}:", text.rstrip()))
-    python_for(run.release, plan.device)
-    run.note_hidden(share.tokens)
-    return plan
+    other.check(plan.model, options)
 
 
 def options_of(plan: Plan, job: Job | None = None) -> RunOptions:

@@ -6,11 +6,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, field
+from dataclasses import asdict, field, replace
 from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
+from lite_runner.backends.mindformers import MindFormers
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import BASE
 from lite_runner.config.schema import GenerateOptions
@@ -236,11 +237,10 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if plan.config.in_mindformers:
-        from lite_runner.backends.mindformers.start import open_mindformers
         from lite_runner.prediction.mindformers import MindFormersGenerator
 
-        opened = open_mindformers(plan.model, options_of(plan, job), folder.path)
-        return MindFormersGenerator(opened)
+        options = replace(options_of(plan, job), folder=folder.path)
+        return MindFormersGenerator(MindFormers().open(plan.model, options))
     backend = open_planned(plan, job)
     return Engine(backend, prefix_cache=config.prefix_cache == "auto")
 

@@ -14,8 +14,7 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
 from lite_runner.backends.mindformers.process import Batch
-from lite_runner.backends.mindformers.run import MindFormersRun
-from lite_runner.backends.mindformers.start import OpenMindFormers
+from lite_runner.backends.mindformers.run import MindFormersRun, OpenMindFormers
 from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.generation import (
     Completion,

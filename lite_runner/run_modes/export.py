@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lite_runner import progress
-from lite_runner.backends.lite.engine_options import engine_for
-from lite_runner.backends.lite.export.job import ExportJob, default_length, job_of_export
+from lite_runner.backends.lite.export.job import ExportJob, job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
-from lite_runner.backends.mindformers.export import export_with_mindformers, spec_for_mindformers
+from lite_runner.backends.mindformers.export import export_with_mindformers
 from lite_runner.config.artifact_checks import ExportOptions
 from lite_runner.config.artifact_checks import export_faults as faults
 from lite_runner.config.parallel import Ranks, check_divides, ranks_of
@@ -23,10 +22,9 @@ from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.job import Job
 from lite_runner.plan.memory import files_to_fetch
 from lite_runner.plan.plan import Plan, described
-from lite_runner.plan.resources import plan_mindformers
+from lite_runner.plan.resources import with_seat
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import check_memory
-from lite_runner.text.tokenizer import Tokenizer
 
 __all__ = ["Config", "faults", "plan", "run"]
 
@@ -63,7 +61,7 @@ def plan(config: Config) -> Plan:
         lines={"writes": writes},
     )
     if config.in_mindformers:
-        planned = plan_mindformers(planned, planned.work)
+        planned = with_seat(planned, planned.work)
     elif config.dry_run:
         return described(planned)
     return replace(planned, seconds=time.perf_counter() - began)
@@ -73,27 +71,10 @@ def _job_and_paths(
     config: Config, files: ModelFiles, ranks: Ranks
 ) -> tuple[ExportJob, OutputPaths]:
     """Raises ConfigError where something stands at the paths."""
-    export = _export_job(config, files, ranks, slots=config.predict_batch_size or 1)
+    export = job_of_export(config, files, ranks, slots=config.predict_batch_size or 1)
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()
     return export, paths
-
-
-def _export_job(
-    config: ExportOptions,
-    files: ModelFiles,
-    ranks: Ranks,
-    tokenizer: Tokenizer | None = None,
-    *,
-    slots: int,
-) -> ExportJob:
-    """The job by the backend of the config, MindFormers or this project's own."""
-    if not config.in_mindformers:
-        return job_of_export(config, files, ranks, tokenizer, slots=slots)
-    length = config.infer.infer_seq_length or default_length(files.model)
-    spec = spec_for_mindformers(slots, length)
-    engine = engine_for(config, spec.layout, ranks=ranks)
-    return ExportJob(config, files, tokenizer, spec, engine, ranks)
 
 
 def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
@@ -107,7 +88,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     assert isinstance(config, Config)
     files = with_adapter(plan.model, config)
     tokenizer = tokenizer_of(config, files)
-    job = _export_job(config, files, ranks, tokenizer, slots=plan.work.slots)
+    job = job_of_export(config, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(

@@ -26,6 +26,7 @@ from lite_runner.app import main
 from lite_runner.architectures import KNOWN
 from lite_runner.architectures.fields import Fields
 from lite_runner.backends.base import Backend, Row
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.lite.layouts import StaticPairBackend
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
@@ -280,7 +281,7 @@ def manifest_of(config: ModelConfig, graphs: dict[GraphName, Graph]) -> Manifest
 
 def opened(manifest: Manifest, folder: Path) -> StaticPairBackend:
     paths = {name: folder / graph.file for name, graph in manifest.graphs.items()}
-    engine = GraphCellEngine(paths, manifest.graphs, threads=None, dec_key=None)
+    engine = GraphCellEngine(paths, manifest.graphs, EngineOptions("graph-cell"))
     return StaticPairBackend(manifest, engine)
 
 

@@ -18,6 +18,7 @@ import yaml
 from mindspore.train import mind_ir_pb2
 from numpy.typing import NDArray
 
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines import lite_release
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.mindspore import device
@@ -83,7 +84,7 @@ def test_sampled_graphs_end_as_mindformers_own(case: str, tmp_path: Path) -> Non
 def test_mindformers_infer_finds_the_token_in_ours(tmp_path: Path) -> None:
     graphs = sampled_pair("bloom", tmp_path)
     files = {name: tmp_path / graph.file for name, graph in graphs.items()}
-    engine = GraphCellEngine(files, graphs, threads=None, dec_key=None)
+    engine = GraphCellEngine(files, graphs, EngineOptions("graph-cell"))
     expected = np.load(FIXTURES / "reference" / "bloom" / "expected.npz")
     lengths, forced = expected["lengths"][:BATCH], expected["continuations"][:BATCH]
     ids = np.zeros((BATCH, LENGTH), np.int32)

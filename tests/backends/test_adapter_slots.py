@@ -12,7 +12,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 from lite_runner.app import main
-from lite_runner.backends.adapter_slots import LoraSlots
+from lite_runner.backends.adapter_slots import AdapterSlots
 from lite_runner.backends.mindspore.backend import CellPools
 from lite_runner.backends.mindspore.device import set_device
 from lite_runner.errors import ConfigError
@@ -52,10 +52,10 @@ def adapter(number: int, rank: int, *names: str) -> Adapter:
     return Adapter(f"a{number}", Path(), pairs)
 
 
-def slots_of(adapters: list[Adapter], count: int) -> tuple[LoraSlots, Network]:
+def slots_of(adapters: list[Adapter], count: int) -> tuple[AdapterSlots, Network]:
     size = pool_size(adapters, count)
     network = Network(size)
-    return LoraSlots(CellPools(network, size), adapters, size), network
+    return AdapterSlots(CellPools(network, size), adapters, size), network
 
 
 def values(parameter: Parameter) -> np.ndarray:
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
 
 def test_none_is_known_at_the_start() -> None:
     size = LoraSize(1, 4, frozenset({"q", TABLE}))
-    slots = LoraSlots(CellPools(Network(size), size), [], size)
+    slots = AdapterSlots(CellPools(Network(size), size), [], size)
     with pytest.raises(ConfigError, match="no adapter 'a1'") as caught:
         slots.pin("a1")
     assert "there is none so far" in caught.value.hint

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend, BackendInfo, Row
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.model.files import ModelFiles
 from lite_runner.sizing.memory import Memory
 
@@ -35,10 +35,8 @@ class ToyBackend:
         pass
 
 
-class Toy:
+class Toy(Seat):
     """See Seat."""
-
-    elastic = False
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         return ["it knows no adapters"] if options.adapters else []

@@ -140,7 +140,7 @@ def test_ranks_that_never_meet(tmp_path: Path, marker: str) -> None:
     with pytest.raises(RunnerError, match="the ranks did not join within") as caught:
         run(tmp_path, marker, "never meets", Limits(5))
     wait_until_gone(marker)
-    # Which rank has been silent for longest is what test_monitor.py asks, without a clock.
+    # Which rank has been silent for longest is what test_events.py asks, without a clock.
     assert seconds_of_silence(str(caught.value)) <= 60
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from lite_runner import native
 from lite_runner.backends.lite.engines import lite
-from lite_runner.backends.lite.engines.lite_release import VARIABLE
+from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.mindformers.releases import RELEASES
 from lite_runner.backends.workers import python as workers
 from lite_runner.distributed.events import SOCKET_VARIABLE
@@ -356,7 +356,7 @@ def test_a_compiler_that_is_not_there(no_compiler: Path, monkeypatch: pytest.Mon
 
 
 def test_no_lite_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "/nowhere/python")
+    monkeypatch.setenv(LITE.variable, "/nowhere/python")
     found = machine.mindspore_lite()
     assert found.status == "warn"
     assert "/nowhere/python: not an executable" in found.found
@@ -364,7 +364,7 @@ def test_no_lite_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_python_without_lite_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, sys.executable)
+    monkeypatch.setenv(LITE.variable, sys.executable)
     found = machine.mindspore_lite()
     assert found.status == "fail"
     assert "No module named 'mindspore_lite'" in found.found

@@ -13,7 +13,7 @@ from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.backends.base import Row
-from lite_runner.backends.lite.engines.start import EngineOptions
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir import write_static_pair
@@ -77,7 +77,7 @@ def test_graphs_with_the_token_alone(
     def token_alone(self: Any, logits: Any) -> Any:
         return self.argmax(logits)
 
-    monkeypatch.setattr(write_static_pair._Step, "output", token_alone)
+    monkeypatch.setattr(write_static_pair._StaticStep, "output", token_alone)
     one = exported("gpt2", sampled=True, dtype="float32", seq_length=LENGTH - 1)
     manifest = foreign_manifest(paths(one), one[0], "tiny")
     assert manifest.sampled and manifest.graphs["prefill"].outputs[0].shape == (BATCH,)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.backends.lite.engines.start import EngineOptions
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.config.manifest_file import CHECKSUM
 from lite_runner.errors import ArtifactError, ConfigError

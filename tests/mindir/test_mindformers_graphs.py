@@ -13,7 +13,7 @@ import pytest
 
 from lite_runner.api.exported import sizes_in_graphs
 from lite_runner.backends.base import Row
-from lite_runner.backends.lite.engines.start import EngineOptions, choose_engine
+from lite_runner.backends.lite.engine import EngineOptions, choose_engine
 from lite_runner.backends.lite.layouts import logits_of, open_exported
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.inspect import foreign_manifest

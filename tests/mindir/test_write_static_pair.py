@@ -9,6 +9,7 @@ import pytest
 from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Graph, GraphName
@@ -52,7 +53,7 @@ def export(
 
 def load(folder: Path, graphs: dict[GraphName, Graph]) -> GraphCellEngine:
     paths = {name: folder / graph.file for name, graph in graphs.items()}
-    return GraphCellEngine(paths, graphs, threads=None, dec_key=None)
+    return GraphCellEngine(paths, graphs, EngineOptions("graph-cell"))
 
 
 def run(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lite_runner.app import main
-from lite_runner.backends.mindformers import releases, start
+from lite_runner.backends.mindformers import releases, run
 from lite_runner.system import memory
 
 LINE = ["model=tiny_bloom", "backend=mindformers", "load_checkpoint=random"]
@@ -17,7 +17,7 @@ RANKS = ["use_parallel=true", "parallel_config.data_parallel=2"]
 def test_a_machine_that_is_too_small_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (releases, start):
+    for module in (releases, run):
         monkeypatch.setattr(module, "python_for", lambda *_: sys.executable)
     monkeypatch.setattr(memory, "free_memory", lambda: 10**8)
     monkeypatch.setattr(memory, "resident", lambda: 0)

@@ -26,8 +26,7 @@ from lite_runner.backends.mindformers.releases import (
     Sizes,
     static_length,
 )
-from lite_runner.backends.mindformers.run import MindFormersRun
-from lite_runner.backends.mindformers.start import OpenMindFormers, write_checkpoint
+from lite_runner.backends.mindformers.run import MindFormersRun, OpenMindFormers, write_checkpoint
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generator, Request

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
-from lite_runner.backends.lite.export import opening, verify
+from lite_runner.backends.lite.export import opening, writer
 from lite_runner.backends.lite.export.job import spec_of
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate
@@ -212,7 +212,7 @@ def test_an_existing_folder_is_kept(
 def test_a_graph_with_other_results_is_not_written(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verify, "TOLERANCE", {"float32": -1.0})  # the logits are equal
+    monkeypatch.setattr(writer, "TOLERANCE", {"float32": -1.0})  # the logits are equal
     refused(["run_mode=export", "model=tiny_gpt2", "export.layout=static_pair"], 4)
     assert "computes something else in graph-cell" in capsys.readouterr().err
     assert not list(Path("outputs").glob("*tiny_gpt2_static_pair*"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lite_runner.backends.base import Backend
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ConfigError
@@ -11,10 +11,8 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.sizing.memory import PROCESS, Memory, cache_bytes, float32_bytes
 
 
-class Lite:
+class Lite(Seat):
     """See `lite_runner.backends.seat.Seat`."""
-
-    elastic = False  # graphs of one size
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import AdapterSlots, Backend, BackendInfo, Row, check_rows
-from lite_runner.backends.lite.engines.start import Engine, EngineOptions, start_engine
+from lite_runner.backends.lite.engine import EngineOptions, GraphEngine, start_engine
 from lite_runner.backends.step_sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.graph_inputs import (
@@ -58,7 +58,7 @@ class ResizableBackend:
 
     adapters: AdapterSlots | None = None
 
-    def __init__(self, manifest: Manifest, engine: Engine, slots: int) -> None:
+    def __init__(self, manifest: Manifest, engine: GraphEngine, slots: int) -> None:
         """Raises ArtifactError if the graph's inputs are not those of the layout."""
         self._model = model = manifest.model
         self._engine = engine
@@ -205,38 +205,79 @@ def decode_span(position: int) -> int:
     return int(max(SMALLEST_SPAN, 1 << math.ceil(math.log2(position + 2))))
 
 
-class StaticPairBackend:
+class _StaticBackend:
+    """Graphs of a static batch and sequence length: no chunked prefill, and all rows of the batch
+    in every step. What is not asked for is padding."""
+
+    adapters: AdapterSlots | None = None
+
+    def __init__(self, manifest: Manifest, engine: GraphEngine, *, can_copy: bool) -> None:
+        """Raises ArtifactError for graphs whose inputs no class of graph_inputs provides."""
+        slots, length, model = manifest.batch_size, manifest.seq_length, manifest.model
+        self.info = BackendInfo(
+            engine=engine.name,
+            vocab_size=model.vocab_size,
+            slots=slots,
+            max_length=length,
+            budget=slots * length,
+            chunk=length,
+            can_copy=can_copy,
+            can_continue=model.keys_reusable,
+            short_length=model.short_length,
+            prefix=model.prefix,
+        )
+        self.compile_s = 0.0
+        self._engine = engine
+        first = next(graph for name, graph in manifest.graphs.items() if name != "increment")
+        self._inputs = inputs_named([spec.name for spec in first.inputs])
+        self._shapes = {
+            name: [spec.shape for spec in graph.inputs] for name, graph in manifest.graphs.items()
+        }
+
+    def prepare(self) -> None:
+        """Compile with padding."""
+        if self.compile_s == 0.0:
+            start = time.perf_counter()
+            self._compile()
+            self.compile_s = time.perf_counter() - start
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+    def _compile(self) -> None:
+        raise NotImplementedError
+
+    def _run(
+        self, graph: GraphName, ids: NDArray[np.int32], valid: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Logits [b, vocab] for ids [b, s or 1]; `valid` [b]: tokens per row, these included."""
+        kind: GraphName = "increment" if graph == "increment" else "prefill"
+        values = arrays_of(self._inputs, kind, ids, valid, self.info.max_length)
+        bound = self._engine.bind(graph, self._shapes[graph])
+        for array, value in zip(bound, values, strict=True):
+            array[...] = value.reshape(array.shape)
+        last = np.maximum(valid, 1) - 1
+        return logits_of(self._engine.run(graph), self.info.slots, self.info.vocab_size, last)
+
+
+class StaticPairBackend(_StaticBackend):
     """See `lite_runner.backends.base.Backend`.
 
     An inactive slot gets a padding row, which only writes the last position of its slot; that one
     is never read before it is written. A pair with greedy sampling gives one-hot logits.
     """
 
-    adapters: AdapterSlots | None = None
-
-    def __init__(self, manifest: Manifest, engine: Engine) -> None:
-        """Raises ArtifactError for graphs whose inputs no class of graph_inputs provides."""
-        self.info = static_batch_info(manifest, engine, can_copy=False)
-        self.compile_s = 0.0
-        self._engine = engine
-        self._inputs = inputs_named([spec.name for spec in manifest.graphs["prefill"].inputs])
-        self._shapes: dict[GraphName, list[tuple[int, ...]]] = {}
+    def __init__(self, manifest: Manifest, engine: GraphEngine) -> None:
+        """Raises ArtifactError for graphs with other inputs than those of their decoder."""
+        super().__init__(manifest, engine, can_copy=False)
         for name, graph in manifest.graphs.items():
             given = specs_of(self._inputs, name, self.info.slots, self.info.max_length)
-            self._shapes[name] = [spec.shape for spec in graph.inputs]
             if not same_but_for_ones(given, graph.inputs):
                 raise ArtifactError(
                     f"{graph.file}: takes {_shown(graph.inputs)}, but "
                     f"{type(self._inputs).__name__} gives {_shown(given)}"
                 )
-
-    def prepare(self) -> None:
-        """Compile both graphs with padding rows."""
-        if self.compile_s == 0.0:
-            start = time.perf_counter()
-            self._prefill([])
-            self._increment([])
-            self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [k, vocab] after the last token of each row that asks for them.
@@ -263,9 +304,9 @@ class StaticPairBackend:
         """Raises ConfigError: the cache is inside the graphs."""
         raise ConfigError(*cannot_copy("static_pair"))
 
-    def close(self) -> None:
-        """Close the engine."""
-        self._engine.close()
+    def _compile(self) -> None:
+        self._prefill([])
+        self._increment([])
 
     def _prefill(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         ids = np.zeros((self.info.slots, self.info.max_length), np.int32)
@@ -277,24 +318,12 @@ class StaticPairBackend:
 
     def _increment(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         ids = np.zeros((self.info.slots, 1), np.int32)
-        valid = np.full(
-            self.info.slots, self.info.max_length, np.int32
-        )  # padding: at the last position
+        # Padding is at the last position.
+        valid = np.full(self.info.slots, self.info.max_length, np.int32)
         for row in rows:
             ids[row.slot] = row.tokens
             valid[row.slot] = row.position + 1
         return self._run("increment", ids, valid)[[row.slot for row in rows]]
-
-    def _run(
-        self, graph: GraphName, ids: NDArray[np.int32], valid: NDArray[np.int32]
-    ) -> NDArray[np.float32]:
-        """Logits [b, vocab] for ids [b, s or 1]; `valid` [b]: tokens per row, these included."""
-        values = arrays_of(self._inputs, graph, ids, valid, self.info.max_length)
-        bound = self._engine.bind(graph, self._shapes[graph])
-        for array, value in zip(bound, values, strict=True):
-            array[...] = value.reshape(array.shape)
-        last = np.maximum(valid, 1) - 1
-        return logits_of(self._engine.run(graph), self.info.slots, self.info.vocab_size, last)
 
 
 def _shown(specs: Sequence[TensorSpec]) -> str:
@@ -310,31 +339,17 @@ def cannot_copy(layout: str) -> tuple[str, str]:
     )
 
 
-class NoCacheBackend:
+class NoCacheBackend(_StaticBackend):
     """See `lite_runner.backends.base.Backend`.
 
     The graph takes whole sequences [b, s], as with MindFormers' use_past=False, and what else a
     prefill takes.
     """
 
-    adapters: AdapterSlots | None = None
-
-    def __init__(self, manifest: Manifest, engine: Engine) -> None:
-        self.info = static_batch_info(manifest, engine)
-        self.compile_s = 0.0
-        self._engine = engine
-        specs = manifest.graphs["model"].inputs
-        self._inputs = inputs_named([spec.name for spec in specs])
-        self._shapes = [spec.shape for spec in specs]
+    def __init__(self, manifest: Manifest, engine: GraphEngine) -> None:
+        super().__init__(manifest, engine, can_copy=True)
         # Token ids of each slot so far.
         self._ids = np.zeros((self.info.slots, self.info.max_length), np.int32)
-
-    def prepare(self) -> None:
-        """Compile the graph with padding."""
-        if self.compile_s == 0.0:
-            start = time.perf_counter()
-            self._run(np.ones(self.info.slots, np.int32))
-            self.compile_s = time.perf_counter() - start
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [k, vocab] after the last token of each row that asks for them.
@@ -349,23 +364,15 @@ class NoCacheBackend:
             self._ids[row.slot, length:] = 0  # clear a previous, longer sequence
             lengths[row.slot] = length
         self.prepare()
-        return select_wanted(self._run(lengths)[[row.slot for row in rows]], rows)
+        logits = self._run("model", self._ids, lengths)
+        return select_wanted(logits[[row.slot for row in rows]], rows)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]."""
         self._ids[list(targets)] = self._ids[list(sources)]
 
-    def close(self) -> None:
-        """Close the engine."""
-        self._engine.close()
-
-    def _run(self, lengths: NDArray[np.int32]) -> NDArray[np.float32]:
-        values = arrays_of(self._inputs, "prefill", self._ids, lengths, self.info.max_length)
-        bound = self._engine.bind("model", self._shapes)
-        for array, value in zip(bound, values, strict=True):
-            array[...] = value.reshape(array.shape)
-        found = self._engine.run("model")
-        return logits_of(found, self.info.slots, self.info.vocab_size, lengths - 1)
+    def _compile(self) -> None:
+        self._run("model", self._ids, np.ones(self.info.slots, np.int32))
 
 
 def check_static_rows(rows: Sequence[Row], info: BackendInfo) -> None:
@@ -378,23 +385,6 @@ def check_static_rows(rows: Sequence[Row], info: BackendInfo) -> None:
                 "export it again with a larger sequence length, or shorten the prompt",
             )
     check_rows(rows, info)
-
-
-def static_batch_info(manifest: Manifest, engine: Engine, *, can_copy: bool = True) -> BackendInfo:
-    """BackendInfo for graphs with a static batch and sequence length: no chunked prefill."""
-    slots, length = manifest.batch_size, manifest.seq_length
-    return BackendInfo(
-        engine=engine.name,
-        vocab_size=manifest.model.vocab_size,
-        slots=slots,
-        max_length=length,
-        budget=slots * length,
-        chunk=length,
-        can_copy=can_copy,
-        can_continue=manifest.model.keys_reusable,
-        short_length=manifest.model.short_length,
-        prefix=manifest.model.prefix,
-    )
 
 
 def logits_of(

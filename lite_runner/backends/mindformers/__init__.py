@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from lite_runner.backends.seat import RunOptions
+from typing import TYPE_CHECKING
+
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.model.files import ModelFiles
 from lite_runner.sizing.memory import Memory
 
+if TYPE_CHECKING:
+    from lite_runner.backends.mindformers.run import MindFormersRun, OpenMindFormers
 
-class MindFormers:
-    """See `lite_runner.backends.seat.Seat`. It generates by itself and computes no rows of a
-    scheduler: `lite_runner.backends.mindformers.start` opens it."""
 
-    elastic = False
+class MindFormers(Seat):
+    """See `lite_runner.backends.seat.Seat`. It generates by itself: what it opens computes no rows
+    of a scheduler. What its release cannot compute, all but `unsupported` raise as ConfigError."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
-        """See Seat. What its release cannot compute, `memory` and `dtype` raise."""
+        """See Seat."""
         config = options.config
         if not config.runs_mindformers:
             return ["MindFormers completes prompts by itself and gives no logits to work with"]
@@ -23,21 +26,47 @@ class MindFormers:
         return []
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
-        """See Seat: of this process and of MindFormers'. Raises ConfigError for what MindFormers
-        cannot compute."""
-        from lite_runner.backends.mindformers.run import memory_of, planned_run
-
-        return memory_of(planned_run(files, options), options.ranks.tensor)
+        """See Seat: of this process and of MindFormers'."""
+        return _run(files, options).memory(options.ranks.tensor)
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
         """See Seat."""
-        return "the real MindFormers"
+        release = _run(files, options).release
+        return f"MindFormers {release.name}'s, on mindspore {release.mindspore}"
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat. Raises as `memory`."""
-        from lite_runner.backends.mindformers.run import planned_run
+        """See Seat."""
+        return _run(files, options).sizes.dtype
 
-        return planned_run(files, options).sizes.dtype
+    def check(self, files: ModelFiles, options: RunOptions) -> None:
+        """See Seat: its Python, and tokens that its attention does not see."""
+        from lite_runner.backends.mindformers.releases import python_for
+
+        run = _run(files, options)
+        if not options.config.dry_run:
+            python_for(run.release, options.device)
+            run.note_hidden(options.prompts)
+
+    def details(self, files: ModelFiles, options: RunOptions) -> tuple[str, ...]:
+        """See Seat: its yaml."""
+        from lite_runner.backends.mindformers.run import FILE_NAME
+
+        text = _run(files, options).yaml(options.config.checkpoint_source)
+        return f"{FILE_NAME}:", text.rstrip()
+
+    def open(  # type: ignore[override]
+        self, files: ModelFiles, options: RunOptions
+    ) -> OpenMindFormers:
+        """MindFormers with the model. Several ranks must have joined. Raises RunnerError."""
+        from lite_runner.backends.mindformers.run import open_mindformers
+
+        return open_mindformers(files, options)
 
 
 SEAT = MindFormers()
+
+
+def _run(files: ModelFiles, options: RunOptions) -> MindFormersRun:
+    from lite_runner.backends.mindformers.run import planned_run
+
+    return planned_run(files, options)

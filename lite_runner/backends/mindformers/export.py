@@ -7,54 +7,32 @@ from contextlib import closing
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.backends.lite.export.job import ExportJob, ExportSpec
+from lite_runner.backends.lite.export.job import ExportJob
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.export.writer import adopt
-from lite_runner.backends.mindformers.process import MindFormersProcess
-from lite_runner.backends.mindformers.run import FILE_NAME, MindFormersRun
-from lite_runner.backends.mindformers.start import write_checkpoint
+from lite_runner.backends.mindformers.run import open_mindformers
 from lite_runner.backends.seat import RunOptions
 from lite_runner.mindir.manifest import Manifest
 from lite_runner.system.files import temporary_folder
 
 
-def spec_for_mindformers(slots: int, length: int) -> ExportSpec:
-    """The spec of MindFormers' exports, of so many rows and positions."""
-    return ExportSpec(
-        layout="no_cache",
-        model_type="mindir",
-        weight_fp16=False,
-        dtype="float32",
-        target="CPU",
-        sampled=False,
-        slots=slots,
-        length=length,
-    )
-
-
 def export_with_mindformers(job: ExportJob, paths: OutputPaths) -> Manifest:
     """As `export_artifact`. Raises RunnerError."""
     config, spec, files = job.config, job.spec, job.files
-    options = RunOptions(config=config, device="CPU", slots=spec.slots, length=spec.length)
-    run = MindFormersRun.of(files.model, options)
     paths.check()
     paths.make_parent()
     with temporary_folder("mindformers") as work, paths.temporary() as folder:
         exported = work / "graph"  # MindSpore takes no path with spaces, as `folder` may be
         exported.mkdir()
-        with progress.step("write the checkpoint"):
-            checkpoint = write_checkpoint(files, run.release, work)
-        yaml = work / FILE_NAME
-        yaml.write_text(run.yaml(str(checkpoint)), encoding="utf-8")
-        with progress.step("load MindFormers"):
-            process = MindFormersProcess(work, run.release, threads=config.context.threads)
-        with closing(process):
-            process.load(yaml)
+        options = RunOptions(
+            config=config, device="CPU", slots=spec.slots, length=spec.length, folder=work
+        )
+        with closing(open_mindformers(files, options)) as opened:
             with progress.step(f"export {config.model_name} ({spec.layout})"):
-                process.export(exported / "model.mindir")
-            made_by = dict(process.versions)
+                opened.process.export(exported / "model.mindir")
+            made_by, release = dict(opened.process.versions), opened.run.release
         _move(exported, folder)
-        hidden = run.release.hidden_tokens(files.model, use_past=False)
+        hidden = release.hidden_tokens(files.model, use_past=False)
         (graph,) = folder.glob("*.mindir")  # MindSpore names large ones model_graph.mindir
         return adopt(folder, graph, job, paths, made_by=made_by, hidden=hidden)
 

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lite_runner.backends.mindformers.releases import MindFormersRelease
@@ -53,10 +54,12 @@ class MindFormersProcess:
         threads: int | None,
         python: Path | None = None,
         device: str = "CPU",
-        place: WorkerPlace | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        scheduler: WorkerProcess | None = None,
     ) -> None:
         """Start it; MindFormers leaves its log in `folder`. `python` None: that of the release;
-        `place` None: it shares its model with no other.
+        `variables`: those of its group (WorkerGroup); `scheduler`: the group's, if it is this
+        process's.
 
         Raises EnvironmentFault if there is no MindFormers, or another one.
         """
@@ -66,8 +69,8 @@ class MindFormersProcess:
         self._process = WorkerProcess(
             own,
             worker_command(found, SCRIPT),
-            variables=place.variables if place else {},
-            needs=place.scheduler if place else None,
+            variables=variables,
+            needs=scheduler,
         )
         try:
             self.versions = self._process.ask(
@@ -189,20 +192,6 @@ class WorkerGroup:
             "RANK_SIZE": str(self.size),
             "DEVICE_ID": place,
         }
-
-
-@dataclass(frozen=True)
-class WorkerPlace:
-    """A worker's place in its group."""
-
-    group: WorkerGroup
-    rank: int
-    scheduler: WorkerProcess | None = None  # that of the group, if it is this process's
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """The environment of the worker."""
-        return self.group.variables(self.rank)
 
 
 def free_port() -> int:

@@ -41,7 +41,8 @@ class Family:
 
     unsupported: Callable[[Decoder], Iterator[str]]
     settings: Callable[[Decoder], dict[str, Any]]
-    hidden: Callable[[Decoder, bool], tuple[int, ...]]  # with use_past: ids that attention hides
+    hides: Literal["pad", "end", ""] = ""  # the token that its attention does not see ..
+    hides_in_cache: bool = True  # .. with use_past, too
     half_cache: bool = False  # the cache takes float16 only, and with it the weights
     one_row: bool = False  # with a cache it reads the logits of every prompt from the first row
     no_export: str = ""  # why its exported graph does not run here
@@ -86,7 +87,10 @@ class MindFormersRelease:
 
     def hidden_tokens(self, model: Decoder, *, use_past: bool) -> tuple[int, ...]:
         """Token ids that its attention does not see, wherever they stand in a prompt."""
-        return self._family(model).hidden(model, use_past)
+        family = self._family(model)
+        if not family.hides or (use_past and not family.hides_in_cache):
+            return ()
+        return model.eos_token_id[:1] if family.hides == "end" else (pad_token(model),)
 
     def computed_in(self, model: Decoder, wanted: DType, *, use_past: bool) -> DType:
         """The type of the weights where `wanted` was asked for."""
@@ -188,11 +192,6 @@ def head_faults(model: Decoder) -> Iterator[str]:
     """Heads of other sizes."""
     if model.head_dim * model.num_heads != model.hidden_size:
         yield f"its heads have hidden_size / num_heads dimensions, not {model.head_dim}"
-
-
-def hides_pads(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    """Pad tokens are masked, wherever they stand."""
-    return (pad_token(model),)
 
 
 def installed_release() -> str | None:
@@ -330,35 +329,20 @@ def _layer_norm(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _none(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return ()
-
-
-def _pads_without_cache(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return () if use_past else (pad_token(model),)
-
-
-def _ends(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return model.eos_token_id[:1]
-
-
-def _ends_without_cache(model: Decoder, use_past: bool) -> tuple[int, ...]:
-    return () if use_past else model.eos_token_id[:1]
-
-
 V1_0_2 = MindFormersRelease(
     "1.0.2",
     "2.0.0",
     PYTHON_1_0,
     {
-        "LlamaConfig": Family(_llama_faults, _llama, hides_pads),
+        "LlamaConfig": Family(_llama_faults, _llama, hides="pad"),
         "BloomConfig": Family(
-            _layer_norm_faults, _layer_norm, _ends_without_cache, half_cache=True
+            _layer_norm_faults, _layer_norm, hides="end", hides_in_cache=False, half_cache=True
         ),
         "ChatGLM2Config": Family(
             head_faults,
             _glm2,
-            _pads_without_cache,
+            hides="pad",
+            hides_in_cache=False,
             one_row=True,
             renamed={
                 "transformer.embedding.embedding_weight": "transformer.embedding.embedding_table"
@@ -367,13 +351,12 @@ V1_0_2 = MindFormersRelease(
         "GLMConfig": Family(
             head_faults,
             _own_settings,
-            _none,
             no_export="its exported GLM takes positions and a mask, which no engine here gives it",
         ),
         "GPT2Config": Family(
             _layer_norm_faults,
             _layer_norm,
-            _ends,
+            hides="end",
             no_export="MindSpore Lite does not run the mask of its exported GPT-2",
         ),
     },
@@ -424,7 +407,7 @@ V1_9_0 = MindFormersRelease(
     "1.9.0",
     "2.10.0",
     PYTHON_1_9,
-    {"LlamaConfig": Family(_llama_faults_1_9, _llama_1_9, hides_pads)},
+    {"LlamaConfig": Family(_llama_faults_1_9, _llama_1_9, hides="pad")},
     sections={"use_legacy": True, "parallel": {}, "parallel_config": {}},
     context={"postprocess_use_numpy": True},
     caches=False,
@@ -435,7 +418,7 @@ V1_9_0 = MindFormersRelease(
 # run, for want of a device.
 V1_9_0_ASCEND = replace(
     V1_9_0,
-    families={"LlamaConfig": Family(_llama_faults_1_9, _llama_ascend, hides_pads)},
+    families={"LlamaConfig": Family(_llama_faults_1_9, _llama_ascend, hides="pad")},
     context={},
     caches=True,
     blocks=16,

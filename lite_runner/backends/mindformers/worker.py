@@ -101,29 +101,14 @@ class Rows:
         """Nothing is left to tell."""
 
 
-class Worker:
-    """Handles requests."""
+class MindFormersWorker:
+    """The operations of the requests. They raise what MindFormers raises."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell = tell
         self.mindspore: Any = None
         self.model: Any = None
         self.release = ""
-
-    def do(self, request: Message) -> Message:
-        """The answer to a request. Raises what MindFormers raises."""
-        op = request["op"]
-        if op == "start":
-            return self.start(request["folder"], request["threads"], request["device"])
-        if op == "schedule":
-            return self.schedule()
-        if op == "load":
-            return self.load(request["yaml"])
-        if op == "score":
-            return self.score(request["ids"], request["pad"])
-        if op == "export":
-            return self.export(request["file"])
-        return self.generate(request)
 
     def start(self, folder: str, threads: int | None, device: str) -> Message:
         """Import, and the versions."""
@@ -151,12 +136,12 @@ class Worker:
         init()
         return {}
 
-    def load(self, path: str) -> Message:
+    def load(self, yaml: str) -> Message:
         """Build the network and load its checkpoint."""
         from mindformers.models.build_model import build_model
         from mindformers.tools.register import MindFormerConfig
 
-        config = MindFormerConfig(path)
+        config = MindFormerConfig(yaml)
         first = self.release.startswith("1.0.")
         if config.use_parallel:
             self.load_part(config)
@@ -202,17 +187,23 @@ class Worker:
             config, self.mindspore.Model(self.model), self.model, inputs, do_predict=True
         )
 
-    def generate(self, request: Message) -> Message:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        limits: list[int],
+        eos: list[int],
+        pad: int,
+        options: Message,
+        logits: str | None,
+    ) -> Message:
         """Complete the prompts of a batch."""
-        prompts, limits = request["prompts"], request["limits"]
-        pad, eos = request["pad"], request["eos"]
         width = max(len(prompt) for prompt in prompts)
         rows = [prompt + [pad] * (width - len(prompt)) for prompt in prompts]
         ends = [len(prompt) + limit for prompt, limit in zip(prompts, limits)]
-        options = dict(request["options"], max_length=max(ends), pad_token_id=pad)
+        options = dict(options, max_length=max(ends), pad_token_id=pad)
         end = eos[0] if eos else -1
         options["eos_token_id"] = end if self.release.startswith("1.0.") else [end]
-        self.keep_logits(request["logits"])
+        self.keep_logits(logits)
         if options["num_beams"] > 1:
             (found,) = self.model.generate(rows, **options)
             return {"tokens": [int(token) for token in found[width:]]}
@@ -267,3 +258,6 @@ class Worker:
             return made
 
         setattr(self.model, name, recorded)
+
+
+WORKER = MindFormersWorker

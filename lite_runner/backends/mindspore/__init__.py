@@ -10,9 +10,8 @@ from functools import cache
 from lite_runner import progress
 from lite_runner.architectures import custom_network, limits
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_slots import adapter_bytes, rank_pool
 from lite_runner.backends.base import Backend
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.backends.step_sizes import (
     cache_length,
     chunk_length,
@@ -46,7 +45,7 @@ _GRAPHS, _LAYER = 90 << 20, 15 << 20  # prefill and decode together
 _TENSOR_PARALLEL, _TENSOR_PARALLEL_LAYER = 60 << 20, 12 << 20  # their collectives
 
 
-class MindSpore:
+class MindSpore(Seat):
     """See `lite_runner.backends.seat.Seat`."""
 
     elastic = True
@@ -98,7 +97,7 @@ class MindSpore:
         if config.use_past:
             local = files.model.shard(ranks.tensor)
             cached = cache_bytes(local, dtype, options.slots, options.length)
-        return Memory(weights, cached, adapter_bytes(files.model, options))
+        return Memory(weights, cached, options.adapter_bytes(files.model))
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
         """See Seat."""
@@ -173,7 +172,7 @@ def _opened(
         _freeze_imports()
         from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 
-        adapters, lora = rank_pool(files.model, options)
+        adapters, lora = options.rank_adapters(files.model)
         settings = MindSporeOptions(
             slots=options.slots,
             length=options.length,
@@ -226,7 +225,7 @@ def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     return Memory(
         weights,
         cached,
-        adapter_bytes(model, options),
+        options.adapter_bytes(model),
         process=PROCESS,
         loading=max(0, loading_peak(sizes) - weights),
         work=graphs + steps + 3 * 4 * rows * model.vocab_size,

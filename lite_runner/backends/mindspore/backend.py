@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.mindspore.device import (
@@ -99,9 +98,8 @@ class MindSporeBackend:
         self.compile_s = 0.0  # so far; included in the time of the forward that compiled
         options = replace(options, length=cache_length(options.length, config.seq_length))
         network = self._network = build_network(config, weights, options)
-        self.adapters: AdapterSlots | None
         self.adapters = (
-            LoraSlots(CellPools(network, options.lora), adapters, options.lora)
+            AdapterSlots(CellPools(network, options.lora), adapters, options.lora)
             if options.lora
             else None
         )

@@ -7,12 +7,11 @@ from functools import partial
 
 from lite_runner import native, progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_slots import adapter_bytes, rank_pool
 from lite_runner.backends.base import Backend
 from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.backends.native.packed_cache import packed_memory, packed_model
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
@@ -31,7 +30,7 @@ from lite_runner.weights.quantization.quantize import block_types, describe_dtyp
 PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
 
 
-class Native:
+class Native(Seat):
     """See `lite_runner.backends.seat.Seat`."""
 
     elastic = True
@@ -68,7 +67,7 @@ class Native:
         return Memory(
             weights,
             cache_bytes(local, "float32", slots, positions, options.config.kv_cache),
-            adapter_bytes(model, options),
+            options.adapter_bytes(model),
             process=PROCESS if options.ranks.size == 1 else WITH_MINDSPORE,  # by which ranks meet
             loading=loading,
             work=_step_bytes(model, slots, length) + 2 * 4 * rows * model.vocab_size,
@@ -99,7 +98,7 @@ class Native:
         if options.ranks.size > 1:
             local = cluster_of(config).local_worker_num
             bind_to_node(options.ranks.rank % local, local)
-        adapters, lora = rank_pool(files.model, options)
+        adapters, lora = options.rank_adapters(files.model)
         peers = _met(options) if options.ranks.tensor > 1 else None
         layers = packed_model(
             _as_computed(files, options),

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.adapter_slots import LoraSlots
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
-from lite_runner.backends.native.batch_metadata import (
-    BatchMetadata,
-    StepLimits,
-    TokenBatch,
-    forward_in_steps,
-)
+from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
@@ -58,8 +52,9 @@ class NativeBackend:
         self._config = config
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
         self._model: NativeModel | None = model
-        self.adapters: AdapterSlots | None
-        self.adapters = LoraSlots(model.adapters, adapters, options.lora) if options.lora else None
+        self.adapters = (
+            AdapterSlots(model.adapters, adapters, options.lora) if options.lora else None
+        )
         self._configure(options)
 
     def _configure(self, options: NativeOptions) -> None:
@@ -95,9 +90,12 @@ class NativeBackend:
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
-        most = max(self.info.slots, self.info.most_logits)
-        limits = StepLimits(self._capacity, most, whole_rows=self.info.prefix is not None)
-        return forward_in_steps(rows, limits, self.info.vocab_size, self._run)
+        every, info = TokenBatch.of(rows), self.info
+        logits = np.empty((len(every.wanted), info.vocab_size), np.float32)
+        most = max(info.slots, info.most_logits)
+        for part, here in every.parts(self._capacity, most, whole_rows=info.prefix is not None):
+            logits[here] = self._run(every, part, every.wanted[here])
+        return logits
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
@@ -121,16 +119,10 @@ class NativeBackend:
     ) -> NDArray[np.float32]:
         """One step over a part of the tokens -> logits after the `wanted` ones."""
         assert self._model is not None
-        metadata, table = self._metadata.of(every, part, wanted, len(wanted))
-        slots = self._adapter_slots(every.rows, every.owner[part])
+        metadata, table = self._metadata.of(every, part, wanted)
+        slots = None
+        if self.adapters is not None:  # of each token
+            slots = np.full(self._capacity, BASE, np.int32)
+            owner = every.owner[part]
+            slots[: len(owner)] = np.array([row.adapter_slot for row in every.rows])[owner]
         return self._model.run(metadata, table, slots, len(wanted))
-
-    def _adapter_slots(
-        self, rows: Sequence[Row], owner: NDArray[np.int64]
-    ) -> NDArray[np.int32] | None:
-        """Adapter slot per token [capacity]."""
-        if self.adapters is None:
-            return None
-        found = np.full(self._capacity, BASE, np.int32)
-        found[: len(owner)] = np.array([row.adapter_slot for row in rows])[owner]
-        return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,47 +63,25 @@ class TokenBatch:
         wanted = np.flatnonzero(left <= np.array([row.logits for row in rows])[owner])
         return cls(rows, tokens, owner, wanted)
 
-    def parts(self, limits: StepLimits) -> Iterator[tuple[slice, slice]]:
-        """Split into steps: slices of `tokens` and of `wanted`. Raises ValueError for a row that is
-        not to be split and does not fit a step."""
+    def parts(
+        self, capacity: int, most_logits: int, *, whole_rows: bool
+    ) -> Iterator[tuple[slice, slice]]:
+        """Split into steps of at most `capacity` tokens: slices of `tokens` and of `wanted`. Raises
+        ValueError for a row that is not to be split (`whole_rows`) and does not fit a step."""
         start = first = 0
         while start < len(self.tokens):
-            end = min(start + limits.capacity, len(self.tokens))
+            end = min(start + capacity, len(self.tokens))
             last = int(np.searchsorted(self.wanted, end))
-            if last > first + limits.logits:
-                last = first + limits.logits
+            if last > first + most_logits:
+                last = first + most_logits
                 end = int(self.wanted[last])
-            if limits.whole_rows and end < len(self.tokens):
+            if whole_rows and end < len(self.tokens):
                 end = int(np.searchsorted(self.owner, self.owner[end]))  # where that row begins
                 last = int(np.searchsorted(self.wanted, end))
                 if end <= start:
-                    raise ValueError(f"a row does not fit a step of {limits.capacity} tokens")
+                    raise ValueError(f"a row does not fit a step of {capacity} tokens")
             yield slice(start, end), slice(first, last)
             start, first = end, last
-
-
-@dataclass(frozen=True)
-class StepLimits:
-    """Maximum sizes of a step."""
-
-    capacity: int  # tokens
-    logits: int  # rows of logits
-    whole_rows: bool = False  # rows are not split
-
-
-def forward_in_steps(
-    rows: Sequence[Row],
-    limits: StepLimits,
-    vocab: int,
-    step: Callable[[TokenBatch, slice, NDArray[np.int64]], NDArray[np.float32]],
-) -> NDArray[np.float32]:
-    """Logits [sum of row.logits, vocab] of rows that are computed in steps within `limits`; `step`
-    computes a part of the tokens, and returns the logits after its wanted ones."""
-    every = TokenBatch.of(rows)
-    logits = np.empty((len(every.wanted), vocab), np.float32)
-    for part, here in every.parts(limits):
-        logits[here] = step(every, part, every.wanted[here])
-    return logits
 
 
 def empty_metadata(capacity: int, most: int, prefix: Prefix | None = None) -> NDArray[np.int32]:
@@ -136,13 +114,13 @@ class BatchMetadata:
             self._prefixes.copy(sources, targets)
 
     def of(
-        self, every: TokenBatch, part: slice, wanted: NDArray[np.int64], most: int
+        self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Metadata and rotary table of a step over a `part` of the tokens, with logits after the
         `wanted` ones."""
         tokens, owner = every.tokens[part], every.owner[part]
         count, capacity, rows = len(tokens), self._capacity, every.rows
-        metadata = empty_metadata(capacity, most, self._prefix)
+        metadata = empty_metadata(capacity, len(wanted), self._prefix)
         metadata[:2] = count, len(wanted)
         columns = metadata[2 : 2 + 4 * capacity].reshape(4, capacity)[:, :count]
         token, slot, position, angle = columns

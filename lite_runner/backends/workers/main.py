@@ -2,10 +2,11 @@
 
     python -I -B main.py SCRIPT
 
-SCRIPT defines `Worker(tell)`, whose `do(request)` answers. Its client is process.py. Requests come
-on stdin, answers go to the original stdout; both are framed JSON: a length (4 bytes, little endian)
-and that many bytes. An answer is {"answer": {...}} or {"error": "..."}; before it there may be any
-number of {"event": {...}}, which `tell` sends. {"op": "ping"} is answered here.
+SCRIPT defines `WORKER(tell)`, with a method for each operation: {"op": "load", "path": ...} calls
+load(path=...), which returns the answer. Its client is process.py. Requests come on stdin, answers
+go to the original stdout; both are framed JSON: a length (4 bytes, little endian) and that many
+bytes. An answer is {"answer": {...}} or {"error": "..."}; before it there may be any number of
+{"event": {...}}, which `tell` sends. {"op": "ping"} is answered here.
 
 The process exits at the end of stdin, and with its parent.
 """
@@ -69,14 +70,15 @@ def main() -> None:
         answers.write(LENGTH.pack(len(body)) + body)
         answers.flush()
 
-    worker = load(sys.argv[1]).Worker(lambda event: write({"event": event}))
+    worker = load(sys.argv[1]).WORKER(lambda event: write({"event": event}))
     while True:
         try:
             request = read(sys.stdin.buffer)
         except EOFError:
             os._exit(0)  # skips the libraries' own cleanup, which is slow and may crash
+        op = request.pop("op")
         try:
-            answer: Message = {"answer": {} if request["op"] == "ping" else worker.do(request)}
+            answer: Message = {"answer": {} if op == "ping" else getattr(worker, op)(**request)}
         except Exception as error:
             answer = {"error": text_of(error)}
         write(answer)

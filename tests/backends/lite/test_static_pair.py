@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.lite.layouts import StaticPairBackend
 from lite_runner.errors import ConfigError
@@ -31,7 +32,7 @@ def make(exported_pair: Callable[..., tuple[Manifest, dict[GraphName, Path]]]) -
     def build(case: str, *, sampled: bool = False) -> StaticPairBackend:
         length = min(LENGTH, reference_model(case).seq_length)
         manifest, paths = exported_pair(case, BATCH, length, sampled=sampled)
-        engine = GraphCellEngine(paths, manifest.graphs, threads=None, dec_key=None)
+        engine = GraphCellEngine(paths, manifest.graphs, EngineOptions("graph-cell"))
         return StaticPairBackend(manifest, engine)
 
     return build

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lite_runner.app import main
-from lite_runner.backends.mindformers import export
+from lite_runner.backends.mindformers import run as module
 from lite_runner.mindir.manifest import read_manifest
 from tests.refusals import refused
 
@@ -50,12 +50,12 @@ def test_its_graph_gives_its_tokens(model: str, rows: int) -> None:
 def test_one_that_computes_something_else_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = export.write_checkpoint
+    right = module.write_checkpoint
 
     def wrong(files: Any, release: Any, folder: Path) -> Path:
         return right(replace(files, seed=4), release, folder)
 
-    monkeypatch.setattr(export, "write_checkpoint", wrong)
+    monkeypatch.setattr(module, "write_checkpoint", wrong)
     assert main([*EXPORT, "model=tiny_bloom", "export_output=x"]) == 4
     assert "computes something else in lite-worker" in capsys.readouterr().err
     assert not Path("x").exists()

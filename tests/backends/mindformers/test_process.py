@@ -18,7 +18,6 @@ from lite_runner.backends.mindformers.process import (
     Batch,
     MindFormersProcess,
     WorkerGroup,
-    WorkerPlace,
     free_port,
     start_scheduler,
 )
@@ -140,7 +139,7 @@ def test_the_environment_of_each() -> None:
     group = WorkerGroup(2, 8118, 30, devices=[5, 4], more={"HCCL_EXEC_TIMEOUT": "300"})
     cluster = {**CLUSTER, "MS_SCHED_PORT": "8118"}
     assert group.scheduler_variables == {"MS_ROLE": "MS_SCHED", **cluster}
-    assert WorkerPlace(group, 1).variables == {
+    assert group.variables(1) == {
         "MS_ROLE": "MS_WORKER",
         **cluster,
         "MS_NODE_ID": "1",
@@ -163,8 +162,14 @@ class Workers:
         resources.callback(self.scheduler.close)
         self.processes = []
         for rank, python in enumerate(pythons):
-            place = WorkerPlace(self.group, rank, None if rank else self.scheduler)
-            process = MindFormersProcess(folder, V1_0_2, threads=1, python=python, place=place)
+            process = MindFormersProcess(
+                folder,
+                V1_0_2,
+                threads=1,
+                python=python,
+                variables=self.group.variables(rank),
+                scheduler=None if rank else self.scheduler,
+            )
             resources.callback(process.close)
             self.processes.append(process)
 

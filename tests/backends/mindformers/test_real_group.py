@@ -11,13 +11,11 @@ from pathlib import Path
 from lite_runner.backends.mindformers.process import (
     MindFormersProcess,
     WorkerGroup,
-    WorkerPlace,
     free_port,
     start_scheduler,
 )
 from lite_runner.backends.mindformers.releases import V1_0_2, V1_9_0, MindFormersRelease
-from lite_runner.backends.mindformers.run import MindFormersRun
-from lite_runner.backends.mindformers.start import write_checkpoint
+from lite_runner.backends.mindformers.run import MindFormersRun, write_checkpoint
 from lite_runner.backends.seat import RunOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.generate_checks import PredictOptions
@@ -59,8 +57,14 @@ def load_together(
         resources.callback(scheduler.close)
 
         def load(rank: int) -> None:
-            place = WorkerPlace(group, rank, None if rank else scheduler)
-            process = MindFormersProcess(folder, release, threads=1, python=python, place=place)
+            process = MindFormersProcess(
+                folder,
+                release,
+                threads=1,
+                python=python,
+                variables=group.variables(rank),
+                scheduler=None if rank else scheduler,
+            )
             resources.callback(process.close)
             process.load(yaml)
 

@@ -13,7 +13,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend, Growing, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
-from lite_runner.backends.native.batch_metadata import StepLimits, TokenBatch
+from lite_runner.backends.native.batch_metadata import TokenBatch
 from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.native.packed_model import pack
 from lite_runner.weights.layouts import random_checkpoint
@@ -163,7 +163,7 @@ def test_a_prompt_is_not_split() -> None:
         Row(slot, np.arange(length, dtype=np.int32), 0) for slot, length in enumerate((4, 5, 3))
     ]
     every = TokenBatch.of(rows)
-    parts = [(part.start, part.stop) for part, _ in every.parts(StepLimits(8, 9, whole_rows=True))]
+    parts = [(part.start, part.stop) for part, _ in every.parts(8, 9, whole_rows=True)]
     assert parts == [(0, 4), (4, 12)]
     with pytest.raises(ValueError, match="does not fit a step of 4 tokens"):
-        list(every.parts(StepLimits(4, 9, whole_rows=True)))
+        list(every.parts(4, 9, whole_rows=True))

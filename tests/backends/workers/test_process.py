@@ -22,20 +22,26 @@ class Worker:
     def __init__(self, tell):
         self.tell = tell
 
-    def do(self, request):
-        for number in range(request.get("events", 0)):
-            time.sleep(request.get("pause", 0.0))
+    def work(self, events=0, pause=0.0):
+        for number in range(events):
+            time.sleep(pause)
             self.tell({"number": number})
-        if request["op"] == "fail":
-            raise RuntimeError("it cannot")
-        if request["op"] == "hide":
-            raise RuntimeError("see the manual") from ValueError("disk full\\nmore")
-        if request["op"] == "bury":
-            try:
-                raise ValueError("disk full\\nmore")
-            except ValueError:
-                raise RuntimeError("see the manual")
-        return {"done": request["op"]}
+        return {"done": "work"}
+
+    def fail(self, events):
+        self.work(events)
+        raise RuntimeError("it cannot")
+
+    def hide(self):
+        raise RuntimeError("see the manual") from ValueError("disk full\\nmore")
+
+    def bury(self):
+        try:
+            raise ValueError("disk full\\nmore")
+        except ValueError:
+            raise RuntimeError("see the manual")
+
+WORKER = Worker
 """
 
 

@@ -1,11 +1,11 @@
-"""MindSpore's own MindIR runtime as an Engine, for where no MindSpore Lite is to be had."""
+"""MindSpore's own MindIR runtime as an engine, for where no MindSpore Lite is to be had."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import numpy as np
@@ -20,11 +20,14 @@ from lite_runner.mindir.skim import has_custom_operators
 from lite_runner.system import memory
 from lite_runner.system.signals import deferred
 
+if TYPE_CHECKING:
+    from lite_runner.backends.lite.engine import EngineOptions
+
 AGAIN = "export the model again with the MindSpore of this machine"
 
 
 class GraphCellEngine:
-    """See `lite_runner.backends.lite.engines.start.Engine`.
+    """See `lite_runner.backends.lite.engine.GraphEngine`.
 
     Parameters of the same name are one in all graphs, so that an increment finds the cache that
     its prefill has filled. Loading a pair takes its weights' memory twice; half of it is free
@@ -37,20 +40,15 @@ class GraphCellEngine:
         self,
         graphs: Mapping[GraphName, Path],
         specs: Mapping[GraphName, Graph],
-        *,
-        device: str = "CPU",
-        device_id: int = 0,
-        threads: int | None,
-        dec_key: bytes | None,
+        options: EngineOptions,
         producer: str = "",
     ) -> None:
-        """Load all graphs; `threads` None: one per processor available to this process on CPU.
-        `producer`: the MindSpore that wrote them.
+        """Load all graphs. `producer`: the MindSpore that wrote them.
 
         Raises ArtifactError for a file that is missing or broken, of another MindIR version, or
-        encrypted with another key than `dec_key`.
+        encrypted with another key.
         """
-        set_device(device, device_id, threads)
+        set_device(options.device, options.device_id, options.threads)
         self._paths, self._specs, self._producer = graphs, specs, producer
         self._cells: dict[GraphName, nn.GraphCell] = {}
         self._bound: dict[GraphName, list[NDArray[Any]]] = {}
@@ -58,7 +56,7 @@ class GraphCellEngine:
         held: dict[str, ms.Parameter] = {}
         for graph, path in graphs.items():
             try:
-                cell = _plain(path, dec_key)
+                cell = _cell(path, options.key)
             except ArtifactError as error:
                 raise self._of_release(error) from error
             for name, parameter in cell.parameters_dict().items():
@@ -113,18 +111,13 @@ class GraphCellEngine:
         self._bound.clear()
 
 
-def _plain(path: Path, dec_key: bytes | None) -> nn.GraphCell:
-    """A graph of MindSpore's own operators. Raises ArtifactError for one that calls others."""
+def _cell(path: Path, dec_key: bytes | None) -> nn.GraphCell:
+    """The graph of a MindIR. Raises ArtifactError for one that calls operators of others."""
     if has_custom_operators(path):
         raise ArtifactError(
             f"{path}: calls operators of a library that it names, which would be loaded from there",
             "export the model with MindSpore's own operators",
         )
-    return _cell(path, dec_key)
-
-
-def _cell(path: Path, dec_key: bytes | None) -> nn.GraphCell:
-    """The graph of a MindIR."""
     if not path.is_file():
         raise ArtifactError(f"{path}: no such file", "export the model again")
     key = {} if dec_key is None else {"dec_key": dec_key, "dec_mode": "AES-GCM"}

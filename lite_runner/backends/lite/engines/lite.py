@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, Run
 from lite_runner.mindir.manifest import GraphName, TensorSpec
 from lite_runner.system import processor
 from lite_runner.system.files import temporary_folder
+
+if TYPE_CHECKING:
+    from lite_runner.backends.lite.engine import EngineOptions
 
 ORDER: tuple[GraphName, ...] = ("model", "prefill", "increment")
 AGAIN = "export the model again"
@@ -50,7 +53,7 @@ def check_reads(version: int) -> None:
 
 
 class LiteEngine:
-    """See Engine; runs mindspore_lite in this process. `inputs`: the inputs of each graph.
+    """See GraphEngine; runs mindspore_lite in this process. `inputs`: the inputs of each graph.
 
     A pair of graphs needs Ascend: only there can two graphs share weights and KV cache. Bound
     arrays have Lite's dtypes; inputs are identified by their order.
@@ -61,22 +64,16 @@ class LiteEngine:
     def __init__(
         self,
         graphs: Mapping[GraphName, Path],
-        *,
+        options: EngineOptions,
         model_type: Literal["MINDIR", "MINDIR_LITE"],
-        target: Literal["CPU", "Ascend"],
-        device_id: int,
-        rank_id: int,
-        threads: int | None,
-        ge: GeConfig | None,
-        dec_key: bytes | None,
     ) -> None:
-        """Load the graphs, prefill before increment. `threads` (CPU only) None: one per processor
-        available to this process; `dec_key`: AES-GCM key of encrypted files.
+        """Load the graphs, prefill before increment.
 
         Raises EnvironmentFault if this Lite lacks a capability, ArtifactError for a file that it
         rejects, ConfigError for GE options that do not fit.
         """
-        _check_ge(ge, target, len(graphs))
+        ge, key = options.ge, options.key
+        _check_ge(ge, options.device, len(graphs))
         for path in graphs.values():
             if not path.is_file():
                 raise ArtifactError(f"{path}: no such file", AGAIN)
@@ -84,17 +81,17 @@ class LiteEngine:
         self._version = _named(lite)
         self._paths = {graph: graphs[graph] for graph in ORDER if graph in graphs}
         self._models: dict[GraphName, Any] = {graph: lite.Model() for graph in self._paths}
-        self._group = self._share(target) if len(graphs) > 1 else None
-        context = self._context(target, device_id, rank_id, threads)
+        self._group = self._share(options.device) if len(graphs) > 1 else None
+        context = self._context(options)
         self._tensors: dict[GraphName, list[Any]] = {}
         self._bound: dict[GraphName, list[NDArray[Any]]] = {}
         self.inputs: dict[GraphName, tuple[TensorSpec, ...]] = {}
         kind = getattr(lite.ModelType, model_type)
         with temporary_folder() as folder:
             for index, (graph, model) in enumerate(self._models.items()):
-                more = self._ge_arguments(ge, index, folder) | self._key_arguments(dec_key)
+                more = self._ge_arguments(ge, index, folder) | self._key_arguments(key)
                 path = self._paths[graph].resolve()
-                doing = f"cannot load it{'' if dec_key is None else ' with this key'}"
+                doing = f"cannot load it{'' if key is None else ' with this key'}"
                 try:
                     self._call(
                         graph, doing, model.build_from_file, str(path), kind, context, **more
@@ -105,7 +102,7 @@ class LiteEngine:
                 self._take_inputs(graph)
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError if the graph does not accept these shapes."""
+        """See GraphEngine. Raises ArtifactError if the graph does not accept these shapes."""
         wanted = [tuple(shape) for shape in shapes]
         bound = self._bound.get(graph)
         if bound is not None and [array.shape for array in bound] == wanted:
@@ -119,7 +116,7 @@ class LiteEngine:
         return bound
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError if Lite cannot run the graph."""
+        """See GraphEngine. Raises ArtifactError if Lite cannot run the graph."""
         if graph not in self._bound:
             raise RunnerError(
                 f"{self._paths[graph].name}: the graph was not bound to shapes before a run"
@@ -198,15 +195,20 @@ class LiteEngine:
             ) from error
         return group
 
-    def _context(self, target: str, device_id: int, rank_id: int, threads: int | None) -> Any:
+    def _context(self, options: EngineOptions) -> Any:
+        target = options.device
         try:
             context = self._lite.Context()
             if target == "CPU":
                 context.target = ["cpu"]
-                context.cpu.thread_num = threads or processor.cores()
+                context.cpu.thread_num = options.threads or processor.cores()
                 return context
             context.target = ["ascend"]
-            wanted = {"device_id": device_id, "rank_id": rank_id, "provider": "ge"}
+            wanted = {
+                "device_id": options.device_id,
+                "rank_id": options.rank_id,
+                "provider": "ge",
+            }
             # An older version would accept an unknown attribute, and ignore it.
             missing = [name for name in wanted if not hasattr(context.ascend, name)]
             for name in [] if missing else wanted:

@@ -3,7 +3,7 @@
     lite_convert.py MINDIR STEM float32|float16
 
 writes STEM.ms (above 2 GB STEM.msw too) into the current folder. The converter's exit status is not
-reliable: converter.py checks its output.
+reliable: lite_release.py checks its output.
 """
 
 from __future__ import annotations

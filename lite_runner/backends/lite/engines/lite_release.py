@@ -22,10 +22,9 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.mindir.skim import mindir_version
 from lite_runner.system.files import temporary_folder
 
-VARIABLE = "LITE_RUNNER_LITE_PYTHON"
 LITE = WorkerPython(
     product="MindSpore Lite",
-    variable=VARIABLE,
+    variable="LITE_RUNNER_LITE_PYTHON",
     folder=".venv-lite",
     cached="lite",
     target="lite",
@@ -41,12 +40,6 @@ LAST: dict[tuple[int, int], int] = {(2, 2): 1, (2, 4): 2}
 # The first release known to read a version.
 FIRST: dict[int, str] = {1: "2.0", 2: "2.4", 3: "2.6"}
 _REFUSED = re.compile(r"maximum mind ir version: (\d+).*?mind ir version: (\d+)")
-
-
-def find_lite_python() -> Path:
-    """The interpreter with mindspore_lite; not started. Raises EnvironmentFault if there is
-    none."""
-    return LITE.find()
 
 
 def last_version(lite: str) -> int | None:
@@ -96,7 +89,7 @@ def convert_to_ms(mindir: Path, target: Path, *, weight_fp16: bool) -> None:
         raise ArtifactError(f"{target}: the name of a Lite model ends in .ms")
     if not mindir.is_file():
         raise ArtifactError(f"{mindir}: no such file", "export the model again")
-    python = find_lite_python()
+    python = LITE.find()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(target.name, target.parent) as folder:

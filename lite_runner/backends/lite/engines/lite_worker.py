@@ -25,23 +25,21 @@ ALIGNMENT = 64
 Message = Dict[str, Any]
 
 
-class Graph:
+class LoadedGraph:
     """A Lite model, and the shared memory of its inputs and outputs."""
 
-    def __init__(self, lite: Any, request: Message) -> None:
-        path = request["path"]
+    def __init__(self, lite: Any, path: str, threads: int, inputs: int, outputs: int) -> None:
         # Lite looks for the weights of an .ms file in the current folder only.
         os.chdir(os.path.dirname(path))  # noqa: PTH120
         context = lite.Context()
         context.target = ["cpu"]
-        context.cpu.thread_num = request["threads"]
+        context.cpu.thread_num = threads
         kinds = lite.ModelType
         kind = kinds.MINDIR_LITE if path.endswith(".ms") else kinds.MINDIR
         self.model = lite.Model()
         self.model.build_from_file(path, kind, context)
         self.tensors = self.model.get_inputs()
-        self.inputs_fd = request["inputs"]
-        self.outputs_fd = request["outputs"]
+        self.inputs_fd, self.outputs_fd = inputs, outputs
         self.arrays: list[Any] = []  # Lite reads their memory without owning it
         self.outputs = mmap.mmap(-1, 1)
         self.targets: list[Any] = []  # of the outputs; none before the first run
@@ -50,14 +48,14 @@ class Graph:
         """Names, current shapes and NumPy dtype names of the inputs."""
         return {"inputs": [describe(tensor) for tensor in self.tensors]}
 
-    def bind(self, request: Message) -> Message:
+    def bind(self, shapes: list[list[int]], offsets: list[int], size: int) -> Message:
         """Resize, and read the inputs at these offsets from now on."""
-        self.model.resize(self.tensors, request["shapes"])
+        self.model.resize(self.tensors, shapes)
         self.tensors = self.model.get_inputs()
-        memory = mmap.mmap(self.inputs_fd, request["size"])
+        memory = mmap.mmap(self.inputs_fd, size)
         arrays: list[Any] = [
             np.ndarray(tensor.shape, dtype_name(tensor), memory, offset)
-            for tensor, offset in zip(self.tensors, request["offsets"])
+            for tensor, offset in zip(self.tensors, offsets)
         ]
         for tensor, array in zip(self.tensors, arrays):
             tensor.set_data_from_numpy(array)  # no copy: later runs read the changed contents
@@ -95,29 +93,35 @@ class Graph:
         return offsets
 
 
-class Worker:
-    """Handles requests."""
+class LiteWorker:
+    """The operations of the requests. They raise what Lite raises."""
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self.lite: Any = None
-        self.graphs: dict[str, Graph] = {}
+        self.graphs: dict[str, LoadedGraph] = {}
 
-    def do(self, request: Message) -> Message:
-        """The answer to a request. Raises what Lite raises."""
-        op = request["op"]
-        if op == "start":
-            import mindspore_lite
+    def start(self) -> Message:
+        """Import Lite."""
+        import mindspore_lite
 
-            self.lite = mindspore_lite
-        elif op == "load":
-            graph = Graph(self.lite, request)
-            self.graphs[request["graph"]] = graph
-            return graph.inputs()
-        elif op == "bind":
-            return self.graphs[request["graph"]].bind(request)
-        elif op == "run":
-            return self.graphs[request["graph"]].run()
+        self.lite = mindspore_lite
         return {}
+
+    def load(self, graph: str, **options: Any) -> Message:
+        """Build a graph."""
+        self.graphs[graph] = LoadedGraph(self.lite, **options)
+        return self.graphs[graph].inputs()
+
+    def bind(self, graph: str, **sizes: Any) -> Message:
+        """Resize a graph."""
+        return self.graphs[graph].bind(**sizes)
+
+    def run(self, graph: str) -> Message:
+        """Run a graph."""
+        return self.graphs[graph].run()
+
+
+WORKER = LiteWorker
 
 
 def dtype_name(tensor: Any) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.lite.engines import lite_release
-from lite_runner.backends.lite.engines.lite_release import LITE, find_lite_python
+from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
@@ -81,7 +81,7 @@ class _Graph:
 
 
 class WorkerEngine:
-    """See Engine; runs MindSpore Lite 2.0.0 on CPU. `inputs`: the inputs of each graph.
+    """See GraphEngine; runs MindSpore Lite 2.0.0 on CPU. `inputs`: the inputs of each graph.
 
     Bound arrays have Lite's dtypes (int32 where a graph was exported with int64), and start as
     zeros.
@@ -99,10 +99,10 @@ class WorkerEngine:
         """Start the process and load the graphs, .mindir or .ms, with one context each.
 
         `threads` None: one per processor available to this process; `python` None: found by
-        find_lite_python. Raises EnvironmentFault if Lite is unavailable or too old for a file,
+        LITE.find(). Raises EnvironmentFault if Lite is unavailable or too old for a file,
         ArtifactError for a file that it rejects.
         """
-        found = find_lite_python() if python is None else python
+        found = LITE.find() if python is None else python
         for path in graphs.values():
             if not path.is_file():
                 raise ArtifactError(f"{path}: no such file", "export the model again")
@@ -131,7 +131,7 @@ class WorkerEngine:
         return self._process.pid
 
     def bind(self, graph: GraphName, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-        """See Engine. Raises ArtifactError if the graph does not accept these shapes."""
+        """See GraphEngine. Raises ArtifactError if the graph does not accept these shapes."""
         known = self._graphs[graph]
         wanted = [tuple(shape) for shape in shapes]
         if known.shapes == wanted:
@@ -164,7 +164,7 @@ class WorkerEngine:
         return arrays
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """See Engine."""
+        """See GraphEngine."""
         known = self._graphs[graph]
         if not known.shapes:
             raise RunnerError(f"{known.path.name}: the graph was not bound to shapes before a run")

@@ -9,8 +9,14 @@ from typing import Literal
 from lite_runner import progress
 from lite_runner.architectures import limits
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.lite.engine_options import device_of, engine_for, key_of
-from lite_runner.backends.lite.engines.start import Device, EngineOptions, why_unavailable
+from lite_runner.backends.lite.engine import (
+    Device,
+    EngineOptions,
+    device_of,
+    engine_for,
+    key_of,
+    why_unavailable,
+)
 from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.offline_checks import ENGINES
 from lite_runner.config.parallel import Ranks, ranks_of
@@ -113,6 +119,8 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
     Raises ConfigError for what does not go together, EnvironmentFault where an engine was asked for
     that is not here.
     """
+    if config.in_mindformers:  # which writes its network without a cache
+        return ExportSpec("no_cache", "mindir", False, "float32", "CPU", False, slots, length)
     key, device = key_of(config), device_of(config)
     target = device if config.export.target == "auto" else config.export.target
     layout = choose_layout(config, files.model, target)

@@ -10,6 +10,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train.mind_ir_pb2 import ModelProto
 
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import Graph, GraphName, TensorSpec
@@ -43,7 +44,7 @@ def write(folder: Path, stem: str, cell: nn.Cell, shape: list[int | None], **key
 def engine(paths: dict[GraphName, Path], shape: tuple[int, ...] = (2,), **options: object):
     spec = (TensorSpec("x", shape, "float32"),)
     specs = {name: Graph(path.name, spec, spec) for name, path in paths.items()}
-    return GraphCellEngine(paths, specs, **{"threads": None, "dec_key": None, **options})
+    return GraphCellEngine(paths, specs, EngineOptions("graph-cell", **options))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_bound_arrays_stay_until_the_shapes_change(tmp_path: Path) -> None:
 
 
 def test_an_encrypted_file_opens_with_its_key(locked: Path) -> None:
-    model = engine({"model": locked}, dec_key=KEY)
+    model = engine({"model": locked}, key=KEY)
     model.bind("model", [(2,)])[0][...] = 3
     assert model.run("model")[0].tolist() == [3, 3]
 
@@ -103,13 +104,13 @@ def test_an_encrypted_file_opens_with_its_key(locked: Path) -> None:
 )
 def test_an_encrypted_file_without_its_key(locked: Path, key: bytes | None, said: str) -> None:
     with pytest.raises(ArtifactError, match=f"encrypted, and does not open {said}") as caught:
-        engine({"model": locked}, dec_key=key)
+        engine({"model": locked}, key=key)
     assert "enc_key" in caught.value.hint
 
 
 def test_a_key_for_a_file_that_has_none(plain: Path) -> None:
     with pytest.raises(ArtifactError, match="not a MindIR encrypted"):
-        engine({"model": plain}, dec_key=KEY)
+        engine({"model": plain}, key=KEY)
 
 
 def test_another_version_of_mindir(plain: Path, tmp_path: Path) -> None:

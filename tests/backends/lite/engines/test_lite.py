@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, nn, ops
 
+from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.lite import LiteEngine, available
 from lite_runner.backends.lite.layouts import StaticPairBackend
 from lite_runner.config.ge import GeConfig, render
@@ -63,16 +64,8 @@ def lite(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def engine(graphs: dict[GraphName, Path], **options: Any) -> LiteEngine:
-    defaults = {
-        "model_type": "MINDIR",
-        "target": "Ascend" if len(graphs) > 1 else "CPU",
-        "device_id": 0,
-        "rank_id": 0,
-        "threads": None,
-        "ge": None,
-        "dec_key": None,
-    }
-    return LiteEngine(graphs, **{**defaults, **options})
+    device = "Ascend" if len(graphs) > 1 else "CPU"
+    return LiteEngine(graphs, EngineOptions("lite", **{"device": device, **options}), "MINDIR")
 
 
 class Count(nn.Cell):
@@ -325,17 +318,17 @@ def test_ge_options_that_do_not_fit(lite: ModuleType, count: Path, tmp_path: Pat
         engine({"model": count}, ge=GeConfig(sections=SECTIONS))
     pair = GeConfig(files=(tmp_path / "a", tmp_path / "b"))
     with pytest.raises(ConfigError, match="2 files for 1 graph"):
-        engine({"model": count}, target="Ascend", ge=pair)
+        engine({"model": count}, device="Ascend", ge=pair)
 
 
 def test_an_encrypted_model(lite: ModuleType, tmp_path: Path) -> None:
     path = write(tmp_path, "locked", Count(), *of_count(), enc_key=KEY, enc_mode="AES-GCM")
-    model = engine({"model": path}, dec_key=KEY)
+    model = engine({"model": path}, key=KEY)
     assert lite.calls[-1][-1] == KEY
     model.bind("model", [(2,), (1,), (3,)])[0][...] = 4
     assert model.run("model")[0].tolist() == [5, 5]
     with pytest.raises(ArtifactError, match="cannot load it with this key"):
-        engine({"model": path}, dec_key=b"fedcba9876543210")
+        engine({"model": path}, key=b"fedcba9876543210")
 
 
 def test_a_wheel_that_cannot_decrypt(
@@ -343,7 +336,7 @@ def test_a_wheel_that_cannot_decrypt(
 ) -> None:
     monkeypatch.setattr(lite.Model, "build_from_file", lite.build_from_file_2_2)
     with pytest.raises(EnvironmentFault, match=r"MindSpore Lite 2\.7\.0 cannot read encrypted"):
-        engine({"model": count}, dec_key=KEY)
+        engine({"model": count}, key=KEY)
     engine({"prefill": count, "increment": count}, ge=GeConfig(sections=SECTIONS))
     assert lite.calls[-1][5] == SECTIONS
 
@@ -355,7 +348,7 @@ def test_a_wheel_without_groups(
     monkeypatch.delattr(lite, missing)
     with pytest.raises(EnvironmentFault, match="no ModelGroup with SHARE_WEIGHT"):
         engine({"prefill": count, "increment": count})
-    engine({"model": count}, target="Ascend")  # one graph needs none
+    engine({"model": count}, device="Ascend")  # one graph needs none
 
 
 def test_a_wheel_without_ranks(
@@ -368,7 +361,7 @@ def test_a_wheel_without_ranks(
 
     monkeypatch.setattr(lite, "Context", Older)
     with pytest.raises(EnvironmentFault, match=r"no context\.ascend\.rank_id, .*provider"):
-        engine({"model": count}, target="Ascend")
+        engine({"model": count}, device="Ascend")
 
 
 def test_a_wheel_that_is_too_old_for_a_graph(
@@ -387,7 +380,7 @@ def test_a_wheel_that_is_too_old_for_a_graph(
 
 def test_a_pair_on_the_cpu(lite: ModuleType, count: Path) -> None:
     with pytest.raises(EnvironmentFault, match="on Ascend only") as caught:
-        engine({"prefill": count, "increment": count}, target="CPU")
+        engine({"prefill": count, "increment": count}, device="CPU")
     assert "engine=graph-cell" in caught.value.hint
 
 
@@ -399,7 +392,7 @@ def test_a_machine_without_ascend(
 
     monkeypatch.setattr(lite.Context, "target", property(lambda self: [], fails))
     with pytest.raises(EnvironmentFault, match=r"for Ascend: libascendcl\.so is not found\n  -> "):
-        engine({"model": count}, target="Ascend")
+        engine({"model": count}, device="Ascend")
 
 
 def test_what_the_library_raises_is_told_in_one_line(

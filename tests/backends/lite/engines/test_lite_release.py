@@ -11,9 +11,9 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from lite_runner.backends.lite.engines import lite, lite_release
 from lite_runner.backends.lite.engines.lite_release import (
+    LITE,
     check_reads,
     convert_to_ms,
-    find_lite_python,
     last_version,
     refused,
 )
@@ -92,39 +92,39 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_this_checkout_has_one(lite_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LITE_RUNNER_LITE_PYTHON", raising=False)
-    assert find_lite_python() == lite_python
+    assert LITE.find() == lite_python
 
 
 def test_the_order(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = program(places / "cache/lite/bin/python")
-    assert find_lite_python() == cached
+    assert LITE.find() == cached
     own = program(places / "checkout/.venv-lite/bin/python")
-    assert find_lite_python() == own
+    assert LITE.find() == own
     chosen = program(places / "chosen/python")
     monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(chosen))
-    assert find_lite_python() == chosen
+    assert LITE.find() == chosen
 
 
 def test_an_installed_package_is_no_checkout(places: Path) -> None:
     program(places / "checkout/.venv-lite/bin/python")
     (places / "checkout/conf").rmdir()
     with pytest.raises(EnvironmentFault, match=r"cache/lite/bin/python not found"):
-        find_lite_python()
+        LITE.find()
 
 
 def test_there_is_none(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         EnvironmentFault, match=r"\.venv-lite/bin/python and .* not found"
     ) as caught:
-        find_lite_python()
+        LITE.find()
     assert "make lite" in caught.value.hint and "mindspore-lite==2.0.0" in caught.value.hint
     program(places / "checkout/.venv-lite/bin/python").chmod(0o644)
     with pytest.raises(EnvironmentFault, match="not found"):
-        find_lite_python()
+        LITE.find()
     for wrong in (places / "nowhere", places):
         monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(wrong))
         with pytest.raises(EnvironmentFault, match=f"LITE_RUNNER_LITE_PYTHON={wrong}"):
-            find_lite_python()
+            LITE.find()
 
 
 def test_the_pin_is_the_one_that_is_advised() -> None:

@@ -17,9 +17,9 @@ import yaml
 from lite_runner import joined
 from lite_runner.app import main
 from lite_runner.backends import collectives
-from lite_runner.backends.mindformers import start
+from lite_runner.backends.mindformers import run as module
 from lite_runner.backends.mindformers.process import Batch
-from lite_runner.backends.mindformers.start import open_mindformers
+from lite_runner.backends.mindformers.run import open_mindformers
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
 from lite_runner.distributed.membership import Member
@@ -116,8 +116,8 @@ Share = Callable[..., Sequence[Any]]
 def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
     """`share(work, join="die")`: what `work(opened, rank)` makes of each of two ranks on an Ascend
     device that there is not, over a stand-in whose join dies, or why that rank failed."""
-    for module in (environment, start):
-        monkeypatch.setattr(module, "seen_ids", lambda *_: [4, 5], raising=False)
+    for one in (environment, module):
+        monkeypatch.setattr(one, "seen_ids", lambda *_: [4, 5], raising=False)
     monkeypatch.setattr(ascend_devices, "physical_ids", lambda: [4, 5])
 
     def run(work: Callable[[Any, int], Any], timeout: int = 60, **acts: object) -> Sequence[Any]:
@@ -126,7 +126,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
         one = plan_generation(resolve(parse([*alone, *PROMPTS], heads()))[0])
         patience = f"parallel.rendezvous_timeout={timeout}"
         config, _ = resolve(parse([*SHARED, *PROMPTS, ASCEND, patience], heads()))
-        monkeypatch.setattr(start, "START_SECONDS", 0)
+        monkeypatch.setattr(module, "START_SECONDS", 0)
         gather = Gather(2)
         monkeypatch.setattr(collectives, "gather", gather)
 
@@ -136,8 +136,8 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
             plan = replace(one, config=placed, device="Ascend")
             plan = replace(plan, ranks=Ranks(number, tensor=2))
             try:
-                options, folder = options_of(plan), tmp_path / "run"
-                with closing(open_mindformers(plan.model, options, folder)) as opened:
+                options = replace(options_of(plan), folder=tmp_path / "run")
+                with closing(open_mindformers(plan.model, options)) as opened:
                     found = work(opened, number)
                     gather.barrier.wait()
                     return found

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
-from lite_runner.backends.lite.engines.start import EngineOptions
-from lite_runner.backends.lite.export import verify as module
+from lite_runner.backends.lite.engine import EngineOptions
+from lite_runner.backends.lite.export import writer as module
 from lite_runner.errors import ArtifactError
 from tests.generation.mock import hashed_logits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.backends.lite.engine_options import engine_for, ge_of_run, ge_to_write
+from lite_runner.backends.lite.engine import engine_for, ge_of_run, ge_to_write
 from lite_runner.backends.lite.engines import lite
 from lite_runner.config.argv import parse
 from lite_runner.config.ge import GeConfig, ge_config
