@@ -19,13 +19,21 @@ import h11
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lite_runner import progress
 from lite_runner.serving import static
-from lite_runner.serving.errors import ApiError, of_validation, shortened
+from lite_runner.serving.errors import (
+    OUT_OF_MEMORY,
+    RETRY_AFTER_S,
+    ApiError,
+    of_validation,
+    shortened,
+)
+from lite_runner.system.memory import check_memory, return_freed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -44,9 +52,18 @@ HEAD_S = 20.0  # from connecting, or from the first byte of a later request
 # Descriptors for what is not a connection, and for those that are accepted at once.
 _KEPT = 384
 BODY_S = 60.0  # for all of a body
+_READ = 1 << 16  # bytes of a connection that are read at a time
+_CONTENT = to_json(OUT_OF_MEMORY.body())
+_OUT_OF_MEMORY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Retry-After: %d\r\nContent-Length: %d\r\n\r\n%b" % (RETRY_AFTER_S, len(_CONTENT), _CONTENT)
+)
 MAX_BODY = 8 << 20  # bytes
 MAX_VALUES = 1 << 18  # in a body; parsing and validating them takes some 30 ms
 _OPENING = b",:[{"  # each value but the first has one of these before it
+_PART = 1 << 18  # bytes that are looked at together
+# To where no escape is cut: a character, or backslashes and the one behind them.
+_ESCAPED = re.compile(rb"\\*[^\\]?", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -155,10 +172,24 @@ def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
     )
 
 
-class Connection(H11Protocol):
-    """uvicorn's, which bounds the time between two requests alone."""
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's, which bounds the time between two requests alone. A buffer that is there already,
+    and an answer where memory ends: asyncio would reset the connection."""
 
+    _buffer = memoryview(bytearray(_READ))  # of all connections: each copies what it has got
     _head: asyncio.TimerHandle | None = None  # while the head of a request is waited for
+    _refused = False  # what comes is read, or the client might not see the answer, and dropped
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._refused:
+            return
+        try:
+            self.data_received(bytes(self._buffer[:nbytes]))
+        except MemoryError:
+            self._refuse()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -177,6 +208,22 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         super().connection_lost(exc)
+
+    def _refuse(self) -> None:
+        self._refused = True
+        return_freed()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self.transport.write(_OUT_OF_MEMORY)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._stop_waiting()
+        self._head = self.loop.call_later(HEAD_S, self.transport.abort)
 
     def _stop_waiting(self) -> None:
         if self._head is not None:
@@ -204,7 +251,7 @@ def most_connections() -> int:
 
 
 async def read_body(parts: AsyncIterable[bytes]) -> bytearray:
-    """The bytes of a body. Raises ApiError beyond MAX_BODY, or BODY_S."""
+    """The bytes of a body. Raises ApiError beyond MAX_BODY, or BODY_S; MemoryError."""
     try:
         return await asyncio.wait_for(_joined(parts), BODY_S)
     except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
@@ -215,6 +262,8 @@ async def _joined(parts: AsyncIterable[bytes]) -> bytearray:
     data = bytearray()
     async for part in parts:
         data += part
+        if len(data) > _READ:
+            check_memory(len(data))
         if len(data) > MAX_BODY:
             raise ApiError(413, f"the body has more than {MAX_BODY} bytes")
     return data
@@ -237,10 +286,16 @@ def check_values(data: bytes | bytearray) -> None:
 
 
 def _values(data: bytes | bytearray) -> int:
-    """Commas, colons and opening brackets outside strings."""
-    text = np.frombuffer(data.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
-    inside = np.logical_xor.accumulate(text == ord('"'))
-    return _count(text[~inside])
+    """Commas, colons and opening brackets outside strings, as far as they may be."""
+    count, start, inside = 0, 0, np.False_
+    while start < len(data) and count <= MAX_VALUES:
+        found = _ESCAPED.match(data, min(start + _PART, len(data)) - 1)
+        assert found is not None  # it matches anything
+        part = data[start : found.end()].replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        text, start = np.frombuffer(part, np.uint8), found.end()
+        quoted = np.logical_xor.accumulate(text == ord('"')) ^ inside
+        count, inside = count + _count(text[~quoted]), quoted[-1]
+    return count
 
 
 def _count(text: NDArray[np.uint8]) -> int:

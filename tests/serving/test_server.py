@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +15,9 @@ from typing import Annotated, Any, Literal
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import httpx2
 import openai
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 
@@ -112,6 +116,28 @@ def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_pa
     requests = [line for line in lines if line["message"] == "request"]
     assert [line["error"] for line in requests] == ["unavailable"] * 3
     assert all({"time", "level"} <= line.keys() for line in lines)
+
+
+def test_without_addresses_requests_are_refused_and_later_ones_are_not(launch: Launch) -> None:
+    process, url = launch("model.model_config.seq_length=1024")
+    size = psutil.Process(process.pid).memory_info().vms
+    asked: dict[str, Any] = {"prompt": "x" * 200, "max_tokens": 2, "temperature": 0}
+    expected = httpx2.post(f"{url}/v1/completions", json=asked)
+    limit = size + (100 << 20)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
+    large = json.dumps({"prompt": "some words " * 90_000}).encode()
+
+    async def many() -> list[int]:
+        limits, headers = httpx2.Limits(max_connections=None), {"Content-Type": "application/json"}
+        async with httpx2.AsyncClient(limits=limits, timeout=300, headers=headers) as http:
+            sent = [http.post(f"{url}/v1/completions", content=large) for _ in range(160)]
+            return [answer.status_code for answer in await asyncio.gather(*sent)]
+
+    statuses = asyncio.run(many())  # no connection is reset
+    assert set(statuses) <= {400, 503} and 503 in statuses
+    again = httpx2.post(f"{url}/v1/completions", json=asked)
+    assert again.status_code == 200 and again.json()["choices"] == expected.json()["choices"]
+    assert process.poll() is None
 
 
 def test_every_line_of_the_log_is_json(cli: Callable[..., Any]) -> None:
