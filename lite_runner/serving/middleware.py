@@ -52,6 +52,7 @@ HEAD_S = 20.0  # from connecting, or from the first byte of a later request
 # Descriptors for what is not a connection, and for those that are accepted at once.
 _KEPT = 384
 BODY_S = 60.0  # for all of a body
+_ANSWER_S = 5.0  # for the answer that it has not come
 _READ = 1 << 16  # bytes of a connection that are read at a time
 _CONTENT = to_json(OUT_OF_MEMORY.body())
 _OUT_OF_MEMORY = (
@@ -177,7 +178,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     and an answer where memory ends: asyncio would reset the connection."""
 
     _buffer = memoryview(bytearray(_READ))  # of all connections: each copies what it has got
-    _head: asyncio.TimerHandle | None = None  # while the head of a request is waited for
+    _awaited: object = None  # h11's state of the client whose time is bounded
+    _limit: asyncio.TimerHandle | None = None  # on that time
     _refused = False  # what comes is read, or the client might not see the answer, and dropped
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -193,21 +195,33 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head = self.loop.call_later(HEAD_S, transport.abort)
+        self._watch()
         if len(self.connections) > most_connections():
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # uvicorn's own timer runs between two requests, and ends with the next byte.
-        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task is not None:
-            self._stop_waiting()
-        elif self._head is None:
-            self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # it would hold this connection
+        self._bound(None)
+
+    def _watch(self) -> None:
+        """Bound the time of what is awaited: a head, or a body, which may be of no use any more."""
+        # uvicorn's own timer runs between two requests, and ends with the next byte.
+        state = self.conn.their_state if self.timeout_keep_alive_task is None else None
+        if state is not self._awaited:
+            self._awaited = state
+            in_body = BODY_S + _ANSWER_S if state is h11.SEND_BODY else None
+            self._bound(HEAD_S if state is h11.IDLE else in_body)
+
+    def _bound(self, seconds: float | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        end = self.transport.abort
+        self._limit = None if seconds is None else self.loop.call_later(seconds, end)
 
     def _refuse(self) -> None:
         self._refused = True
@@ -222,16 +236,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.write(_OUT_OF_MEMORY)
         self.transport.write_eof()
         self.flow.resume_reading()
-        self._stop_waiting()
-        self._head = self.loop.call_later(HEAD_S, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+        self._bound(HEAD_S)
 
     def _make_room(self) -> None:
-        """Close a connection that has asked for nothing; the new one, if all others have."""
+        """Close a connection that asks for nothing; the new one, if all others do."""
         for other in self.connections:
             if isinstance(other, Connection) and other is not self and other._is_idle:
                 other.transport.abort()
@@ -240,8 +248,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        waits = self._head is not None or self.timeout_keep_alive_task is not None
-        return waits and not self.transport.is_closing()
+        answered = self._refused or self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.is_closing()
 
 
 def most_connections() -> int:

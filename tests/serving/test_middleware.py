@@ -6,7 +6,7 @@ import json
 import random
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,6 +61,22 @@ def test_half_a_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyP
         head, _, body = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
     assert "has not come within" in json.loads(body)["error"]["message"]
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it when it comes byte by byte."""
+    monkeypatch.setattr(middleware, "BODY_S", 0.0)
+    monkeypatch.setattr(middleware, "_ANSWER_S", 0.3)
+    with connect(start(key=b"secret")) as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
+        connection.settimeout(0.02)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(500):
+                connection.sendall(b" ")
+                with suppress(TimeoutError):
+                    connection.recv(4096)
 
 
 @pytest.mark.parametrize("sent", [b"GET /he", HEAD + b"Content-Length: 4000000\r\n\r\n"])

@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,13 +96,24 @@ def test_requests_are_taken_for_a_while_after_sigterm(launch: Launch) -> None:
     assert process.wait(60) == 0
 
 
+WAITS = {"prompt": "hello", "max_tokens": 1}
+
+
 @pytest.mark.parametrize("how", ["drain_timeout", "Ctrl-C"])
 def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_path: Path) -> None:
     seconds = 0.5 if how == "drain_timeout" else 600
-    process, url = launch(*LONG, f"serve.drain_timeout={seconds}", "serve.log_format=json")
+    process, url = launch(
+        *LONG, f"serve.drain_timeout={seconds}", "serve.log_format=json", "serve.max_running=3"
+    )
     streams = [forever(url) for _ in range(3)]
     for stream in streams:
         next(stream)
+    pool = ThreadPoolExecutor()
+    waiting = [pool.submit(httpx2.post, f"{url}/v1/completions", json=WAITS) for _ in range(2)]
+    while (
+        'num_requests_waiting{model_name="tiny_llama"} 2.0' not in httpx2.get(f"{url}/metrics").text
+    ):
+        pass
     os.kill(process.pid, signal.SIGTERM)
     assert process.stderr is not None
     lines = []
@@ -113,8 +125,12 @@ def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_pa
         with pytest.raises(openai.APIError, match="the server is shutting down"):
             list(stream)
     assert process.wait(60) == 0
+    for asked in waiting:
+        assert asked.result().status_code == 503
+        assert asked.result().json()["error"]["code"] == "unavailable"
     requests = [line for line in lines if line["message"] == "request"]
-    assert [line["error"] for line in requests] == ["unavailable"] * 3
+    assert [line.get("error") for line in requests].count("unavailable") == 3
+    assert [line["status"] for line in requests].count(503) == 2
     assert all({"time", "level"} <= line.keys() for line in lines)
 
 
