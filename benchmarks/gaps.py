@@ -100,6 +100,11 @@ def bodies() -> dict[str, tuple[str, bytes]]:
         "stop_token_ids": (completion, filled('{"prompt":"a","stop_token_ids":[', "11,", "]}")),
         "text of 8 MB": (completion, filled('{"prompt":"', "some words ", '"}')),
         "text of 1 MB": (completion, filled('{"prompt":"', "wörter ", '"}', 1 << 20)),
+        "250,000 token ids": (completion, filled('{"prompt":[', "11,", "]}", 750_000)),
+        "1,000 texts": (
+            completion,
+            filled('{"prompt":[', f'"{"some words " * 500}",', "]}", 5508_000),
+        ),
         "floats": (completion, filled('{"prompt":[', "0.5,", "]}", 4 << 20)),
         "unknown keys": (completion, unknown_keys()),
         "chat of 7 MB": (
@@ -174,6 +179,10 @@ def stream(address: str, tokens: int, longest: Any) -> None:
     while True:
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         answer, last = connection.getresponse(), time.perf_counter()
+        if answer.status != 200:
+            print(f"the stream: {answer.read().decode()}", file=sys.stderr)
+            time.sleep(0.1)
+            continue
         while answer.readline():
             now = time.perf_counter()
             longest.value, last = max(longest.value, now - last), now
