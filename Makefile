@@ -188,7 +188,7 @@ bench-prefill:  ## measure prefill's share of the machine's peak, and attention'
 	@scripts/setup.sh run
 	@.venv/bin/python benchmarks/prefill.py $(ARGS)
 
-soak:  ## 10,000 requests to a server, many of them ill-behaved; its memory must stay flat
+soak:  ## 20,000 requests to a server, many of them ill-behaved; its memory must stay flat
 	@scripts/setup.sh dev
 	@.venv/bin/python -m tests.serving.soak $(ARGS)
 

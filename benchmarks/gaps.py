@@ -1,10 +1,12 @@
-"""How long others wait while one client sends a server the largest bodies it can.
+"""How long others wait while clients send a server the largest bodies it can.
 
     .venv/bin/python benchmarks/gaps.py [--clients 8] [overrides, e.g. model=smollm2_135m]
 
-One client asks for /health every 5 ms and another one reads a stream, both before the bodies come
-and while they are answered. A gap is the time of one such answer, or between two events of the
-stream. Memory is the server's resident set: before all, at its highest, and at the end.
+One process asks for /health every 5 ms, another one reads streams, and a third one only sleeps for
+5 ms at a time. A gap is the time of one answer, between two events of a stream, and by which that
+sleep was too long: what other programs on this machine cost anybody. Each row has the longest ones
+from the first of its bodies to the last answer. Memory is the server's resident set: before the
+bodies, at its highest, and at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -22,11 +25,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 BODY = 8 << 20  # bytes, less a few
 PING_S = 0.005
+PING_BAR_S, STREAM_BAR_S, MEMORY_BAR = 0.05, 0.25, 100  # the last one in MiB
+LONG = 2000  # tokens of a long prompt
+LONG_PROMPTS = 32  # at once
 _SETTLE_S = 1.0  # until what waited behind a body has been answered
 
 
@@ -38,23 +45,45 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="settings, e.g. model=smollm2_135m")
     given = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    print(f"{'':26}{''.join(f'{kind:>10}' for kind in KINDS)}")
     with server(given.overrides) as (process, address):
-        before = memory(process)
-        watch = Watch(address)
-        time.sleep(3)
-        report("nothing", watch, "", 0.0)
-        for name, (path, body) in bodies().items():
-            if given.only in name:
-                watch.clear()
-                began = time.perf_counter()
-                found = together(given.clients, lambda p=path, b=body: send(address, p, b))
-                seconds = time.perf_counter() - began
-                time.sleep(_SETTLE_S)
-                report(name, watch, found[0], seconds)
-        watch.end()
+        with watched(address, tokens=64) as watch:
+            time.sleep(5)  # the weights are read, and each slot has been used
+            report("nothing", watch, "", 0.0)
+            before, pings = memory(process), 0.0
+            for name, (path, body) in bodies().items():
+                if given.only in name:
+                    found = beside(watch, name, [(path, body)] * given.clients)
+                    pings = max(pings, found["ping"])
         highest = memory(process, "VmHWM")
         time.sleep(given.rest)
-        print(f"MiB: {before} before, {highest} at most, {memory(process)} at the end")
+        after = memory(process)
+        with watched(address, tokens=6000) as watch:
+            time.sleep(1)
+            streams = 0.0
+            for name, asked in long_prompts().items():
+                if given.only in name:
+                    found = beside(watch, name, asked)
+                    streams = max(streams, found["stream"])
+    print(f"longest ping beside the bodies: {pings * 1000:.0f} ms (bar: {PING_BAR_S * 1000:.0f})")
+    print(
+        f"longest gap of a stream beside long prompts: {streams * 1000:.0f} ms"
+        f" (bar: {STREAM_BAR_S * 1000:.0f})"
+    )
+    print(
+        f"MiB: {before} before, {highest} at most, {after} after {given.rest:g} s (bar:"
+        f" {before + MEMORY_BAR})"
+    )
+
+
+def beside(watch: Watch, name: str, asked: list[tuple[str, bytes]]) -> dict[str, float]:
+    """The longest gaps while so many bodies are answered."""
+    watch.clear()
+    began = time.perf_counter()
+    answer = together([lambda p=path, b=body: send(watch.address, p, b) for path, body in asked])[0]
+    seconds = time.perf_counter() - began
+    time.sleep(_SETTLE_S)
+    return report(name, watch, answer, seconds)
 
 
 def bodies() -> dict[str, tuple[str, bytes]]:
@@ -69,6 +98,13 @@ def bodies() -> dict[str, tuple[str, bytes]]:
     return {
         "prompt of objects": (completion, filled('{"prompt":[', "{},", "]}")),
         "stop_token_ids": (completion, filled('{"prompt":"a","stop_token_ids":[', "11,", "]}")),
+        "text of 8 MB": (completion, filled('{"prompt":"', "some words ", '"}')),
+        "text of 1 MB": (completion, filled('{"prompt":"', "wörter ", '"}', 1 << 20)),
+        "250,000 token ids": (completion, filled('{"prompt":[', "11,", "]}", 750_000)),
+        "1,000 texts": (
+            completion,
+            filled('{"prompt":[', f'"{"some words " * 500}",', "]}", 5508_000),
+        ),
         "floats": (completion, filled('{"prompt":[', "0.5,", "]}", 4 << 20)),
         "unknown keys": (completion, unknown_keys()),
         "chat of 7 MB": (
@@ -102,9 +138,23 @@ def send(address: str, path: str, body: bytes) -> str:
         connection.close()
 
 
-def together(clients: int, work: Callable[[], str]) -> list[str]:
+def long_prompts() -> dict[str, list[tuple[str, bytes]]]:
+    """Paths and bodies that are sent at once, by what is in them; no two share a prefix."""
+
+    def asked(number: int, **options: int) -> tuple[str, bytes]:
+        tokens = [1000 + (number * LONG + place) * 7919 % 40_000 for place in range(LONG)]
+        body = {"prompt": tokens, "max_tokens": 1, **options}
+        return "/v1/completions", json.dumps(body).encode()
+
+    return {
+        "a prompt's logprobs": [asked(0, prompt_logprobs=5)],
+        f"{LONG_PROMPTS} long prompts": [asked(number) for number in range(1, LONG_PROMPTS + 1)],
+    }
+
+
+def together(work: list[Callable[[], str]]) -> list[str]:
     found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(work())) for _ in range(clients)]
+    threads = [threading.Thread(target=lambda one=one: found.append(one())) for one in work]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -112,57 +162,86 @@ def together(clients: int, work: Callable[[], str]) -> list[str]:
     return found
 
 
-class Watch:
-    """The longest gaps of two other clients, since they were last cleared."""
+def ping(address: str, tokens: int, longest: Any) -> None:
+    connection = connect(address)
+    while True:
+        began = time.perf_counter()
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        longest.value = max(longest.value, time.perf_counter() - began)
+        time.sleep(PING_S)
 
-    def __init__(self, address: str) -> None:
-        self._address, self._ending = address, False
-        self._gaps = {"ping": 0.0, "stream": 0.0}
-        self._threads = [threading.Thread(target=work) for work in (self._ping, self._stream)]
-        for thread in self._threads:
-            thread.start()
+
+def stream(address: str, tokens: int, longest: Any) -> None:
+    connection = connect(address)
+    body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    headers = {"Content-Type": "application/json"}
+    while True:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer, last = connection.getresponse(), time.perf_counter()
+        if answer.status != 200:
+            print(f"the stream: {answer.read().decode()}", file=sys.stderr)
+            time.sleep(0.1)
+            continue
+        while answer.readline():
+            now = time.perf_counter()
+            longest.value, last = max(longest.value, now - last), now
+
+
+def sleep(address: str, tokens: int, longest: Any) -> None:
+    while True:
+        began = time.perf_counter()
+        time.sleep(PING_S)
+        longest.value = max(longest.value, time.perf_counter() - began - PING_S)
+
+
+KINDS: dict[str, Callable[[str, int, Any], None]] = {"ping": ping, "stream": stream, "sleep": sleep}
+
+
+class Watch:
+    """The longest gaps since they were last cleared, in seconds. Each kind has a process: threads
+    of this one would wait for each other."""
+
+    def __init__(self, address: str, tokens: int) -> None:
+        self.address = address
+        new = multiprocessing.get_context("spawn")
+        self._gaps = {kind: new.Value("d", 0.0) for kind in KINDS}
+        self._processes = [
+            new.Process(target=work, args=(address, tokens, self._gaps[kind]), daemon=True)
+            for kind, work in KINDS.items()
+        ]
+        for process in self._processes:
+            process.start()
 
     def clear(self) -> None:
-        self._gaps = dict.fromkeys(self._gaps, 0.0)
+        for gap in self._gaps.values():
+            gap.value = 0.0
 
     @property
     def longest(self) -> dict[str, float]:
-        return dict(self._gaps)
+        return {kind: gap.value for kind, gap in self._gaps.items()}
 
     def end(self) -> None:
-        self._ending = True
-        for thread in self._threads:
-            thread.join()
-
-    def _note(self, name: str, began: float) -> float:
-        now = time.perf_counter()
-        self._gaps[name] = max(self._gaps[name], now - began)
-        return now
-
-    def _ping(self) -> None:
-        connection = connect(self._address)
-        while not self._ending:
-            began = time.perf_counter()
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            self._note("ping", began)
-            time.sleep(PING_S)
-
-    def _stream(self) -> None:
-        connection = connect(self._address)
-        body = {"prompt": "a", "max_tokens": 64, "ignore_eos": True, "stream": True}
-        while not self._ending:
-            connection.request(
-                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-            )
-            answer, last = connection.getresponse(), time.perf_counter()
-            while answer.readline():
-                last = self._note("stream", last)
+        for process in self._processes:
+            process.terminate()
+            process.join()
 
 
-def report(name: str, watch: Watch, answer: str, seconds: float) -> None:
-    gaps = "".join(f"{gap * 1000:10.0f} ms" for gap in watch.longest.values())
-    print(f"{name:20}{gaps}  {seconds:6.2f} s  {answer}", flush=True)
+@contextmanager
+def watched(address: str, tokens: int) -> Iterator[Watch]:
+    """`tokens` of each stream."""
+    watch = Watch(address, tokens)
+    try:
+        yield watch
+    finally:
+        watch.end()
+
+
+def report(name: str, watch: Watch, answer: str, seconds: float) -> dict[str, float]:
+    found = watch.longest
+    gaps = "".join(f"{gap * 1000:7.0f} ms" for gap in found.values())
+    print(f"{name:26}{gaps}  {seconds:6.2f} s  {answer}", flush=True)
+    return found
 
 
 def connect(address: str) -> http.client.HTTPConnection:

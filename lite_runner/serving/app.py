@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -26,7 +26,13 @@ from lite_runner.serving import static
 from lite_runner.serving.chat import ChatCompletion
 from lite_runner.serving.completions import Completions
 from lite_runner.serving.engine import Busy, Stopped
-from lite_runner.serving.errors import ApiError, of_exception, shortened, told
+from lite_runner.serving.errors import (
+    OUT_OF_MEMORY,
+    ApiError,
+    of_exception,
+    shortened,
+    told,
+)
 from lite_runner.serving.middleware import Body, Guard, parse_body, read_body
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.schemas import (
@@ -38,6 +44,7 @@ from lite_runner.serving.schemas import (
     UnloadAdapter,
 )
 from lite_runner.serving.state import Gone, OpenAdapter, Server, or_gone
+from lite_runner.system.memory import return_freed
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -105,7 +112,7 @@ async def answered(request: Request, call: Completions | ChatCompletion) -> Resp
     request.state.stats = call.stats
     if not call.streams:
         whole = await or_gone(call.whole(), disconnected(request))
-        return await server_of(request).aside_if(call.is_large, lambda: JSONResponse(whole))
+        return await server_of(request).aside_if(call.is_large, lambda: Json(whole))
     chunks = call.chunks()
     # Before the status is sent: what cannot be done shows with the first output.
     chunk = await or_gone(anext(chunks), disconnected(request))
@@ -118,15 +125,15 @@ async def answered(request: Request, call: Completions | ChatCompletion) -> Resp
 
 
 async def events(
-    request: Request, first: str, chunks: AsyncGenerator[dict[str, Any], None]
-) -> AsyncGenerator[str, None]:
+    request: Request, first: bytes, chunks: AsyncGenerator[dict[str, Any], None]
+) -> AsyncGenerator[bytes, None]:
     """`first` and the chunks behind it as server-sent events; an error on the way is the last."""
     request.state.cut = "disconnected"  # unless it goes on
     try:
         yield first
         async for chunk in chunks:
             yield event(chunk)
-        yield "data: [DONE]\n\n"
+        yield b"data: [DONE]\n\n"
         request.state.cut = None
     except Exception as error:
         found = api_error(error)
@@ -136,8 +143,15 @@ async def events(
         await chunks.aclose()
 
 
-def event(content: Any) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"
+def event(content: Any) -> bytes:
+    return b"data: %b\n\n" % to_json(content)
+
+
+class Json(JSONResponse):
+    """Written three times as fast, which others wait for: log-probabilities may be megabytes."""
+
+    def render(self, content: Any) -> bytes:
+        return to_json(content)
 
 
 async def models(request: Request) -> Response:
@@ -184,7 +198,7 @@ async def tokenize(request: Request) -> Response:
     else:
         ids = await server.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": server.engine.info.max_length, "tokens": ids}
-    return await server.aside(lambda: JSONResponse(found))
+    return await server.aside(lambda: Json(found))
 
 
 async def detokenize(request: Request) -> Response:
@@ -195,7 +209,7 @@ async def detokenize(request: Request) -> Response:
 
     def answer() -> Response:
         text = server.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+        return Json({"prompt": text})
 
     return await server.aside(answer)
 
@@ -238,9 +252,12 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, HTTPException):  # no such path, or method
         return ApiError(error.status_code, error.detail)
-    if not isinstance(error, (Busy, Stopped, TimeoutError, MemoryError, RunnerError)):
+    found = of_exception(error)
+    if found.status == 500 and not isinstance(error, RunnerError):
         logger.error("a request failed", exc_info=error)
-    return of_exception(error)
+    elif found is OUT_OF_MEMORY:
+        return_freed()
+    return found
 
 
 def server_of(request: Request) -> Server:

@@ -246,7 +246,7 @@ class Ingress:
                 answer = JSONResponse(error.body(), 503, headers=error.headers)
                 await answer(scope, receive, send)
                 return
-            last = event(error.body()).encode() if streams else b""
+            last = event(error.body()) if streams else b""
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             messages.cancel()  # of effect where the client has left

@@ -11,7 +11,7 @@ from typing import Any
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Logprobs
-from lite_runner.serving.engine import Ended, Piece
+from lite_runner.serving.engine import Busy, Ended, Piece
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import RequestStats, Usage
 from lite_runner.serving.sampling import adjustments, generation_options, grammar_for
@@ -27,12 +27,15 @@ class Completions:
     """One call: its prompts, and the answer in both forms."""
 
     def __init__(self, server: Server, body: CompletionRequest) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError for what cannot be done, and Busy for more than may wait."""
         self._server, self._body = server, body
         self._adapter = server.adapter_of(body.model)
         self._priority = server.priority_of(body.priority)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
         self._grammar = grammar_for(body)
+        self._given = _prompts(body)
+        if len(self._given) > 1 and server.engine.most < len(self._given) * (body.n or 1):
+            raise Busy
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -44,7 +47,11 @@ class Completions:
     async def prepare(self) -> None:
         """Tokenize the prompts. Raises ApiError for one that does not fit."""
         body, server = self._body, self._server
-        self._prompts = await self._tokens()
+        special = body.add_special_tokens is not False
+        self._prompts = [
+            await server.encode(one, special) if isinstance(one, str) else one
+            for one in self._given
+        ]
         self._options = [
             generation_options(body, server.defaults, ids, server.engine.info)
             for ids in self._prompts
@@ -143,33 +150,6 @@ class Completions:
     def _choice(self, place: int, index: int) -> int:
         return place * (self._body.n or 1) + index
 
-    async def _tokens(self) -> list[list[int]]:
-        """Token ids of each prompt."""
-        given = self._body.prompt
-        special = self._body.add_special_tokens is not False
-        prompts: list[Any] = [given] if isinstance(given, str) else list(given)
-        if isinstance(prompts[0], int):
-            prompts = [prompts]
-        if len(prompts) > MAX_PROMPTS:
-            raise ApiError(
-                400, f"prompt: {len(prompts)}, at most {MAX_PROMPTS} at a time", "prompt"
-            )
-        vocab = self._server.engine.info.vocab_size
-        found = []
-        for one in prompts:
-            if isinstance(one, str):
-                ids = await self._server.encode(one, special)
-            else:
-                ids = list(one)
-            if not ids:
-                raise ApiError(400, "prompt: has no tokens", "prompt")
-            if max(ids) >= vocab:
-                raise ApiError(
-                    400, f"prompt: got token {max(ids)}, expected 0 to {vocab - 1}", "prompt"
-                )
-            found.append(ids)
-        return found
-
     def _whole_choice(self, index: int, text: str, ended: Ended) -> dict[str, Any]:
         place = index // (self._body.n or 1)
         choice = {
@@ -193,6 +173,15 @@ class Completions:
         for row, token in enumerate(completion.token_ids):
             made.add(token, completion.logprobs, row)
         return made.plain
+
+
+def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
+    """Each text, or its token ids. Raises ApiError for too many."""
+    given: Any = body.prompt
+    found = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+    if len(found) > MAX_PROMPTS:
+        raise ApiError(400, f"prompt: {len(found)}, at most {MAX_PROMPTS} at a time", "prompt")
+    return found
 
 
 def of_prompt(output: Piece | Ended) -> Logprobs | None:

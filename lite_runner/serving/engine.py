@@ -109,7 +109,7 @@ class EngineThread:
         self.info, self.adapters = backend.info, backend.adapters
         self._tokenizer, self._post = tokenizer, post
         self._engine = Engine(backend, token_budget, prefix_cache=prefix_cache, step_s=STEP_S)
-        self._most = backend.info.slots + max_queue
+        self.most = backend.info.slots + max_queue  # sequences that run or wait
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._inbox: deque[tuple[Handle, bool]] = deque()  # True: submitted, False: cancelled
@@ -153,7 +153,7 @@ class EngineThread:
         handle = Handle(request, put, transcripts, width)
         with self._changed:
             self._check_open()
-            if self._sequences and self._sequences + width > self._most:
+            if self._sequences and self._sequences + width > self.most:
                 raise Busy
             self._sequences += width
             self._inbox.append((handle, True))

@@ -11,6 +11,7 @@ from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.serving.engine import Busy, Stopped
 from lite_runner.serving.schemas import FieldFault
 from lite_runner.structured.grammars import GrammarError
+from lite_runner.system.memory import fault_of
 
 _TYPES = {
     400: "invalid_request_error",
@@ -66,6 +67,9 @@ class ApiError(Exception):
         }
 
 
+OUT_OF_MEMORY = ApiError(503, "out of memory", code="unavailable")
+
+
 def shortened(text: str, most: int) -> str:
     """`text` without its middle, where it has more characters than `most`."""
     if len(text) <= most:
@@ -87,8 +91,8 @@ def of_exception(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="unavailable")
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than serve.request_timeout", code="timeout")
-    if isinstance(error, MemoryError):
-        return ApiError(503, "out of memory", code="unavailable")
+    if fault_of(error) is not None:
+        return OUT_OF_MEMORY
     if isinstance(error, GrammarError):
         return ApiError(400, error.message, error.field, "invalid_value")  # of its own text
     if isinstance(error, ConfigError):

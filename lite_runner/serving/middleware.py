@@ -19,13 +19,21 @@ import h11
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lite_runner import progress
 from lite_runner.serving import static
-from lite_runner.serving.errors import ApiError, of_validation, shortened
+from lite_runner.serving.errors import (
+    OUT_OF_MEMORY,
+    RETRY_AFTER_S,
+    ApiError,
+    of_validation,
+    shortened,
+)
+from lite_runner.system.memory import check_memory, return_freed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -44,9 +52,19 @@ HEAD_S = 20.0  # from connecting, or from the first byte of a later request
 # Descriptors for what is not a connection, and for those that are accepted at once.
 _KEPT = 384
 BODY_S = 60.0  # for all of a body
+_ANSWER_S = 5.0  # for the answer that it has not come
+_READ = 1 << 16  # bytes of a connection that are read at a time
+_CONTENT = to_json(OUT_OF_MEMORY.body())
+_OUT_OF_MEMORY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"Retry-After: %d\r\nContent-Length: %d\r\n\r\n%b" % (RETRY_AFTER_S, len(_CONTENT), _CONTENT)
+)
 MAX_BODY = 8 << 20  # bytes
 MAX_VALUES = 1 << 18  # in a body; parsing and validating them takes some 30 ms
 _OPENING = b",:[{"  # each value but the first has one of these before it
+_PART = 1 << 18  # bytes that are looked at together
+# To where no escape is cut: a character, or backslashes and the one behind them.
+_ESCAPED = re.compile(rb"\\*[^\\]?", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -155,36 +173,73 @@ def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
     )
 
 
-class Connection(H11Protocol):
-    """uvicorn's, which bounds the time between two requests alone."""
+class Connection(H11Protocol, asyncio.BufferedProtocol):
+    """uvicorn's, which bounds the time between two requests alone. A buffer that is there already,
+    and an answer where memory ends: asyncio would reset the connection."""
 
-    _head: asyncio.TimerHandle | None = None  # while the head of a request is waited for
+    _buffer = memoryview(bytearray(_READ))  # of all connections: each copies what it has got
+    _awaited: object = None  # h11's state of the client whose time is bounded
+    _limit: asyncio.TimerHandle | None = None  # on that time
+    _refused = False  # what comes is read, or the client might not see the answer, and dropped
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._refused:
+            return
+        try:
+            self.data_received(bytes(self._buffer[:nbytes]))
+        except MemoryError:
+            self._refuse()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head = self.loop.call_later(HEAD_S, transport.abort)
+        self._watch()
         if len(self.connections) > most_connections():
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # uvicorn's own timer runs between two requests, and ends with the next byte.
-        if self.conn.their_state is not h11.IDLE or self.timeout_keep_alive_task is not None:
-            self._stop_waiting()
-        elif self._head is None:
-            self._head = self.loop.call_later(HEAD_S, self.transport.abort)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # it would hold this connection
+        self._bound(None)
 
-    def _stop_waiting(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    def _watch(self) -> None:
+        """Bound the time of what is awaited: a head, or a body, which may be of no use any more."""
+        # uvicorn's own timer runs between two requests, and ends with the next byte.
+        state = self.conn.their_state if self.timeout_keep_alive_task is None else None
+        if state is not self._awaited:
+            self._awaited = state
+            in_body = BODY_S + _ANSWER_S if state is h11.SEND_BODY else None
+            self._bound(HEAD_S if state is h11.IDLE else in_body)
+
+    def _bound(self, seconds: float | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        end = self.transport.abort
+        self._limit = None if seconds is None else self.loop.call_later(seconds, end)
+
+    def _refuse(self) -> None:
+        self._refused = True
+        return_freed()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self.transport.write(_OUT_OF_MEMORY)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._bound(HEAD_S)
 
     def _make_room(self) -> None:
-        """Close a connection that has asked for nothing; the new one, if all others have."""
+        """Close a connection that asks for nothing; the new one, if all others do."""
         for other in self.connections:
             if isinstance(other, Connection) and other is not self and other._is_idle:
                 other.transport.abort()
@@ -193,8 +248,8 @@ class Connection(H11Protocol):
 
     @property
     def _is_idle(self) -> bool:
-        waits = self._head is not None or self.timeout_keep_alive_task is not None
-        return waits and not self.transport.is_closing()
+        answered = self._refused or self.cycle is None or self.cycle.response_complete
+        return answered and not self.transport.is_closing()
 
 
 def most_connections() -> int:
@@ -204,7 +259,7 @@ def most_connections() -> int:
 
 
 async def read_body(parts: AsyncIterable[bytes]) -> bytearray:
-    """The bytes of a body. Raises ApiError beyond MAX_BODY, or BODY_S."""
+    """The bytes of a body. Raises ApiError beyond MAX_BODY, or BODY_S; MemoryError."""
     try:
         return await asyncio.wait_for(_joined(parts), BODY_S)
     except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
@@ -215,6 +270,8 @@ async def _joined(parts: AsyncIterable[bytes]) -> bytearray:
     data = bytearray()
     async for part in parts:
         data += part
+        if len(data) > _READ:
+            check_memory(len(data))
         if len(data) > MAX_BODY:
             raise ApiError(413, f"the body has more than {MAX_BODY} bytes")
     return data
@@ -237,10 +294,16 @@ def check_values(data: bytes | bytearray) -> None:
 
 
 def _values(data: bytes | bytearray) -> int:
-    """Commas, colons and opening brackets outside strings."""
-    text = np.frombuffer(data.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
-    inside = np.logical_xor.accumulate(text == ord('"'))
-    return _count(text[~inside])
+    """Commas, colons and opening brackets outside strings, as far as they may be."""
+    count, start, inside = 0, 0, np.False_
+    while start < len(data) and count <= MAX_VALUES:
+        found = _ESCAPED.match(data, min(start + _PART, len(data)) - 1)
+        assert found is not None  # it matches anything
+        part = data[start : found.end()].replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        text, start = np.frombuffer(part, np.uint8), found.end()
+        quoted = np.logical_xor.accumulate(text == ord('"')) ^ inside
+        count, inside = count + _count(text[~quoted]), quoted[-1]
+    return count
 
 
 def _count(text: NDArray[np.uint8]) -> int:

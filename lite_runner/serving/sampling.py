@@ -29,8 +29,6 @@ def generation_options(
     field = "messages" if isinstance(body, ChatRequest) else "prompt"
     if not prompt:
         raise ApiError(400, f"{field}: no tokens", field)
-    if lacks := info.prompt_fault(np.array(prompt, np.int32)):
-        raise ApiError(400, f"{field}: {lacks}", field)
     room, limit = info.max_length - len(prompt), _limit(body)
     if room < (1 if limit is None else limit):
         wanted = f" and {limit} new ones" if limit else ""
@@ -41,6 +39,12 @@ def generation_options(
             field,
             "context_length_exceeded",
         )
+    if (last := max(prompt)) >= info.vocab_size:
+        raise ApiError(
+            400, f"{field}: got token {last}, expected 0 to {info.vocab_size - 1}", field
+        )
+    if lacks := info.prompt_fault(np.array(prompt, np.int32)):
+        raise ApiError(400, f"{field}: {lacks}", field)
     if limit is None:
         usual = defaults.max_new_tokens or (room if isinstance(body, ChatRequest) else USUAL_TOKENS)
         limit = min(usual, room)

@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from lite_runner.serving.middleware import Connection
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.planning import listen
 from lite_runner.serving.state import Server
+from lite_runner.system.memory import bound_arenas
 from lite_runner.system.signals import offered
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 # Of an idle connection. Clients drop theirs after 5 s (httpx, openai) to 15 s (aiohttp): were it no
 # longer, a request could meet a connection that is just being closed.
 KEEP_ALIVE_S = 75
+_ARENAS = 2  # of malloc: each takes addresses, of which `ulimit -v` leaves some
+SWITCH_S = 0.001  # Python's 0.005 s, several times a request, are what others would notice
 _LAST_S = 2  # for the last events of streams that are cut, where a client does not read
 
 
@@ -40,6 +44,7 @@ def serve(plan: Plan) -> None:
     config = plan.config
     assert isinstance(config, ServeOptions)
     key = take_key("serve.api_key", config.serve.api_key)
+    bound_arenas(_ARENAS)
     # Before the weights are read: the port may be taken.
     with closing(listen(config.serve.host, config.serve.port)) as bound:
         backend = open_planned(plan)
@@ -102,9 +107,11 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
     engine.start()
+    sys.setswitchinterval(SWITCH_S)
     # Looking for garbage among what is loaded would hold up all requests, now and then.
     gc.collect()
     gc.freeze()
+    gc.collect()  # it looks again once there is a quarter more than it found here: little now
     try:
         with _Ending(http, server).on_signals():
             host, port = bound.getsockname()[:2]

@@ -14,7 +14,7 @@ import numpy as np
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import with_ending
-from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.records import dataclass
@@ -25,7 +25,7 @@ from lite_runner.serving.options import Serve
 from lite_runner.serving.schemas import Message
 from lite_runner.serving.tools import plain_messages
 from lite_runner.structured.grammars import Grammar, Grammars
-from lite_runner.system.memory import free_addresses, return_freed
+from lite_runner.system.memory import check_memory, free_memory, return_freed
 from lite_runner.text.tokenizer import Tokenizer, TooManyTokens
 
 T = TypeVar("T")
@@ -33,9 +33,6 @@ T = TypeVar("T")
 OpenAdapter = Callable[[str, str], Callable[[], None]]
 _SHORT = 16 << 10  # bytes of a body that is read in less time than another thread takes
 _LARGE = 1 << 20  # bytes of one whose memory malloc would keep
-# Bytes of address space that a long body needs at the least, and for each of its bytes: libraries
-# in Rust end the process where they get none.
-_NEEDED, _NEEDED_FOR_BYTE = 8 << 20, 16
 _ASIDE = 2  # texts and grammars that are prepared at a time: more would take the engine's cores
 
 
@@ -121,18 +118,12 @@ class Server:
                 400, f"{field}: {error.message}", field, "context_length_exceeded"
             ) from None
 
-    def check_memory(self, size: int) -> None:
-        """Raises EnvironmentFault where `ulimit -v` leaves too little for `size` bytes."""
-        left = free_addresses()
-        if left is not None and left < _NEEDED + _NEEDED_FOR_BYTE * size:
-            raise EnvironmentFault("out of memory", "fewer or shorter requests at a time")
-
     async def read(self, data: bytes | bytearray, work: Callable[[], T]) -> T:
         """The result of `work` on a body: in another thread, one at a time, unless it is short."""
         if len(data) <= _SHORT:
             return work()
         async with self._reading:
-            self.check_memory(len(data))
+            check_memory(len(data), free_memory())
             try:
                 return await asyncio.to_thread(work)
             finally:

@@ -24,6 +24,9 @@ TAKE_LESS = (
     "less"
 )
 _LARGE_BLOCK = 4 << 20  # bytes; smaller blocks are reused, so glibc may keep them
+# Bytes that must be left to read a text, and for each of its own: libraries in Rust end the process
+# where they get none.
+_NEEDED, _NEEDED_FOR_BYTE = 32 << 20, 16
 # Out-of-memory messages of MindSpore, libc and the dynamic linker.
 _SAID = re.compile(
     r"std::bad_alloc|out of memory|cannot allocate memory|not enough memory|memory not enough"
@@ -72,6 +75,14 @@ def free_addresses() -> int | None:
     if limit == resource.RLIM_INFINITY:
         return None
     return max(0, limit - int(psutil.Process().memory_info().vms))
+
+
+def check_memory(size: int, free: int | None = None) -> None:
+    """Raises MemoryError where `ulimit -v` leaves too little to parse and tokenize a text of `size`
+    bytes, or where less is `free`, if that is given."""
+    left = [one for one in (free_addresses(), free) if one is not None]
+    if left and min(left) < _NEEDED + _NEEDED_FOR_BYTE * size:
+        raise MemoryError
 
 
 def oom_kills() -> int:
@@ -125,8 +136,7 @@ def large_blocks_returned() -> Iterator[None]:
     glibc keeps freed blocks of up to 32 MB: after reading and packing a model's tensors one by one,
     a quarter of the memory may be such fragmentation.
     """
-    libc = ctypes.CDLL(None)
-    mallopt = getattr(libc, "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # no glibc
         yield
         return
@@ -139,6 +149,14 @@ def large_blocks_returned() -> Iterator[None]:
         mallopt(threshold, 32 << 20)
         mallopt(trim, 64 << 20)
         return_freed()
+
+
+def bound_arenas(most: int) -> None:
+    """Let malloc have so many arenas, where it is glibc's: a thread's own reserves 64 MiB of
+    addresses, and keeps what other threads have freed in it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(-8, most)  # M_ARENA_MAX of malloc.h
 
 
 def return_freed() -> None:

@@ -39,6 +39,12 @@ MALFORMED: list[Any] = [
     {"prompt": "x", "guided_regex": "("},
     {"prompt": "x", "max_tokens": 10**6},
 ]
+OTHERS: list[tuple[str, Any]] = [  # path, and body of a POST
+    *((path, None) for path in ("/health", "/ready", "/version", "/metrics", "/v1/models", "/")),
+    ("/tokenize", {"prompt": "the text"}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "the text"}]}),
+    ("/detokenize", {"tokens": [97, 98]}),
+]
 
 
 @dataclass
@@ -49,6 +55,7 @@ class Soak:
     models: list[str]
     seed: int = 0
     longest: int = 60  # tokens of a prompt, and of an answer
+    comes: str | None = None  # folder of an adapter that comes and goes under one name or another
     alone: dict[str, str] = field(default_factory=dict)  # answer by body
     done: Counter[str] = field(default_factory=Counter)
 
@@ -85,12 +92,21 @@ class Soak:
         }
         if number % 8 == 7:
             body["guided_regex"] = "[a-z]{3,9}!"
+        elif number % 8 == 5:
+            body |= {"logprobs": 2, "echo": True}
+        elif number % 4 == 2:
+            said = "".join(map(chr, body.pop("prompt")))
+            body["messages"] = [{"role": "user", "content": said}]
         return body
 
     async def _one(self, http: httpx2.AsyncClient, number: int) -> None:
         body = self._random.choice(self._bodies)
         if number % 10 == 3:
             await self._malformed(http)
+        elif number % 25 == 4:
+            await self._other(http)
+        elif number % 100 == 9 and self.comes is not None:
+            await self._adapter(http, f"{self.comes}-{number % 700}", body)
         elif number % 5 == 1:
             await self._leaving(http, body)
         elif number % 50 == 7:
@@ -101,18 +117,19 @@ class Soak:
             assert await self._streamed(http, body) == self.alone[json.dumps(body)]
 
     async def _whole(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> str:
-        while (answer := await http.post("/v1/completions", json=body)).status_code == 429:
+        while (answer := await http.post(path_of(body), json=body)).status_code == 429:
             self.done["full"] += 1
             await asyncio.sleep(0.05)
         assert answer.status_code == 200, answer.text
         self.done["whole"] += 1
-        return str(answer.json()["choices"][0]["text"])
+        choice = answer.json()["choices"][0]
+        return str(choice["message"]["content"] if "message" in choice else choice["text"])
 
     async def _streamed(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> str:
         while True:
             text, ended = "", False
             body = {**body, "stream": True}
-            async with http.stream("POST", "/v1/completions", json=body) as answer:
+            async with http.stream("POST", path_of(body), json=body) as answer:
                 if answer.status_code == 429:
                     self.done["full"] += 1
                     await asyncio.sleep(0.05)
@@ -121,7 +138,9 @@ class Soak:
                 async for line in answer.aiter_lines():
                     ended = ended or line == "data: [DONE]"
                     if line and not ended:
-                        text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                        choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                        delta = choice.get("delta", {}).get("content", "")
+                        text += choice.get("text", delta)
             assert ended
             self.done["streamed"] += 1
             return text
@@ -131,13 +150,29 @@ class Soak:
         body = {**body, "stream": True}
         try:
             if self._random.random() < 0.5:
-                await asyncio.wait_for(http.post("/v1/completions", json=body), 0.003)
-            async with http.stream("POST", "/v1/completions", json=body) as answer:
+                await asyncio.wait_for(http.post(path_of(body), json=body), 0.003)
+            async with http.stream("POST", path_of(body), json=body) as answer:
                 async for _ in answer.aiter_lines():
                     break
         except asyncio.TimeoutError:
             pass
         self.done["left"] += 1
+
+    async def _other(self, http: httpx2.AsyncClient) -> None:
+        path, body = self._random.choice(OTHERS)
+        answer = await (http.get(path) if body is None else http.post(path, json=body))
+        assert answer.status_code == 200, (path, answer.text)
+        self.done["other"] += 1
+
+    async def _adapter(self, http: httpx2.AsyncClient, name: str, body: dict[str, Any]) -> None:
+        """An adapter comes, answers and goes; unless it is there already."""
+        made = {"lora_name": name, "lora_path": self.comes}
+        answer = await http.post("/v1/load_lora_adapter", json=made)
+        if answer.status_code == 200:
+            await self._whole(http, {**body, "model": name})
+            answer = await http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+            assert answer.status_code == 200, answer.text
+            self.done["adapter"] += 1
 
     async def _malformed(self, http: httpx2.AsyncClient) -> None:
         body = self._random.choice(MALFORMED)
@@ -148,7 +183,7 @@ class Soak:
         self.done["malformed"] += 1
 
     async def _never_read(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> None:
-        opened = http.stream("POST", "/v1/completions", json={**body, "stream": True})
+        opened = http.stream("POST", path_of(body), json={**body, "stream": True})
         await opened.__aenter__()
         self._unread.append(opened)
         self.done["unread"] += 1
@@ -159,18 +194,25 @@ class Soak:
             await self._unread.pop(0).__aexit__(None, None, None)
 
 
+def path_of(body: dict[str, Any]) -> str:
+    return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+
 def main() -> None:
     """The long form, on a server of its own; tells how its memory goes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         sizes = _soak(Path(name), given)
-    # The first rounds fill caches and the allocator's pools.
-    warm, last = sizes[len(sizes) // 3], sizes[-1]
+    # The first requests fill caches and the allocator's pools.
+    warm, last = sizes[given.rounds // 10], sizes[-1]
+    requests = given.requests * (given.rounds - given.rounds // 10 - 1) / given.rounds
+    grown = (last - warm) * 2**10 / max(1, requests)
+    print(f"memory: {grown:.2f} KiB a request")
     if last > 1.03 * warm:
         sys.exit(f"memory grows: {warm:.1f} MiB, and {last:.1f} MiB at the end")
 
@@ -183,13 +225,14 @@ def _soak(folder: Path, given: argparse.Namespace) -> list[float]:
     (folder / "lora_adapter.json").write_text(json.dumps({name: name for name in adapters}))
     command = [sys.executable, str(ROOT / "run_lite.py"), "run_mode=serve", "model=tiny.gguf"]
     command += ["serve.port=0", "adapter_path=lora_adapter.json", "max_loaded_adapters=2"]
+    command += ["serve.load_adapters=true", "adapter_root=."]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         found = next(filter(None, (re.search(r"on (http://\S+)", one) for one in process.stderr)))
         threading.Thread(target=lambda: deque(process.stderr or (), 0), daemon=True).start()
         listed = httpx2.get(f"{found[1]}/v1/models").json()["data"]
-        soak = Soak(found[1], [card["id"] for card in listed], given.seed)
+        soak = Soak(found[1], [card["id"] for card in listed], given.seed, comes=adapters[0])
         server = psutil.Process(process.pid)
         sizes = []
         for round in range(given.rounds):

@@ -473,13 +473,18 @@ def test_priorities_may_be_switched_off(start: Start) -> None:
             assert call(served, path, {**asked, "priority": 0})[0] == 200
 
 
+@pytest.mark.parametrize("module", ["system.memory.free_addresses", "serving.state.free_memory"])
 def test_a_long_body_is_refused_before_memory_ends(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     """Libraries in Rust end the process where they get none."""
     served = start()
     body = {"prompt": "x", "max_tokens": 1}
-    for left, size, expected in ((None, 10**6, 400), (1 << 20, 1, 200), (20 << 20, 10**6, 503)):
-        monkeypatch.setattr("lite_runner.serving.state.free_addresses", lambda left=left: left)
+    for left, size, expected in (
+        (1 << 30, 10**6, 400),
+        (1 << 20, 1, 200),
+        (30 << 20, 10**5, 503),
+    ):
+        monkeypatch.setattr(f"lite_runner.{module}", lambda left=left: left)
         body["prompt"] = "x" * size
         assert call(served, "/v1/completions", body)[0] == expected, (left, size)

@@ -6,12 +6,13 @@ import json
 import random
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from pydantic import ValidationError
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lite_runner.serving import middleware
 from lite_runner.serving.errors import ApiError, of_validation
@@ -60,6 +61,45 @@ def test_half_a_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyP
         head, _, body = rest(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower()
     assert "has not come within" in json.loads(body)["error"]["message"]
+
+
+def test_a_body_that_nobody_reads_is_not_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it when it comes byte by byte."""
+    monkeypatch.setattr(middleware, "BODY_S", 0.0)
+    monkeypatch.setattr(middleware, "_ANSWER_S", 0.3)
+    with connect(start(key=b"secret")) as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000000\r\n\r\n")
+        connection.settimeout(0.02)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(500):
+                connection.sendall(b" ")
+                with suppress(TimeoutError):
+                    connection.recv(4096)
+
+
+@pytest.mark.parametrize("sent", [b"GET /he", HEAD + b"Content-Length: 4000000\r\n\r\n"])
+def test_without_memory_a_connection_is_answered_not_reset(
+    start: Start, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """What the client sends meanwhile is read: its answer would be lost otherwise."""
+    served, lacks, whole = start(), [True], H11Protocol.data_received
+
+    def received(self: H11Protocol, data: bytes) -> None:
+        if lacks[0] and b"x" in data:
+            raise MemoryError
+        whole(self, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", received)
+    with connect(served) as connection:
+        connection.sendall(sent)
+        connection.sendall(b"x" * 3_000_000)
+        head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503") and b"Retry-After" in head
+    assert json.loads(body)["error"]["message"] == "out of memory"
+    lacks[0] = False
+    assert call(served, "/v1/completions", {"prompt": "xx", "max_tokens": 1})[0] == 200
 
 
 def test_idle_connections_make_room(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +207,18 @@ def test_values_are_those_outside_strings() -> None:
         made = value(5)
         assert middleware._values(json.dumps(made).encode()) == openings(made), made
     check_values(b'{"prompt":"' + b',[{:\\"' * MAX_VALUES + b'"}')
+
+
+def test_values_are_those_outside_strings_wherever_parts_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = json.dumps(
+        {'a"\\\\': ['\\"', ',[{\\\\"', 1, {"": '"'}], "\\": "\\\\\\", "b": [[], ","]}
+    ).encode()
+    expected = middleware._values(text)
+    for size in range(1, len(text) + 2):
+        monkeypatch.setattr(middleware, "_PART", size)
+        assert middleware._values(text) == expected, size
 
 
 def test_the_most_values_are_taken() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import httpx2
 import openai
+import psutil
 import pytest
 from pydantic import BaseModel, Field
 
@@ -91,13 +96,24 @@ def test_requests_are_taken_for_a_while_after_sigterm(launch: Launch) -> None:
     assert process.wait(60) == 0
 
 
+WAITS = {"prompt": "hello", "max_tokens": 1}
+
+
 @pytest.mark.parametrize("how", ["drain_timeout", "Ctrl-C"])
 def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_path: Path) -> None:
     seconds = 0.5 if how == "drain_timeout" else 600
-    process, url = launch(*LONG, f"serve.drain_timeout={seconds}", "serve.log_format=json")
+    process, url = launch(
+        *LONG, f"serve.drain_timeout={seconds}", "serve.log_format=json", "serve.max_running=3"
+    )
     streams = [forever(url) for _ in range(3)]
     for stream in streams:
         next(stream)
+    pool = ThreadPoolExecutor()
+    waiting = [pool.submit(httpx2.post, f"{url}/v1/completions", json=WAITS) for _ in range(2)]
+    while (
+        'num_requests_waiting{model_name="tiny_llama"} 2.0' not in httpx2.get(f"{url}/metrics").text
+    ):
+        pass
     os.kill(process.pid, signal.SIGTERM)
     assert process.stderr is not None
     lines = []
@@ -109,9 +125,35 @@ def test_streams_that_are_cut_end_with_an_error(launch: Launch, how: str, tmp_pa
         with pytest.raises(openai.APIError, match="the server is shutting down"):
             list(stream)
     assert process.wait(60) == 0
+    for asked in waiting:
+        assert asked.result().status_code == 503
+        assert asked.result().json()["error"]["code"] == "unavailable"
     requests = [line for line in lines if line["message"] == "request"]
-    assert [line["error"] for line in requests] == ["unavailable"] * 3
+    assert [line.get("error") for line in requests].count("unavailable") == 3
+    assert [line["status"] for line in requests].count(503) == 2
     assert all({"time", "level"} <= line.keys() for line in lines)
+
+
+def test_without_addresses_requests_are_refused_and_later_ones_are_not(launch: Launch) -> None:
+    process, url = launch("model.model_config.seq_length=1024")
+    size = psutil.Process(process.pid).memory_info().vms
+    asked: dict[str, Any] = {"prompt": "x" * 200, "max_tokens": 2, "temperature": 0}
+    expected = httpx2.post(f"{url}/v1/completions", json=asked)
+    limit = size + (100 << 20)
+    resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
+    large = json.dumps({"prompt": "some words " * 90_000}).encode()
+
+    async def many() -> list[int]:
+        limits, headers = httpx2.Limits(max_connections=None), {"Content-Type": "application/json"}
+        async with httpx2.AsyncClient(limits=limits, timeout=300, headers=headers) as http:
+            sent = [http.post(f"{url}/v1/completions", content=large) for _ in range(160)]
+            return [answer.status_code for answer in await asyncio.gather(*sent)]
+
+    statuses = asyncio.run(many())  # no connection is reset
+    assert set(statuses) <= {400, 503} and 503 in statuses
+    again = httpx2.post(f"{url}/v1/completions", json=asked)
+    assert again.status_code == 200 and again.json()["choices"] == expected.json()["choices"]
+    assert process.poll() is None
 
 
 def test_every_line_of_the_log_is_json(cli: Callable[..., Any]) -> None:
