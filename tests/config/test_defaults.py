@@ -107,19 +107,20 @@ def test_every_key_of_a_run_has_one_default(mode: str) -> None:
         assert not missing, f"{chosen}: no default in conf/: {sorted(missing)}"
 
 
-@pytest.mark.parametrize("path", COMMENTED, ids=lambda path: str(path.relative_to(CONF)))
-def test_every_key_has_a_comment(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    lines = ["", *text.splitlines()]
-    root = yaml.compose(text)
-    assert isinstance(root, yaml.MappingNode)
-    bare = [
-        key
-        for key, line in values(root)
-        if key not in SAID_BY_HEADER and not key.startswith("infer.ge_options.")
-        if " # " not in lines[line] and not lines[line - 1].strip().startswith("# ")
-    ]
-    assert not bare, f"{path}: say what {', '.join(bare)} means"
+def test_every_key_has_a_comment(subtests: pytest.Subtests) -> None:
+    for path in COMMENTED:
+        with subtests.test(path=path.relative_to(CONF)):
+            text = path.read_text(encoding="utf-8")
+            lines = ["", *text.splitlines()]
+            root = yaml.compose(text)
+            assert isinstance(root, yaml.MappingNode)
+            bare = [
+                key
+                for key, line in values(root)
+                if key not in SAID_BY_HEADER and not key.startswith("infer.ge_options.")
+                if " # " not in lines[line] and not lines[line - 1].strip().startswith("# ")
+            ]
+            assert not bare, f"{path}: say what {', '.join(bare)} means"
 
 
 def config_of(mode: str) -> type[RunConfig]:

@@ -29,17 +29,20 @@ def probabilities(
     return result / result.sum()
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_same_distribution_as_transformers(case: dict[str, Any]) -> None:
-    config = GenerationConfig(do_sample=True, eos_token_id=tuple(case["eos"]), **case["options"])
-    logits = np.array(case["logits"], dtype=np.float32)
-    ours = probabilities(logits, config, case["seen"], case["generated"])
-    theirs = np.array(case["probabilities"])
-    # Of equally likely tokens at the edge of a nucleus either may be kept.
-    np.testing.assert_allclose(np.sort(ours), np.sort(theirs), atol=2e-6)
-    scores = process_logits(logits, np.array(case["seen"]), case["generated"], config)
-    different = np.flatnonzero(np.abs(ours - theirs) > 2e-6)
-    assert len(np.unique(scores[different])) <= 1
+def test_same_distribution_as_transformers(subtests: pytest.Subtests) -> None:
+    for number, case in enumerate(CASES):
+        with subtests.test(number=number):
+            config = GenerationConfig(
+                do_sample=True, eos_token_id=tuple(case["eos"]), **case["options"]
+            )
+            logits = np.array(case["logits"], dtype=np.float32)
+            ours = probabilities(logits, config, case["seen"], case["generated"])
+            theirs = np.array(case["probabilities"])
+            # Of equally likely tokens at the edge of a nucleus either may be kept.
+            np.testing.assert_allclose(np.sort(ours), np.sort(theirs), atol=2e-6)
+            scores = process_logits(logits, np.array(case["seen"]), case["generated"], config)
+            different = np.flatnonzero(np.abs(ours - theirs) > 2e-6)
+            assert len(np.unique(scores[different])) <= 1
 
 
 def test_repetition_penalty_leaves_pad_and_the_input_alone() -> None:
