@@ -145,12 +145,13 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "expected"), VALUES)
-def test_the_schema_tells_texts_from_json(key: str, value: str, expected: Any) -> None:
-    assert read_however_cut("glm45", call(pair(key, value)), TOOLS) == (
-        "",
-        [("f", {key: expected})],
-    )
+def test_the_schema_tells_texts_from_json(subtests: pytest.Subtests) -> None:
+    for key, value, expected in VALUES:
+        with subtests.test(key=key, value=value):
+            assert read_however_cut("glm45", call(pair(key, value)), TOOLS) == (
+                "",
+                [("f", {key: expected})],
+            )
 
 
 CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
