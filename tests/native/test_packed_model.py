@@ -1,5 +1,5 @@
-"""Models that the native kernels support, and the imports of packing. Bytes: tests/test_frozen.py;
-logits: tests/backends/native/test_backend.py."""
+"""Models that the native kernels support, and the imports of packing.
+Logits: tests/backends/native/test_backend.py."""
 
 from __future__ import annotations
 
