@@ -76,10 +76,27 @@ def test_graphs_are_kept_and_compiled_again_where_they_have_to_be(
     assert again["evaluation"]["perplexity"] == scored["evaluation"]["perplexity"]
 
 
-def test_other_code_compiles_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a change of the code is: tests/system/test_versions.py."""
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process whose first backend has not come yet, with a cache of its own."""
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path))
     monkeypatch.setattr(graph_cache, "_program", lambda: ROOT / "run_lite.py")
+    monkeypatch.setattr(graph_cache, "_claimed", False)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_first_purpose_of_the_first_backend_is_cached_alone(tmp_path: Path) -> None:
+    """MindSpore has one folder for a process, and numbers the graphs in it."""
+    first, second = GraphCache({"layers": 1}), GraphCache({"layers": 2})
+    for cache, purpose, folders in ((second, "score", 0), (first, "score", 1), (first, "other", 1)):
+        with cache.entry(purpose) as cached:
+            assert not cached
+        assert len(list((tmp_path / "graphs").glob("*"))) == folders
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_other_code_compiles_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a change of the code is: tests/system/test_versions.py."""
 
     def kept(code: str) -> bool:
         """Whether a first backend of a process finds a graph; it leaves one."""
