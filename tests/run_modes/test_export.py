@@ -344,15 +344,15 @@ def test_a_full_graph_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> Non
     assert "keeps no cache in a graph between runs" in capsys.readouterr().err
 
 
-def test_a_full_graph_on_demand_and_sampled(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_graph_on_demand_and_sampled(
+    run: Run, gpt2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     past = ["model=tiny_gpt2", "model.model_config.use_past=false", "backend=mslite", *PREDICT]
     online = tokens(run("model=tiny_gpt2", *PREDICT))
     sampled = "model.model_config.is_sample_acceleration=true"
     assert tokens(run(*past)) == tokens(run(*past, sampled)) == online
-    pair = ["infer.prefill_model_path=m/a.mindir", "infer.increment_model_path=m/b.mindir"]
-    run("run_mode=export", "model=tiny_gpt2", *pair)
-    refused([*past, *pair], 2)
-    assert "m: exported with a cache, got model.model_config.use_past=false" in (
+    refused([*past, f"infer.model_dir={gpt2}"], 2)
+    assert f"{gpt2.name}: exported with a cache, got model.model_config.use_past=false" in (
         capsys.readouterr().err
     )
 
