@@ -41,6 +41,7 @@ def test_a_written_strategy_is_read_back_as_our_layout(
     for name, cut in cuts(config, tensor).items():
         shape = expected_tensors(config)[name]
         whole = np.arange(np.prod(shape)).reshape(shape)
+        assert found.layouts[name].fits(shape) and not found.layouts[name].fits((*shape, 1))
         for rank in range(data * tensor):
             index = found.layouts[name].bounds(shape, rank)
             mine = cut.bounds(shape, Ranks(rank, data, tensor))
