@@ -10,14 +10,15 @@ run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds o
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
-# As many as there are processors, two to four: each takes a gigabyte or two.
-WORKERS := from lite_runner.system.processor import cores; print(min(4, max(2, cores())))
+# One more than there are processors, four at most: each takes a gigabyte or two.
+WORKERS := from lite_runner.system.processor import cores; print(min(4, cores() + 1))
 
 test:  ## set up, then lint, types, shell check and all tests
 	@scripts/setup.sh lite --optional
 	@$(MAKE) --no-print-directory lint
 	@# Hundreds of child processes import the package: with bytecode each takes a third less.
 	@# A file's fixtures, such as jobs of several ranks, are made once; the last files are short.
+	@# A worker more than cores: a quarter of the time is waiting, for ranks, servers and time-outs.
 	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
 	--dist loadfile --no-loadscope-reorder
 

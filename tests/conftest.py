@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import json
 import os
 import re
@@ -85,10 +86,13 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """MindSpore collects garbage at each compile; tests and what they import are no garbage. And
-    its first operator starts the runtime as it is set up then, whichever test that is of."""
+    """MindSpore collects garbage at each compile; tests and what they import are no garbage. It
+    looks for the source of each function anew, too, which does not change. And its first operator
+    starts the runtime as it is set up then, whichever test that is of."""
     gc.freeze()
     if "mindspore" in sys.modules:
+        source_lines = cache(inspect.getsourcelines)
+        inspect.getsourcelines = lambda found: source_lines(getattr(found, "__func__", found))
         from lite_runner.backends.mindspore.device import set_device
 
         set_device("CPU", 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from lite_runner.architectures.spec import RopeScaling
 from tests.models import reference_model
 from tests.paths import REFERENCE
 
@@ -18,7 +19,10 @@ def every() -> list[str]:
 
 
 def covering(cases: Sequence[str]) -> list[str]:
-    """As few of them as have all kinds of layers: each flag, name, and number besides 0 and 1."""
+    """As few of them as have all that a graph is compiled of: each flag and name of spec.py, and
+    each number besides 0 and 1. A scaling of RoPE is a table before it comes to a graph, whatever
+    its kind and numbers, unless it depends on the length of the text; what the tables hold is
+    tested with NumPy, for all models."""
     kinds = {case: set(_kinds(reference_model(case))) for case in cases}
     left, chosen = set().union(*kinds.values()), []
     while left:
@@ -28,7 +32,9 @@ def covering(cases: Sequence[str]) -> list[str]:
 
 
 def _kinds(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[object, ...]]:
-    if dataclasses.is_dataclass(value):
+    if isinstance(value, RopeScaling):
+        yield *path, value.type if value.type in ("dynamic", "longrope") else None
+    elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             if field.name not in _NAMES:
                 yield from _kinds(getattr(value, field.name), (*path, field.name))

@@ -54,15 +54,16 @@ MEASURED = re.compile(
 # -- Links. ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for link in links(page):
-        if "://" in link:
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=page.stem):
+            for link in links(page):
+                if "://" in link:
+                    continue
+                path, _, anchor = link.partition("#")
+                target = (page.parent / path).resolve() if path else page
+                assert target.exists(), link
+                assert not anchor or anchor in anchors(target), link
 
 
 def test_every_page_is_linked_from_readme() -> None:
@@ -187,19 +188,21 @@ def with_stand_ins(page: str, command: Command) -> tuple[str, bool]:
 # -- What does not run, but exists. ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", sorted({each.text for _, each in COMMANDS} & NOT_RUN))
 @pytest.mark.usefixtures("reader")
-def test_what_is_not_run_exists(command: str) -> None:
-    if found := ARGUMENTS.search(command):
-        words = [word for word in shlex.split(found[1]) if word != "..."]
-        assert jobs_of(parse(words, heads()))
-    check_exists(command)
+def test_what_is_not_run_exists(subtests: pytest.Subtests) -> None:
+    for command in sorted({each.text for _, each in COMMANDS} & NOT_RUN):
+        with subtests.test(command=command):
+            if found := ARGUMENTS.search(command):
+                words = [word for word in shlex.split(found[1]) if word != "..."]
+                assert jobs_of(parse(words, heads()))
+            check_exists(command)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_in_the_text_exist(page: Path) -> None:
-    for command in INLINE.findall(prose(page)):
-        check_exists(command)
+def test_commands_in_the_text_exist(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=page.stem):
+            for command in INLINE.findall(prose(page)):
+                check_exists(command)
 
 
 def check_exists(command: str) -> None:
@@ -273,11 +276,14 @@ def test_nothing_is_listed_that_no_page_says() -> None:
     assert all(entry["why"] for entry in [*LISTED["not_run"], *LISTED["fragments"]])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_has_a_language(page: Path) -> None:
-    known = {"bash", "console", "json", "python", "text", "toml", "yaml"}
-    assert {block.language for block in blocks(page)} <= known
-    assert not [block.text for block in blocks(page) if block.language == "text" and hides(block)]
+def test_every_block_has_a_language(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=page.stem):
+            known = {"bash", "console", "json", "python", "text", "toml", "yaml"}
+            assert {block.language for block in blocks(page)} <= known
+            assert not [
+                block.text for block in blocks(page) if block.language == "text" and hides(block)
+            ]
 
 
 def hides(block: Block) -> bool:

@@ -135,15 +135,16 @@ def test_what_a_plan_says_is_accepted(
 CODE = re.compile(r"`([^`\n]+)`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_names_what_is_there(page: Path) -> None:
-    possible = advice.known() | PYTHON | REQUEST | TYPED
-    wrong = []
-    for text in CODE.findall(prose(page)):
-        wrong += [f"`{text}`: {one}" for one in advice.missing(text)]
-        settings = [] if "(" in text else advice.SETTING.findall(text)  # Python
-        wrong += [f"`{text}`" for key, _ in settings if key not in possible]
-    assert not wrong, "\n".join(wrong)
+def test_a_page_names_what_is_there(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=page.stem):
+            possible = advice.known() | PYTHON | REQUEST | TYPED
+            wrong = []
+            for text in CODE.findall(prose(page)):
+                wrong += [f"`{text}`: {one}" for one in advice.missing(text)]
+                settings = [] if "(" in text else advice.SETTING.findall(text)  # Python
+                wrong += [f"`{text}`" for key, _ in settings if key not in possible]
+            assert not wrong, "\n".join(wrong)
 
 
 # -- How it is tried. -----------------------------------------------------------------------------

@@ -13,15 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.evaluation.scoring import BackendScorer, evaluate
 from lite_runner.generation import Engine, Request
+from lite_runner.native.packed_model import pack
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.paths import ROOT
 
 REFERENCE = json.loads(
@@ -38,15 +40,25 @@ def tokenizer(smollm2_gguf: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def backend(smollm2_gguf: Path) -> MindSporeBackend:
+def backend(smollm2_gguf: Path) -> NativeBackend:
+    """With the floats that the file's integers stand for, as transformers has them."""
     config = model_config_of(smollm2_gguf)
     assert config is not None
-    weights = ReadAhead(open_checkpoint(smollm2_gguf, config))
-    return MindSporeBackend(config, weights, MindSporeOptions(slots=4, length=512))
+    weights = QuantizedWeights(open_checkpoint(smollm2_gguf, config), config)
+    layers = pack(config, weights, dequantize=True)
+    return NativeBackend(config, layers, NativeOptions(slots=4, length=512))
 
 
 @pytest.fixture(scope="module")
-def completions(backend: MindSporeBackend) -> list[list[int]]:
+def mindspore(smollm2_gguf: Path) -> MindSporeBackend:
+    config = model_config_of(smollm2_gguf)
+    assert config is not None
+    weights = ReadAhead(open_checkpoint(smollm2_gguf, config))
+    return MindSporeBackend(config, weights, MindSporeOptions(slots=1, length=512))
+
+
+@pytest.fixture(scope="module")
+def completions(backend: NativeBackend) -> list[list[int]]:
     """Of every case, all in one call over four slots: batch, refill and lengths at once."""
     options = GenerationConfig(max_new_tokens=REFERENCE["max_new_tokens"], eos_token_id=(2,))
     requests = [Request(np.array(case["prompt_ids"], np.int32), options) for case in CASES]
@@ -74,7 +86,7 @@ def test_chat_prompt_equals_transformers(tokenizer: Tokenizer, case: dict[str, A
     assert tokenizer.encode_chat(messages) == case["prompt_ids"]
 
 
-def test_first_logits_equal_transformers(backend: MindSporeBackend) -> None:
+def test_first_logits_equal_transformers(backend: NativeBackend) -> None:
     for case in REFERENCE["completions"]:
         logits = backend.forward([Row(0, np.array(case["prompt_ids"], np.int32), 0)])[0]
         expected = np.array(case["first_top5_logits"])
@@ -82,7 +94,7 @@ def test_first_logits_equal_transformers(backend: MindSporeBackend) -> None:
         assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
-def test_perplexity_equals_transformers(backend: MindSporeBackend) -> None:
+def test_perplexity_equals_transformers(backend: NativeBackend) -> None:
     """Token by token through the cache, so that every decode step counts; each slot takes a part
     of the text, behind all that is before it."""
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
@@ -111,7 +123,7 @@ def test_perplexity_equals_transformers(backend: MindSporeBackend) -> None:
     ids=lambda case: f"{case['window']}-{case['stride']}",
 )
 def test_sliding_windows_equal_transformers(
-    backend: MindSporeBackend, tokenizer: Tokenizer, case: dict[str, Any]
+    backend: NativeBackend, tokenizer: Tokenizer, case: dict[str, Any]
 ) -> None:
     text = (ROOT / "tests/fixtures/text" / REFERENCE["windows"]["file"]).read_text(encoding="utf-8")
     ids = np.array(tokenizer.encode(text), np.int32)
@@ -121,7 +133,11 @@ def test_sliding_windows_equal_transformers(
     assert found.perplexity == pytest.approx(case["value"], rel=1e-5)
 
 
-def test_scores_equal_transformers(backend: MindSporeBackend, scores: Callable) -> None:
+@pytest.mark.parametrize("kind", ["backend", "mindspore"])
+def test_scores_equal_transformers(
+    kind: str, request: pytest.FixtureRequest, scores: Callable
+) -> None:
+    backend: Backend = request.getfixturevalue(kind)
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
     assert -scores(backend, ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
 

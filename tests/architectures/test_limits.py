@@ -23,9 +23,10 @@ def with_last(model: Decoder, **changes: object) -> Decoder:
     )
 
 
-@pytest.mark.parametrize("case", references.every())
-def test_reference_models_are_supported(case: str, reference: Reference) -> None:
-    assert unsupported(reference(case).config) == []
+def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Reference) -> None:
+    for case in references.every():
+        with subtests.test(case=case):
+            assert unsupported(reference(case).config) == []
 
 
 @pytest.mark.parametrize(

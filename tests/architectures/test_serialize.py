@@ -19,7 +19,8 @@ from lite_runner.architectures.spec import (
     Rotary,
 )
 from lite_runner.config.fields import Fault, read
-from tests import frozen
+from tests import references
+from tests.models import reference_model
 
 RMS = Norm("rms", 1e-6)
 FULL = Block(
@@ -40,9 +41,11 @@ def from_plain(plain: Any) -> Decoder:
     return decoder_of(stored)
 
 
-@pytest.mark.parametrize("model", [MIXED, *map(frozen.description, frozen.cases())])
-def test_round_trip(model: Decoder) -> None:
-    assert from_plain(json.loads(json.dumps(serialize(model)))) == model
+def test_round_trip(subtests: pytest.Subtests) -> None:
+    for case in ("mixed", *references.every()):
+        model = MIXED if case == "mixed" else reference_model(case)
+        with subtests.test(case=case):
+            assert from_plain(json.loads(json.dumps(serialize(model)))) == model
 
 
 def test_neighbours_that_are_one_stand_once() -> None:
@@ -78,7 +81,7 @@ BLOCK = ("blocks", 0)
     ],
 )
 def test_sizes_that_no_model_has(path: tuple[Any, ...], value: object, told: str) -> None:
-    plain: Any = json.loads(json.dumps(serialize(frozen.description("llama"))))
+    plain: Any = json.loads(json.dumps(serialize(reference_model("llama"))))
     inside = plain
     for one in path[:-1]:
         inside = inside[one]

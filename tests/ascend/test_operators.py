@@ -248,9 +248,13 @@ def said(signature: inspect.Signature) -> str:
     return " ".join(shown)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_the_installed_mindspore_says_so(name: str) -> None:
-    operator = OPERATORS[name]
+def test_the_installed_mindspore_says_so(subtests: pytest.Subtests) -> None:
+    for name, operator in OPERATORS.items():
+        with subtests.test(name=name):
+            check_installed(name, operator)
+
+
+def check_installed(name: str, operator: Operator) -> None:
     installed = getattr(gen_ops_prim, name)
     assert said(inspect.signature(installed.__call__)) == operator.inputs
     assert said(inspect.signature(installed.__init__)) == operator.attributes
@@ -342,8 +346,13 @@ def given(model: ModelProto, name: str) -> list[list[object]]:
 CASES = [(graph, name) for name, one in OPERATORS.items() for graph in one.ours]
 
 
-@pytest.mark.parametrize(("graph", "name"), CASES, ids=[" ".join(one) for one in CASES])
-def test_our_graphs_give(graphs: dict[str, ModelProto], graph: str, name: str) -> None:
+def test_our_graphs_give(subtests: pytest.Subtests, graphs: dict[str, ModelProto]) -> None:
+    for graph, name in CASES:
+        with subtests.test(graph=graph, name=name):
+            check_given(graphs, graph, name)
+
+
+def check_given(graphs: dict[str, ModelProto], graph: str, name: str) -> None:
     operator = OPERATORS[name]
     names = [one.partition("=")[0] for one in (operator.inputs + " " + operator.attributes).split()]
     wanted = {one: operator.ours[graph].get(one) for one in names}

@@ -148,16 +148,23 @@ MINDFORMERS_FLAGS = {
 }
 
 
-@pytest.mark.parametrize("flag", MINDFORMERS_FLAGS)
-def test_every_flag_of_run_mindformer(flag: str) -> None:
-    value, expected = MINDFORMERS_FLAGS[flag]
-    args = ["model=tiny_llama", "load_checkpoint=random", "predict_data=hi", f"--{flag}", value]
-    try:
-        resolve(parse(args, heads()))
-        said = ""
-    except ConfigError as error:
-        said = error.message
-    assert expected in said if expected else not said
+def test_every_flag_of_run_mindformer(subtests: pytest.Subtests) -> None:
+    for flag in MINDFORMERS_FLAGS:
+        with subtests.test(flag=flag):
+            value, expected = MINDFORMERS_FLAGS[flag]
+            args = [
+                "model=tiny_llama",
+                "load_checkpoint=random",
+                "predict_data=hi",
+                f"--{flag}",
+                value,
+            ]
+            try:
+                resolve(parse(args, heads()))
+                said = ""
+            except ConfigError as error:
+                said = error.message
+            assert expected in said if expected else not said
 
 
 def test_flags_without_their_value() -> None:

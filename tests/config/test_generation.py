@@ -86,3 +86,17 @@ def test_options_without_effect_are_named(notes: Callable[..., list[str]]) -> No
     assert without_effect({"temperature": 0, "top_p": 0.9}) == (
         "top_p=0.9: no effect with temperature=0, which is greedy"
     )
+
+
+def test_choices_that_an_answer_cannot_be(
+    resolve: Callable[..., RunConfig], faults: Callable[..., str]
+) -> None:
+    run = ["model=tiny_llama", "predict_data=hi"]
+    expected = "guided_choice: expected one text or more, none of them empty"
+    assert expected in faults(*run, "guided_choice=[a,'']")
+    assert expected in faults(*run, "guided_choice=[]")
+    resolve(*run, "guided_choice=[a]", "min_new_tokens=0")
+    said = faults(*run, "guided_choice=[a]", "min_new_tokens=1")
+    assert "min_new_tokens=1 does not go with guided_choice" in said
+    said = faults(*run, "guided_choice=[a]", "num_beams=2")
+    assert "num_beams=2 does not go with guided_choice" in said

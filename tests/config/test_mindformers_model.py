@@ -176,3 +176,18 @@ def test_experts_unlike_a_mixtral_are_refused(
     old: str, new: str, said: str, faults: Callable[..., str], written: Callable[..., tuple]
 ) -> None:
     assert said in faults(*written(old, new))
+
+
+def test_the_weights_that_a_file_names(resolve: Resolve, tmp_path: Path) -> None:
+    """A model's own name, and nothing, mean its published weights."""
+
+    def source(name: str) -> str | None:
+        key = "checkpoint_name_or_path: "
+        text = GLM2.replace(f"{key}glm3_6b", f"{key}{name}")
+        (tmp_path / "glm.yaml").write_text(text, encoding="utf-8")
+        config = resolve("--config", str(tmp_path / "glm.yaml"), "--predict_data", "hi")
+        return config.checkpoint_source
+
+    published = resolve("model=glm3_6b", "predict_data=hi").checkpoint_source
+    assert published and source("glm3_6b") == source("''") == published
+    assert source("/there/x.ckpt") == "/there/x.ckpt"

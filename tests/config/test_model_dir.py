@@ -151,15 +151,18 @@ def alternating() -> Decoder:
     return replace(model, blocks=(model.blocks[0], window, model.blocks[2]))
 
 
-@pytest.mark.parametrize("case", [*CASES, "alternating"])
-def test_reads_back(case: str, resolve: Callable[..., RunConfig], tmp_path: Path) -> None:
-    model = alternating() if case == "alternating" else model_config_of(REFERENCE / case)
-    # The yaml is laid over the model that it names, as it is written for that one.
-    named = BASES[model.architecture]
-    config = resolve(f"model={named}", "predict_data=hi")
-    path = tmp_path / "model.yaml"
-    text = model_yaml(model, config, 32, "mindir_lite", use_past=True)
-    path.write_text(text, encoding="utf-8")
-    assert is_ours(path)
-    found = resolve("--config", str(path), "predict_data=hi", "load_checkpoint=random")
-    assert found.model_config() == model
+def test_reads_back(
+    subtests: pytest.Subtests, resolve: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    for case in [*CASES, "alternating"]:
+        with subtests.test(case=case):
+            model = alternating() if case == "alternating" else model_config_of(REFERENCE / case)
+            # The yaml is laid over the model that it names, as it is written for that one.
+            named = BASES[model.architecture]
+            config = resolve(f"model={named}", "predict_data=hi")
+            path = tmp_path / "model.yaml"
+            text = model_yaml(model, config, 32, "mindir_lite", use_past=True)
+            path.write_text(text, encoding="utf-8")
+            assert is_ours(path)
+            found = resolve("--config", str(path), "predict_data=hi", "load_checkpoint=random")
+            assert found.model_config() == model

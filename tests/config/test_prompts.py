@@ -243,72 +243,73 @@ def test_options_of_a_prompt_fit_those_of_the_run(read: Read) -> None:
         read("p.jsonl", greedy, *several)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("p.jsonl", "\n\n", "p.jsonl has no prompts"),
-        ("p.jsonl", '{"prompt": "a"}\n{"prompt": ', "p.jsonl:2: no JSON at column 12"),
-        (
-            "p.jsonl",
-            '{"prompt": "a", "prompt": "b"}',
-            "p.jsonl:1: no JSON: the key 'prompt' occurs twice",
-        ),
-        ("p.jsonl", '{"prompt": "a", "seed": NaN}', "NaN is no number"),
-        ("p.jsonl", "[" * 100_000, "p.jsonl:1: no JSON: nested too deeply"),
-        ("p.jsonl", "7", "p.jsonl:1: got 7, expected an object"),
-        ("p.jsonl", '{"text": "a"}', "p.jsonl:1: no prompt; expected prompt or messages"),
-        ("p.jsonl", '{"prompt": ""}', "p.jsonl:1: an empty prompt"),
-        ("p.jsonl", '{"prompt": "\\ud800"}', "p.jsonl:1: no JSON: half of a surr"),
-        ("p.jsonl", '{"prompt": 5}', "p.jsonl:1: prompt: got 5, expected a text"),
-        ("p.jsonl", '{"prompts": "a"}', "p.jsonl:1: prompts: no such key; did you mean prompt?"),
-        ("p.jsonl", '{"prompt": "a", "seed": -1}', "p.jsonl:1: seed: got -1, expected"),
-        ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: got 0, expected"),
-        ("p.jsonl", '{"prompt": "a", "num_beams": 1}', "num_beams is said for all prompts"),
-        ("p.jsonl", '{"prompt": "a", "max_length": 1}', "max_length is said for all prompts"),
-        (
-            "p.jsonl",
-            '{"prompt": "a", "temperature": 0, "do_sample": true}',
-            "p.jsonl:1: temperature=0 is greedy, and do_sample=true samples",
-        ),
-        (
-            "p.jsonl",
-            '{"prompt": "a", "temperature": -1}',
-            "temperature: got -1, expected a number >",
-        ),
-        ("p.jsonl", '{"prompt": "a", "top_k": -1}', "top_k: got -1, expected an integer >= 0"),
-        ("p.jsonl", '{"prompt": "a", "top_p": 0}', "top_p: got 0, expected a number > 0 and <= 1"),
-        ("p.jsonl", '{"prompt": "a", "min_p": 2}', "min_p: got 2, expected a number >= 0 and <= 1"),
-        ("p.jsonl", '{"prompt": "a", "do_sample": 1}', "do_sample: got 1, expected true or false"),
-        ("p.jsonl", '{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: got 0, expe"),
-        ("p.jsonl", '{"prompt": "a", "stop": [1]}', "stop[0]: got 1, expected a text"),
-        ("p.jsonl", '{"prompt": "a", "stop": ["x", ""]}', "stop: an empty string would end"),
-        ("p.jsonl", '{"prompt": "a", "logprobs": 101}', "logprobs: got 101, expected"),
-        ("p.jsonl", '{"prompt": "a", "priority": 0.5}', "priority: got 0.5, expected an integer"),
-        (
-            "p.jsonl",
-            '{"prompt": "a", "min_new_tokens": 3, "max_new_tokens": 2}',
-            "p.jsonl:1: min_new_tokens: got 3, expected at most max_new_tokens=2",
-        ),
-        ("p.jsonl", '{"prompt": "a", "adapter": "fr"}', "adapter 'fr' needs adapter_path="),
-        ("p.json", '{\n"prompt": \n"a" 1}', "p.json:3: no JSON at column 5"),
-        ("p.json", "[]", "p.json has no prompts"),
-        ("p.json", "[{}]", "p.json[0]: no prompt"),
-        ("p.csv", "", "p.csv has no prompts"),
-        ("p.csv", "a,b\n1,2\n", "p.csv:1: got the columns 'a', 'b', expected one that is called"),
-        ("p.csv", "prompt;id\na;1\n", "expected columns with commas"),
-        ("p.csv", "prompt,prompt\na,b\n", "each name once"),
-        ("p.csv", "prompt,id\na\n", "p.csv:2: got 1 columns, expected 2: prompt, id"),
-        ("p.csv", "prompt,seed\na,x\n", "p.csv:2: seed: got 'x', expected an integer"),
-        ("p.csv", "prompt,do_sample\na,yes\n", "p.csv:2: do_sample: got 'yes', expected true"),
-        ("p.csv", "prompt,top_p\na,NaN\n", "p.csv:2: top_p: got 'NaN', expected a number"),
-        ("p.csv", 'prompt\n"a\n', "no CSV: unexpected end"),
-        ("p.csv", b"prompt\n\xff\n", "is not UTF-8: byte 0xff"),
-    ],
-)
-def test_errors_say_where(read: Read, name: str, content: str | bytes, expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(name, content)
-    assert expected in str(caught.value)
+ERRORS = [
+    ("p.jsonl", "\n\n", "p.jsonl has no prompts"),
+    ("p.jsonl", '{"prompt": "a"}\n{"prompt": ', "p.jsonl:2: no JSON at column 12"),
+    (
+        "p.jsonl",
+        '{"prompt": "a", "prompt": "b"}',
+        "p.jsonl:1: no JSON: the key 'prompt' occurs twice",
+    ),
+    ("p.jsonl", '{"prompt": "a", "seed": NaN}', "NaN is no number"),
+    ("p.jsonl", "[" * 100_000, "p.jsonl:1: no JSON: nested too deeply"),
+    ("p.jsonl", "7", "p.jsonl:1: got 7, expected an object"),
+    ("p.jsonl", '{"text": "a"}', "p.jsonl:1: no prompt; expected prompt or messages"),
+    ("p.jsonl", '{"prompt": ""}', "p.jsonl:1: an empty prompt"),
+    ("p.jsonl", '{"prompt": "\\ud800"}', "p.jsonl:1: no JSON: half of a surr"),
+    ("p.jsonl", '{"prompt": 5}', "p.jsonl:1: prompt: got 5, expected a text"),
+    ("p.jsonl", '{"prompts": "a"}', "p.jsonl:1: prompts: no such key; did you mean prompt?"),
+    ("p.jsonl", '{"prompt": "a", "seed": -1}', "p.jsonl:1: seed: got -1, expected"),
+    ("p.jsonl", '{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens: got 0, expected"),
+    ("p.jsonl", '{"prompt": "a", "num_beams": 1}', "num_beams is said for all prompts"),
+    ("p.jsonl", '{"prompt": "a", "max_length": 1}', "max_length is said for all prompts"),
+    (
+        "p.jsonl",
+        '{"prompt": "a", "temperature": 0, "do_sample": true}',
+        "p.jsonl:1: temperature=0 is greedy, and do_sample=true samples",
+    ),
+    (
+        "p.jsonl",
+        '{"prompt": "a", "temperature": -1}',
+        "temperature: got -1, expected a number >",
+    ),
+    ("p.jsonl", '{"prompt": "a", "top_k": -1}', "top_k: got -1, expected an integer >= 0"),
+    ("p.jsonl", '{"prompt": "a", "top_p": 0}', "top_p: got 0, expected a number > 0 and <= 1"),
+    ("p.jsonl", '{"prompt": "a", "min_p": 2}', "min_p: got 2, expected a number >= 0 and <= 1"),
+    ("p.jsonl", '{"prompt": "a", "do_sample": 1}', "do_sample: got 1, expected true or false"),
+    ("p.jsonl", '{"prompt": "a", "repetition_penalty": 0}', "repetition_penalty: got 0, expe"),
+    ("p.jsonl", '{"prompt": "a", "stop": [1]}', "stop[0]: got 1, expected a text"),
+    ("p.jsonl", '{"prompt": "a", "stop": ["x", ""]}', "stop: an empty string would end"),
+    ("p.jsonl", '{"prompt": "a", "logprobs": 101}', "logprobs: got 101, expected"),
+    ("p.jsonl", '{"prompt": "a", "priority": 0.5}', "priority: got 0.5, expected an integer"),
+    (
+        "p.jsonl",
+        '{"prompt": "a", "min_new_tokens": 3, "max_new_tokens": 2}',
+        "p.jsonl:1: min_new_tokens: got 3, expected at most max_new_tokens=2",
+    ),
+    ("p.jsonl", '{"prompt": "a", "adapter": "fr"}', "adapter 'fr' needs adapter_path="),
+    ("p.json", '{\n"prompt": \n"a" 1}', "p.json:3: no JSON at column 5"),
+    ("p.json", "[]", "p.json has no prompts"),
+    ("p.json", "[{}]", "p.json[0]: no prompt"),
+    ("p.csv", "", "p.csv has no prompts"),
+    ("p.csv", "a,b\n1,2\n", "p.csv:1: got the columns 'a', 'b', expected one that is called"),
+    ("p.csv", "prompt;id\na;1\n", "expected columns with commas"),
+    ("p.csv", "prompt,prompt\na,b\n", "each name once"),
+    ("p.csv", "prompt,id\na\n", "p.csv:2: got 1 columns, expected 2: prompt, id"),
+    ("p.csv", "prompt,seed\na,x\n", "p.csv:2: seed: got 'x', expected an integer"),
+    ("p.csv", "prompt,do_sample\na,yes\n", "p.csv:2: do_sample: got 'yes', expected true"),
+    ("p.csv", "prompt,top_p\na,NaN\n", "p.csv:2: top_p: got 'NaN', expected a number"),
+    ("p.csv", 'prompt\n"a\n', "no CSV: unexpected end"),
+    ("p.csv", b"prompt\n\xff\n", "is not UTF-8: byte 0xff"),
+]
+
+
+def test_errors_say_where(subtests: pytest.Subtests, read: Read) -> None:
+    for name, content, expected in ERRORS:
+        with subtests.test(expected):
+            with pytest.raises(ConfigError) as caught:
+                read(name, content)
+            assert expected in str(caught.value)
 
 
 def test_a_file_of_too_many_prompts_is_refused(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

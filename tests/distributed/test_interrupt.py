@@ -23,15 +23,7 @@ from tests.paths import ROOT
 PROMPTS = [f"prompt {number}" for number in range(200)]
 JOB = ("model=tiny_llama", "context.device_target=CPU", "eos_token_id=[]", "max_new_tokens=200")
 FEW = ("predict_batch_size=4", "--predict_data", *PROMPTS)
-RANKS = {
-    "tp2": ["parallel=tp2"],
-    "dp2": ["parallel=dp2"],
-    "dp2 tp2": [
-        "use_parallel=true",
-        "parallel_config.data_parallel=2",
-        "parallel_config.model_parallel=2",
-    ],
-}
+RANKS = {"tp2": ["parallel=tp2"], "dp2": ["parallel=dp2"]}  # both together: test_stopping.py
 
 
 @dataclass
@@ -92,7 +84,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """All jobs, run at once: most of their time they wait for ranks to meet."""
     running = {}
     for name, words in RANKS.items():
-        folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
+        folder = tmp_path_factory.mktemp(name)
         running[name] = folder, start(folder, words)
     with ThreadPoolExecutor() as threads:
         ended = {

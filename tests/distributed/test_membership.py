@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lite_runner.distributed.membership import Address, Member, membership
+from lite_runner.distributed.membership import Address, Member, device_of, membership
 from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ArtifactError, EnvironmentFault
 
@@ -91,3 +92,13 @@ def test_rank_tables_that_make_no_sense(table: Path) -> None:
     table.write_text("{")
     with pytest.raises(ArtifactError, match="rank table"):
         membership(loop)
+
+
+def test_the_device_of_a_rank(table: Path) -> None:
+    """By the rank table, but of ranks that are started by hand, which say it."""
+    by_hand = Member(size=2, rank=0, table=table, device_id=5)
+    assert device_of(by_hand, 9, {}) == 5
+    with pytest.raises(EnvironmentFault, match="has device 4 for this machine, which shows none"):
+        device_of(replace(by_hand, device_id=None), 9, {})
+    assert device_of(Member(size=2, rank=0), 9, {}) == 9
+    assert device_of(Member(size=2, rank=0, device_id=3), 9, {}) == 3

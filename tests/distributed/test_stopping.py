@@ -33,32 +33,35 @@ class Rank:
             self.waits = True
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_the_ranks_of_a_copy_stop_before_the_same_step(tmp_path: Path, seed: int) -> None:
-    choose = random.Random(seed)
-    data, tensor = choose.choice([(1, 2), (2, 1), (2, 2), (1, 4)])
-    path = tmp_path / "flags"
-    flags = StopFlags.create(path, data * tensor)
-    ranks = [Rank(path, Ranks(rank, data, tensor)) for rank in range(data * tensor)]
-    copies = [[rank for rank in ranks if rank.copy == copy] for copy in range(data)]
-    asked_after = choose.randrange(1, 2 * STEPS * len(ranks))
-    begun_when_asked = [0] * data
-    for turn in range(100 * STEPS * len(ranks)):
-        if turn == asked_after:
-            begun_when_asked = [max(rank.begun for rank in copy) for copy in copies]
-            assert flags.request_stop() is flags.generating
-        moving = [rank for rank in ranks if not rank.over]
-        if not moving:
-            break
-        rank = choose.choice(moving)
-        rank.move(copies[rank.copy])
-    assert all(rank.over for rank in ranks)
-    for copy, before in zip(copies, begun_when_asked, strict=True):
-        (begun,) = {rank.begun for rank in copy}
-        if flags.stop_requested and turn > asked_after:
-            assert before <= begun <= min(STEPS, before + 1 + (tensor > 1))
-        else:
-            assert begun == STEPS
+def test_the_ranks_of_a_copy_stop_before_the_same_step(
+    subtests: pytest.Subtests, tmp_path: Path
+) -> None:
+    for seed in range(200):
+        with subtests.test(seed=seed):
+            choose = random.Random(seed)
+            data, tensor = choose.choice([(1, 2), (2, 1), (2, 2), (1, 4)])
+            path = tmp_path / "flags"
+            flags = StopFlags.create(path, data * tensor)
+            ranks = [Rank(path, Ranks(rank, data, tensor)) for rank in range(data * tensor)]
+            copies = [[rank for rank in ranks if rank.copy == copy] for copy in range(data)]
+            asked_after = choose.randrange(1, 2 * STEPS * len(ranks))
+            begun_when_asked = [0] * data
+            for turn in range(100 * STEPS * len(ranks)):
+                if turn == asked_after:
+                    begun_when_asked = [max(rank.begun for rank in copy) for copy in copies]
+                    assert flags.request_stop() is flags.generating
+                moving = [rank for rank in ranks if not rank.over]
+                if not moving:
+                    break
+                rank = choose.choice(moving)
+                rank.move(copies[rank.copy])
+            assert all(rank.over for rank in ranks)
+            for copy, before in zip(copies, begun_when_asked, strict=True):
+                (begun,) = {rank.begun for rank in copy}
+                if flags.stop_requested and turn > asked_after:
+                    assert before <= begun <= min(STEPS, before + 1 + (tensor > 1))
+                else:
+                    assert begun == STEPS
 
 
 def test_ctrl_c_is_for_the_ranks_once_and_only_while_they_generate(tmp_path: Path) -> None:

@@ -30,17 +30,18 @@ def table_logits(seed: int) -> Callable[[list[int], int], np.ndarray]:
     return logits
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_same_beams_as_transformers(case: dict[str, Any], backend: Callable[..., Any]) -> None:
-    config = GenerationConfig(eos_token_id=tuple(case["eos"]), **case["options"])
-    mock = backend(table_logits(case["seed"]), slots=config.num_beams)
-    completions = generated(mock, [case["prompt"]], config).completions
-    assert [c.token_ids for c in completions] == case["sequences"]
-    for one in completions:
-        ended = one.finish_reason == "stop"
-        assert one.end_token in case["eos"] if ended else one.end_token is None
-    np.testing.assert_allclose([c.score for c in completions], case["scores"], rtol=2e-5)
-    assert len(mock.prefilled) == 1
+def test_same_beams_as_transformers(subtests: pytest.Subtests, backend: Callable[..., Any]) -> None:
+    for number, case in enumerate(CASES):
+        with subtests.test(number=number):
+            config = GenerationConfig(eos_token_id=tuple(case["eos"]), **case["options"])
+            mock = backend(table_logits(case["seed"]), slots=config.num_beams)
+            completions = generated(mock, [case["prompt"]], config).completions
+            assert [c.token_ids for c in completions] == case["sequences"]
+            for one in completions:
+                ended = one.finish_reason == "stop"
+                assert one.end_token in case["eos"] if ended else one.end_token is None
+            np.testing.assert_allclose([c.score for c in completions], case["scores"], rtol=2e-5)
+            assert len(mock.prefilled) == 1
 
 
 def test_several_prompts_share_the_slots(backend: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import RunnerError
+from lite_runner.generation.request import Adjustments
 from lite_runner.generation.sampling import Sampler, TopK, candidates, process_logits
 
 CASES = json.loads(
@@ -29,17 +30,20 @@ def probabilities(
     return result / result.sum()
 
 
-@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
-def test_same_distribution_as_transformers(case: dict[str, Any]) -> None:
-    config = GenerationConfig(do_sample=True, eos_token_id=tuple(case["eos"]), **case["options"])
-    logits = np.array(case["logits"], dtype=np.float32)
-    ours = probabilities(logits, config, case["seen"], case["generated"])
-    theirs = np.array(case["probabilities"])
-    # Of equally likely tokens at the edge of a nucleus either may be kept.
-    np.testing.assert_allclose(np.sort(ours), np.sort(theirs), atol=2e-6)
-    scores = process_logits(logits, np.array(case["seen"]), case["generated"], config)
-    different = np.flatnonzero(np.abs(ours - theirs) > 2e-6)
-    assert len(np.unique(scores[different])) <= 1
+def test_same_distribution_as_transformers(subtests: pytest.Subtests) -> None:
+    for number, case in enumerate(CASES):
+        with subtests.test(number=number):
+            config = GenerationConfig(
+                do_sample=True, eos_token_id=tuple(case["eos"]), **case["options"]
+            )
+            logits = np.array(case["logits"], dtype=np.float32)
+            ours = probabilities(logits, config, case["seen"], case["generated"])
+            theirs = np.array(case["probabilities"])
+            # Of equally likely tokens at the edge of a nucleus either may be kept.
+            np.testing.assert_allclose(np.sort(ours), np.sort(theirs), atol=2e-6)
+            scores = process_logits(logits, np.array(case["seen"]), case["generated"], config)
+            different = np.flatnonzero(np.abs(ours - theirs) > 2e-6)
+            assert len(np.unique(scores[different])) <= 1
 
 
 def test_repetition_penalty_leaves_pad_and_the_input_alone() -> None:
@@ -55,6 +59,43 @@ def test_repetition_penalty_sees_prompt_and_generated_tokens() -> None:
     sampler = Sampler(config, np.array([3], dtype=np.int32), [0])
     logits = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)
     assert [sampler.choose(logits) for _ in range(4)] == [2, 1, 0, 3]
+
+
+class NoThree:
+    """A guide that refuses token 3, and notes what was chosen."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def mask(self, scores: np.ndarray) -> None:
+        scores[3] = -np.inf
+
+    def take(self, token: int) -> None:
+        self.taken.append(token)
+
+
+def test_penalties_of_what_was_generated_biases_and_a_guide() -> None:
+    guide = NoThree()
+    adjustments = Adjustments(
+        presence_penalty=1.0,
+        frequency_penalty=0.5,
+        logit_bias=((0, 2.0),),
+        guide=lambda: guide,
+    )
+    prompt = np.array([0], dtype=np.int32)  # which is not penalized
+    sampler = Sampler(GenerationConfig(), prompt, [0], "", adjustments, keep_scores=True)
+    logits = np.array([1.0, 2.75, 0.0, 9.0], dtype=np.float32)
+    chosen, scores = [], []
+    for _ in range(4):
+        chosen.append(sampler.choose(logits))
+        scores.append(sampler.scores.tolist())
+    assert chosen == guide.taken == [0, 1, 0, 1]
+    assert scores == [
+        [3.0, 2.75, 0.0, -np.inf],
+        [1.5, 2.75, 0.0, -np.inf],
+        [1.5, 1.25, 0.0, -np.inf],
+        [1.0, 1.25, 0.0, -np.inf],
+    ]
 
 
 def test_min_new_tokens_masks_every_eos() -> None:

@@ -128,7 +128,7 @@ def _looked_up(x: Floats, words: Words) -> tuple[Words, Block]:
 # The test of the sanitizers runs the others again with a library of its own, which is slow.
 SANITIZED = os.environ.get("SANITIZED_OPERATORS")
 if SANITIZED:
-    settings.register_profile("sanitized", parent=settings(), max_examples=12)
+    settings.register_profile("sanitized", parent=settings(), max_examples=8)
     settings.load_profile("sanitized")
     native.LIBRARY = Path(SANITIZED)
 OPERATORS = Operators(native.LIBRARY)

@@ -198,7 +198,7 @@ def on_ascend(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_ascend")
-@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("case", ["bloom_6_heads", "gpt2", "qwen3"])
 def test_logits_equal_transformers(case: str, reference: Reference, relative_error: Error) -> None:
     known = reference(case)
     model = known.online(len(known.prompts), known.length, device="Ascend")
@@ -207,7 +207,7 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
 
 
 @pytest.mark.usefixtures("on_ascend")
-@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "qwen3_moe_step"])
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe_step"])
 def test_a_mixtures_logits_equal_transformers(
     case: str, reference: Reference, relative_error: Error, monkeypatch: pytest.MonkeyPatch
 ) -> None:

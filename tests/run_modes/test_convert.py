@@ -66,6 +66,9 @@ def test_a_named_tokenizer_takes_the_place_of_the_ggufs(
     arguments = ["load_checkpoint=model.gguf", "convert_output=other", f"{key}=words"]
     refused([*CONVERT, *arguments], 4)
     assert "not a tokenizer" in capsys.readouterr().err
+    to_ckpt = [*CONVERT[:2], *CONVERT[3:], "load_checkpoint=model.gguf", *TO_CKPT]
+    refused([*to_ckpt, f"{key}=words/tokenizer.json"], 4)
+    assert "not a tokenizer" in capsys.readouterr().err
     assert not Path("other").exists()
 
 

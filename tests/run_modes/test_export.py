@@ -324,21 +324,18 @@ def test_a_pair_in_float16_holds_it_once(
     assert tokens(offline) == tokens(run("model=tiny_llama", half, *PREDICT))
 
 
-@pytest.mark.parametrize("model", ["tiny_bloom", "tiny_llama"])
-def test_a_full_graph_alone(
-    run: Run, capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
-) -> None:
+def test_a_full_graph_alone(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a cache and at the first path only, with its manifest and with the yaml alone."""
     path = "infer.prefill_model_path=models/full_prefill.mindir"
-    export = ["run_mode=export", f"model={model}", "predict_batch_size=2"]
+    export = ["run_mode=export", "model=tiny_llama", "predict_batch_size=2"]
     run(*export, "infer.infer_seq_length=48", path)
     assert "infer.increment_model_path= writes a pair" in capsys.readouterr().err
-    online = tokens(run(f"model={model}", *PREDICT))
+    online = tokens(run("model=tiny_llama", *PREDICT))
     offline = run("backend=mslite", path, *PREDICT)
     assert offline["engine"] == "graph-cell"
     assert tokens(offline) == online
     Path("models/manifest.json").unlink()
-    yaml = ["--config", f"models/{model}.yaml"]
+    yaml = ["--config", "models/tiny_llama.yaml"]
     assert "use_past: false" in Path(yaml[1]).read_text()
     assert tokens(run(*yaml, "backend=mslite", path, *PREDICT)) == online
     folder = [*yaml, "backend=mslite", "infer.model_dir=models"]
@@ -347,15 +344,15 @@ def test_a_full_graph_alone(
     assert "keeps no cache in a graph between runs" in capsys.readouterr().err
 
 
-def test_a_full_graph_on_demand_and_sampled(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_graph_on_demand_and_sampled(
+    run: Run, gpt2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     past = ["model=tiny_gpt2", "model.model_config.use_past=false", "backend=mslite", *PREDICT]
     online = tokens(run("model=tiny_gpt2", *PREDICT))
     sampled = "model.model_config.is_sample_acceleration=true"
     assert tokens(run(*past)) == tokens(run(*past, sampled)) == online
-    pair = ["infer.prefill_model_path=m/a.mindir", "infer.increment_model_path=m/b.mindir"]
-    run("run_mode=export", "model=tiny_gpt2", *pair)
-    refused([*past, *pair], 2)
-    assert "m: exported with a cache, got model.model_config.use_past=false" in (
+    refused([*past, f"infer.model_dir={gpt2}"], 2)
+    assert f"{gpt2.name}: exported with a cache, got model.model_config.use_past=false" in (
         capsys.readouterr().err
     )
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from lite_runner.config.help import keys_in
@@ -13,12 +11,13 @@ from tests.paths import ROOT
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_ends_with_the_keys_that_conf_lists(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "python scripts/doc_keys.py writes it anew"
-    if keys_of(text):
-        assert text.rstrip().splitlines()[-1].startswith("| `"), "the keys are not the end"
+def test_a_page_ends_with_the_keys_that_conf_lists(subtests: pytest.Subtests) -> None:
+    for page in PAGES:
+        with subtests.test(page=page.stem):
+            text = page.read_text(encoding="utf-8")
+            assert with_tables(text) == text, "python scripts/doc_keys.py writes it anew"
+            if keys_of(text):
+                assert text.rstrip().splitlines()[-1].startswith("| `"), "the keys are not the end"
 
 
 def test_every_key_is_in_a_table() -> None:

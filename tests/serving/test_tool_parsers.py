@@ -48,21 +48,22 @@ def test_what_is_written_is_read(_: str, arguments: dict[str, Any]) -> None:
     assert read_arguments(f"{written})", 0) == (arguments, len(written) + 1)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        *("1", "'a'", "*a", "**{'a': 1}", "a", "a=", "a=b", "a=1 b=2", "a==1", "a:=1", "'a': 1"),
-        *("a=1, a=2", "a={'x': 1, 'x': 2}", "a={'x'=1}", "a={x=1}", "a={1: 2}", "a={1, 2}"),
-        *("a=(1, 2)", "a=f()", "a=f'{x}'", "a=b'x'", "a=r'x'", "a='x' 'y'", "a=1+1", "a=1j"),
-        *("a=[1", "a=1]", "a=1}, {", "}, {'a': 1", "a=[1)]", "a=[,]", ",", "a=1,,", "a=[1,,]"),
-        *("a='x\ny'", "a='x", "a='\\x4'", "a='\\N{no such}'", "a='\\ud800'", "a='\0'"),
-        *("a=nan", "a=inf", "a=1e999", "a=007", "a=" + "9" * 100, "a=1_000", "a=0x1", "# a"),
-        *("a=[x for x in y]", "a=lambda: 0", "a=__import__('os')", "a=1 if 1 else 2", "a=-'x'"),
-        "a=" + "[" * 100 + "]" * 100,
-    ],
-)
-def test_what_is_no_plain_call_is_none(code: str) -> None:
-    assert read_arguments(f"{code})", 0) is None
+NO_PLAIN_CALLS = [
+    *("1", "'a'", "*a", "**{'a': 1}", "a", "a=", "a=b", "a=1 b=2", "a==1", "a:=1", "'a': 1"),
+    *("a=1, a=2", "a={'x': 1, 'x': 2}", "a={'x'=1}", "a={x=1}", "a={1: 2}", "a={1, 2}"),
+    *("a=(1, 2)", "a=f()", "a=f'{x}'", "a=b'x'", "a=r'x'", "a='x' 'y'", "a=1+1", "a=1j"),
+    *("a=[1", "a=1]", "a=1}, {", "}, {'a': 1", "a=[1)]", "a=[,]", ",", "a=1,,", "a=[1,,]"),
+    *("a='x\ny'", "a='x", "a='\\x4'", "a='\\N{no such}'", "a='\\ud800'", "a='\0'"),
+    *("a=nan", "a=inf", "a=1e999", "a=007", "a=" + "9" * 100, "a=1_000", "a=0x1", "# a"),
+    *("a=[x for x in y]", "a=lambda: 0", "a=__import__('os')", "a=1 if 1 else 2", "a=-'x'"),
+    "a=" + "[" * 100 + "]" * 100,
+]
+
+
+def test_what_is_no_plain_call_is_none(subtests: pytest.Subtests) -> None:
+    for code in NO_PLAIN_CALLS:
+        with subtests.test(code=code):
+            assert read_arguments(f"{code})", 0) is None
 
 
 @pytest.mark.parametrize(
@@ -144,12 +145,13 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "expected"), VALUES)
-def test_the_schema_tells_texts_from_json(key: str, value: str, expected: Any) -> None:
-    assert read_however_cut("glm45", call(pair(key, value)), TOOLS) == (
-        "",
-        [("f", {key: expected})],
-    )
+def test_the_schema_tells_texts_from_json(subtests: pytest.Subtests) -> None:
+    for key, value, expected in VALUES:
+        with subtests.test(key=key, value=value):
+            assert read_however_cut("glm45", call(pair(key, value)), TOOLS) == (
+                "",
+                [("f", {key: expected})],
+            )
 
 
 CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [

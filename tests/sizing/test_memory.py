@@ -46,14 +46,17 @@ def test_every_model_with_weights_has_a_published_count() -> None:
     assert named == PUBLISHED.keys()
 
 
-@pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if one["stated"]])
-def test_parameter_counts_are_the_published_ones(name: str) -> None:
-    stated = PUBLISHED[name]["stated"]
-    count = parameter_count(model_named(name)) + sum(PUBLISHED[name].get("more", {}).values())
-    if isinstance(stated, str):  # rounded to the digits that are there
-        digits = len(stated.partition(".")[2].rstrip("BM"))
-        count = f"{count / (1e9 if stated.endswith('B') else 1e6):.{digits}f}{stated[-1]}"
-    assert count == stated
+def test_parameter_counts_are_the_published_ones(subtests: pytest.Subtests) -> None:
+    for name in [name for name, one in PUBLISHED.items() if one["stated"]]:
+        with subtests.test(name=name):
+            stated = PUBLISHED[name]["stated"]
+            count = parameter_count(model_named(name)) + sum(
+                PUBLISHED[name].get("more", {}).values()
+            )
+            if isinstance(stated, str):  # rounded to the digits that are there
+                digits = len(stated.partition(".")[2].rstrip("BM"))
+                count = f"{count / (1e9 if stated.endswith('B') else 1e6):.{digits}f}{stated[-1]}"
+            assert count == stated
 
 
 def test_memory_of_weights_and_cache() -> None:

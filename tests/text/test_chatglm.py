@@ -244,15 +244,16 @@ def spelled(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("text", TEXTS)
 def test_ids_are_those_of_sentencepiece(
-    text: str, tokenizer: Tokenizer, theirs: sentencepiece.SentencePieceProcessor
+    subtests: pytest.Subtests, tokenizer: Tokenizer, theirs: sentencepiece.SentencePieceProcessor
 ) -> None:
-    ids = tokenizer.encode(text)
-    ending = [theirs.PieceToId("[gMASK]"), theirs.PieceToId("<sop>")]
-    assert ids == theirs.EncodeAsIds(spelled(text)) + ending
-    assert tokenizer.encode(text, add_special_tokens=False) == ids[:-2]
-    assert tokenizer.decode(ids) == text.replace("<n>", "\n")
+    for text in TEXTS:
+        with subtests.test(text=text):
+            ids = tokenizer.encode(text)
+            ending = [theirs.PieceToId("[gMASK]"), theirs.PieceToId("<sop>")]
+            assert ids == theirs.EncodeAsIds(spelled(text)) + ending
+            assert tokenizer.encode(text, add_special_tokens=False) == ids[:-2]
+            assert tokenizer.decode(ids) == text.replace("<n>", "\n")
 
 
 def test_special_tokens(tokenizer: Tokenizer) -> None:

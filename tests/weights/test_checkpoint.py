@@ -262,9 +262,15 @@ def test_broken_config(text: str, tmp_path: Path) -> None:
         model_config_of(tmp_path)
 
 
-@pytest.mark.parametrize("case", references.every())
-def test_a_checkpoint_of_transformers_survives_a_conversion(case: str, tmp_path: Path) -> None:
-    folder = REFERENCE / case
+def test_a_checkpoint_of_transformers_survives_a_conversion(
+    subtests: pytest.Subtests, tmp_path: Path
+) -> None:
+    for case in references.every():
+        with subtests.test(case=case):
+            check_conversion(REFERENCE / case, tmp_path)
+
+
+def check_conversion(folder: Path, tmp_path: Path) -> None:
     config = model_config_of(folder)
     assert config is not None
     write_ckpt(tmp_path / "x.ckpt", open_checkpoint(folder, config))

@@ -355,12 +355,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "changes", "expected"), REFUSED)
-def test_refused(raw: dict[str, Any], changes: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ArtifactError, match=expected) as caught:
-        read(raw, **changes)
-    assert str(caught.value).startswith("config.json")
-    assert caught.value.exit_code == 4
+def test_refused(subtests: pytest.Subtests) -> None:
+    for raw, changes, expected in REFUSED:
+        with subtests.test(changes=changes):
+            with pytest.raises(ArtifactError, match=expected) as caught:
+                read(raw, **changes)
+            assert str(caught.value).startswith("config.json")
+            assert caught.value.exit_code == 4
 
 
 def test_a_sliding_window_that_never_slides() -> None:

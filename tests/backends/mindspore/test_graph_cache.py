@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lite_runner.backends.mindspore import graph_cache
+from lite_runner.backends.mindspore.graph_cache import GraphCache
 from tests.paths import ROOT
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -40,17 +40,25 @@ def graphs(folder: Path) -> list[Path]:
 def test_graphs_are_kept_and_compiled_again_where_they_have_to_be(
     predict: Callable[..., tuple[Any, str]], tmp_path: Path
 ) -> None:
+    """Scoring has a graph of its own: neither purpose is served the other's, whichever came
+    first."""
+    (tmp_path / "text.txt").write_text("some words of a text")
+    score = ["run_mode=eval", "eval_data=text.txt", "predict_data=", "max_new_tokens=null"]
+    scored, told = predict(*score)
+    assert "compile the score graph" in told and len(graphs(tmp_path)) == 1
+    (of_scores,) = (tmp_path / "cache/graphs").iterdir()
+
     first, told = predict()
     assert "compile the prefill graph" in told and "compile the decode graph" in told
-    assert len(graphs(tmp_path)) == 2
-    (entry,) = (tmp_path / "cache/graphs").iterdir()
+    assert len(graphs(tmp_path)) == 3
+    (entry,) = set((tmp_path / "cache/graphs").iterdir()) - {of_scores}
     os.utime(entry, times=(1_000_000_000,) * 2)
     second, told = predict()
     assert "compile the" not in told
     assert second["results"] == first["results"]
     assert entry.stat().st_mtime > 1_000_000_000  # noted as used
 
-    decode = graphs(tmp_path)[1]
+    decode = sorted(entry.rglob("*.mindir"))[1]
     content = bytearray(decode.read_bytes())
     content[len(content) // 2] ^= 0x40
     decode.chmod(0o600)
@@ -62,46 +70,46 @@ def test_graphs_are_kept_and_compiled_again_where_they_have_to_be(
 
     _, told = predict("predict_data=['one','two']")  # other shapes
     assert "compile the decode graph" in told
-    assert len(graphs(tmp_path)) == 4
-
-
-def test_scoring_has_a_graph_of_its_own(
-    predict: Callable[..., tuple[Any, str]], tmp_path: Path
-) -> None:
-    """Neither purpose is served the other's, whichever came first."""
-    (tmp_path / "text.txt").write_text("some words of a text")
-    score = ["run_mode=eval", "eval_data=text.txt", "predict_data=", "max_new_tokens=null"]
-    first, told = predict(*score)
-    assert "compile the score graph" in told and len(graphs(tmp_path)) == 1
-    _, told = predict()
-    assert "compile the prefill graph" in told and len(graphs(tmp_path)) == 3
-    second, told = predict(*score)
+    assert len(graphs(tmp_path)) == 5
+    again, told = predict(*score)
     assert "compile the" not in told
-    assert second["evaluation"]["perplexity"] == first["evaluation"]["perplexity"]
+    assert again["evaluation"]["perplexity"] == scored["evaluation"]["perplexity"]
 
 
-def test_other_code_compiles_its_own(tmp_path: Path) -> None:
-    """A module that was not there when the graphs were kept: in a copy of this project."""
-    copy = tmp_path / "copy"
-    unused = shutil.ignore_patterns("__pycache__")
-    for folder in ("lite_runner", "conf"):
-        shutil.copytree(ROOT / folder, copy / folder, ignore=unused)
-    shutil.copy(ROOT / "run_lite.py", copy)
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process whose first backend has not come yet, with a cache of its own."""
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path))
+    monkeypatch.setattr(graph_cache, "_program", lambda: ROOT / "run_lite.py")
+    monkeypatch.setattr(graph_cache, "_claimed", False)
 
-    def told() -> str:
-        options = ["model=tiny_llama", "predict_data=some words", "max_new_tokens=2", "backend=ms"]
-        done = subprocess.run(
-            [sys.executable, "run_lite.py", *options],
-            cwd=copy,
-            env=os.environ | {"LITE_RUNNER_CACHE": str(tmp_path / "cache")},
-            capture_output=True,
-            encoding="utf-8",
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
 
-    assert "compile the" in told()
-    (copy / "lite_runner/architectures/of_tomorrow.py").touch()
-    assert "compile the" in told()
-    assert "compile the" not in told()
+@pytest.mark.usefixtures("own_cache")
+def test_the_first_purpose_of_the_first_backend_is_cached_alone(tmp_path: Path) -> None:
+    """MindSpore has one folder for a process, and numbers the graphs in it."""
+    first, second = GraphCache({"layers": 1}), GraphCache({"layers": 2})
+    for cache, purpose, folders in ((second, "score", 0), (first, "score", 1), (first, "other", 1)):
+        with cache.entry(purpose) as cached:
+            assert not cached
+        assert len(list((tmp_path / "graphs").glob("*"))) == folders
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_other_code_compiles_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a change of the code is: tests/system/test_versions.py."""
+
+    def kept(code: str) -> bool:
+        """Whether a first backend of a process finds a graph; it leaves one."""
+        monkeypatch.setattr(graph_cache, "_claimed", False)
+        monkeypatch.setattr(graph_cache, "code_digest", lambda: code)
+        cache = GraphCache({"layers": 1})
+        with cache.entry() as found:
+            if not found:
+                graph = cache._folder / "rank_0/graph_cache/compile_cache_0.mindir"
+                graph.parent.mkdir(parents=True)
+                graph.write_bytes(b"a graph")
+        return found
+
+    assert [kept(code) for code in ("old", "old", "new", "new", "old")] == [
+        *(False, True, False, True, True)
+    ]

@@ -10,7 +10,7 @@ from lite_runner.architectures.spec import Decoder, Norm, Rotary
 from lite_runner.backends.lite.export import job
 from lite_runner.backends.lite.export.job import spec_of_run
 from lite_runner.config.argv import parse
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Layout
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
@@ -59,3 +59,13 @@ def test_what_lite_does_not_have_gets_another_layout_or_is_refused(kind: str) ->
     for asked in ("engine=lite-worker", "export.layout=resizable"):
         with pytest.raises(ConfigError, match=NOT_IN_LITE[kind]):
             layout_of(kind, asked)
+
+
+def test_without_mindspore_lite_it_is_said_why_there_is_a_pair(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = EnvironmentFault("MindSpore Lite is not set up", "make lite")
+    monkeypatch.setattr(job, "why_unavailable", lambda *_arguments: fault)
+    assert layout_of("nothing") == "static_pair"
+    assert "engine=auto: graph-cell, since MindSpore Lite is not set up" in capsys.readouterr().err
+    assert layout_of("nothing", "export.layout=resizable") == "resizable"
