@@ -16,8 +16,8 @@ import pytest
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.evaluation.scoring import BackendScorer, evaluate
 from lite_runner.generation import Engine, Request
+from lite_runner.output.scoring import BackendScorer, evaluate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint

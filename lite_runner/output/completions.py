@@ -7,7 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, field
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
@@ -23,7 +28,6 @@ from lite_runner.generation import (
     OnLogits,
 )
 from lite_runner.model.files import explained_nonfinite
-from lite_runner.output.comparison import Comparison
 from lite_runner.output.printer import Printer, advice, show, summary
 from lite_runner.output.report import (
     ANSWERS,
@@ -39,6 +43,7 @@ from lite_runner.plan.job import Job, share
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
+from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
 
 
@@ -153,15 +158,32 @@ def _adapters(
     )
 
 
+def complete(
+    plan: Plan, folder: RunFolder, began: float, interrupted: Callable[[], bool] | None = None
+) -> None:
+    """Complete the prompts of a plan, print and write the results; rank 0 those of all ranks.
+
+    See `complete_share`. Raises RunnerError, and CutShort where it was interrupted.
+    """
+    tokenizer = plan.tokenizer
+    assert tokenizer is not None, "missing in a dry run alone"
+    mine = complete_share(plan, tokenizer, folder, began, interrupted)
+    whole = gather(mine, plan.ranks)
+    if plan.ranks.rank == 0:
+        write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))
+    if whole.interrupted:
+        raise CutShort
+
+
 def complete_share(
     plan: Plan,
     tokenizer: Tokenizer,
     folder: RunFolder,
     began: float,
     interrupted: Callable[[], bool] | None = None,
-    on_logits: OnLogits | None = None,
 ) -> RankResult:
-    """The completions of this replica's share of the prompts, shown as they come.
+    """The completions of this replica's share of the prompts, shown as they come; their logits are
+    kept in folder.values, if there is one.
 
     `began`: the time (time.perf_counter()) from which loading counts. `interrupted` is called
     before each step. Raises RunnerError.
@@ -179,9 +201,27 @@ def complete_share(
         wait_for_all(ranks)
         with explained_nonfinite(plan.model, ranks):
             texts = plan.work.texts
+            on_logits = None if folder.values is None else partial(_keep_logits, folder.values)
             return _complete(
                 config, generator, tokenizer, job, load_s, texts, interrupted, on_logits
             )
+
+
+def logits_file(folder: Path, prompt: int, part: int) -> Path:
+    """The file of the logits [steps, vocab] of text `part` of a prompt, float32."""
+    return folder / f"{prompt}-{part}.f32"
+
+
+def _keep_logits(
+    folder: Path,
+    prompt: int,
+    part: int,
+    logits: NDArray[np.float32],
+    scores: NDArray[np.floating[Any]],
+) -> None:
+    """Append the logits [vocab] of a step. See OnLogits."""
+    with logits_file(folder, prompt, part).open("ab") as file:
+        file.write(np.ascontiguousarray(logits, np.float32).tobytes())
 
 
 def _complete(
@@ -237,7 +277,7 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     assert isinstance(config, GenerateOptions)
     if plan.config.in_mindformers:
         from lite_runner.backends.mindformers.start import open_mindformers
-        from lite_runner.prediction.mindformers import MindFormersGenerator
+        from lite_runner.output.mindformers import MindFormersGenerator
 
         opened = open_mindformers(plan.model, options_of(plan, job), folder.path)
         return MindFormersGenerator(opened)
@@ -274,7 +314,6 @@ def write_results(
     tokenizer: Tokenizer,
     folder: RunFolder,
     shown: int,
-    comparison: Comparison | None = None,
 ) -> None:
     """Print the rows after the first `shown`, and write the results of all replicas."""
     config, job = plan.config, plan.work
@@ -293,7 +332,6 @@ def write_results(
         seed=job.generation.seed if sampled else None,
         results=whole.rows,
         adapters=whole.adapters,
-        comparison=comparison,
         timing=whole.timing(),
         peak_rss_mib=whole.peak_rss_mib,
     )
