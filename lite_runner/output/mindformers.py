@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
+from itertools import count, groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
 from lite_runner.backends.mindformers.process import Batch
-from lite_runner.backends.mindformers.run import MindFormersRun
 from lite_runner.backends.mindformers.start import OpenMindFormers
 from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.generation import (
     Completion,
+    Event,
+    Finished,
     Generation,
     GenerationTiming,
     OnFinish,
     OnLogits,
     OnToken,
     Request,
+    Run,
+    Token,
 )
 from lite_runner.records import dataclass
 
 WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
+
+
+@dataclass
+class _Sequence:
+    """A request, and its tokens so far."""
+
+    request: Request
+    limit: int  # most new tokens
+    tokens: list[int] = field(default_factory=list)
+    end_token: int | None = None
+
+
+class _Interrupted(Exception):
+    """The callback `interrupted` returned true."""
 
 
 class MindFormersGenerator:
@@ -40,6 +56,8 @@ class MindFormersGenerator:
         self._opened = opened
         self._process, self._run = opened.process, opened.run
         self._logits = opened.work / "logits"  # those of requests with keep_logits
+        self._sequences: dict[int, _Sequence] = {}  # running ones, by id
+        self._ids = count()
         self.engine = opened.engine
         self.compile_s = 0.0
 
@@ -56,6 +74,22 @@ class MindFormersGenerator:
             self._process.generate(batch, lambda tokens, seconds: None)
         self.compile_s = time.perf_counter() - began
 
+    def add(self, request: Request) -> int:
+        """Queue a request; its id."""
+        id, length = next(self._ids), len(request.prompt)
+        limit = request.options.max_sequence(length, self._run.sizes.length) - length
+        self._sequences[id] = _Sequence(request, limit)
+        return id
+
+    def finish(
+        self, id: int, reason: FinishReason = "interrupted", index: int | None = None
+    ) -> list[Finished]:
+        """End a request now; nothing where it has ended."""
+        if (one := self._sequences.pop(id, None)) is None:
+            return []
+        made = Completion(0, 0, one.tokens, reason, end_token=one.end_token)
+        return [Finished(id, made)]
+
     def generate(
         self,
         requests: Sequence[Request],
@@ -67,171 +101,101 @@ class MindFormersGenerator:
         interrupted: Callable[[], bool] | None = None,
     ) -> Generation:
         """See Generator. A KeyboardInterrupt ends the process with what is there."""
-        timing, began = GenerationTiming(), time.perf_counter()
-        done: dict[int, Completion] = {}
-        listeners = _Listeners(on_token, on_finish, on_logits, interrupted)
-        cut = False
+        timing, began, cut = GenerationTiming(), time.perf_counter(), False
+        run = Run(self, first_index, on_token, on_finish, on_logits)
+
+        def on_events(events: list[Event]) -> None:
+            if timing.time_to_first_token_s is None and isinstance(events[0], Token):
+                timing.time_to_first_token_s = time.perf_counter() - began
+            run.events = events
+            run.process()
+            if interrupted is not None and interrupted():
+                raise _Interrupted
+
         try:
-            for number, some in enumerate(_batches(requests, self._run)):
-                batch = _RunningBatch(some, first_index, self._run, number, self._logits)
-                try:
-                    self._complete(batch, listeners, timing, began)
-                finally:
-                    done |= batch.completions()
-        except (KeyboardInterrupt, _Cut) as error:
-            if interrupted is not None and not isinstance(error, _Cut):
+            for request in requests:
+                run.add(request)
+            for number, ids in enumerate(self._batches()):
+                self._complete(ids, number, timing, on_events)
+        except (KeyboardInterrupt, _Interrupted) as error:
+            if interrupted is not None and isinstance(error, KeyboardInterrupt):
                 raise
             cut = True
-        for index in range(first_index, first_index + len(requests)):
-            done.setdefault(index, Completion(index, 0, [], "interrupted"))
-        return Generation([done[index] for index in sorted(done)], timing, cut)
+        finally:
+            run.end()
+        return Generation(run.completions(), timing, cut)
 
     def close(self) -> None:
         self._opened.close()
 
+    def _batches(self) -> Iterator[list[int]]:
+        """Consecutive requests with the same options, as many as a batch takes."""
+        most = 1 if self._run.beams > 1 else self._run.sizes.batch
+        ids = list(self._sequences)
+        for _, same in groupby(ids, key=lambda id: self._sequences[id].request.options):
+            some = list(same)
+            yield from (some[start : start + most] for start in range(0, len(some), most))
+
     def _complete(
         self,
-        batch: _RunningBatch,
-        listeners: _Listeners,
+        ids: Sequence[int],
+        number: int,
         timing: GenerationTiming,
-        began: float,
+        on_events: Callable[[list[Event]], None],
     ) -> None:
-        first = True
+        """Complete batch `number`, whose last row is repeated until it is full."""
+        rows = [self._sequences[id] for id in ids]
+        options, keeps_logits = rows[0].request.options, rows[0].request.keep_logits
+        prompts = [row.request.prompt.tolist() for row in rows]
+        fill = 0 if self._run.beams > 1 else self._run.sizes.batch - len(rows)
+        self._logits.unlink(missing_ok=True)
+        batch = Batch(
+            prompts + [prompts[-1]] * fill,
+            [row.limit for row in rows] + [0] * fill,
+            options.eos_token_id,
+            self._run.unused,
+            self._run.options(options, (options.seed + number) % 2**32),
+            self._logits if keeps_logits else None,
+        )
+        steps = count()
 
         def on_step(tokens: list[tuple[int, int]], seconds: float) -> None:
-            nonlocal first
-            if first:
+            step = next(steps)
+            if step == 0:
                 timing.prefill_s += seconds
-                timing.prefill_tokens += batch.prompt_tokens
-                if timing.time_to_first_token_s is None:
-                    timing.time_to_first_token_s = time.perf_counter() - began
+                timing.prefill_tokens += sum(map(len, prompts))
             else:
                 timing.decode_s += seconds
                 timing.decode_tokens += len(tokens)
-            first = False
-            batch.take(tokens, listeners)
-            if listeners.interrupted is not None and listeners.interrupted():
-                raise _Cut
+            logits = self._step_logits(step) if keeps_logits else None
+            events: list[Event] = []
+            for row, token in tokens:
+                events += self._events(ids[row], token, None if logits is None else logits[row])
+            on_events(events)
 
         started = time.perf_counter()
-        found = self._process.generate(batch.plain(), on_step)
-        if found is not None:
+        best = self._process.generate(batch, on_step)
+        if best is not None:  # of beams; what follows an end token is padding
             timing.decode_s += time.perf_counter() - started
-            timing.decode_tokens += len(found)
-            batch.take_best(found, listeners)
+            timing.decode_tokens += len(best)
+            ended = next((at for at, one in enumerate(best) if one in options.eos_token_id), None)
+            rows[0].tokens = best[: rows[0].limit if ended is None else ended]
+            rows[0].end_token = None if ended is None else best[ended]
+            on_events([*self.finish(ids[0], "length" if ended is None else "stop")])
 
+    def _events(self, id: int, token: int, logits: NDArray[np.float32] | None) -> list[Event]:
+        """What a new token of a sequence means."""
+        one = self._sequences[id]
+        if token in one.request.options.eos_token_id:
+            one.end_token = token
+            return [Token(id, 0, token, True, logits, logits), *self.finish(id, "stop")]
+        one.tokens.append(token)
+        ended = self.finish(id, "length") if len(one.tokens) == one.limit else []
+        return [Token(id, 0, token, False, logits, logits), *ended]
 
-class _Cut(Exception):
-    """`interrupted` returned true."""
-
-
-@dataclass(frozen=True)
-class _Listeners:
-    on_token: OnToken | None
-    on_finish: OnFinish | None
-    on_logits: OnLogits | None
-    interrupted: Callable[[], bool] | None
-
-
-class _RunningBatch:
-    """Requests with the same options, and their tokens so far."""
-
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        first: int,
-        run: MindFormersRun,
-        number: int,
-        logits: Path,
-    ) -> None:
-        """`requests` carry their index in `name`; see `_batches`."""
-        self._indices = [first + int(request.name) for request in requests]
-        self._requests, self._run = requests, run
-        self._options = requests[0].options
-        self._limits = [
-            one.options.max_sequence(len(one.prompt), run.sizes.length) - len(one.prompt)
-            for one in requests
-        ]
-        self._tokens: list[list[int]] = [[] for _ in requests]
-        self._reasons: list[FinishReason] = ["interrupted"] * len(requests)
-        self._ends: list[int | None] = [None] * len(requests)
-        self._seed = (self._options.seed + number) % 2**32
-        self._keeps_logits = requests[0].keep_logits
-        self._logits, self._read = logits, 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(len(request.prompt) for request in self._requests)
-
-    def plain(self) -> Batch:
-        """As MindFormers gets it: the last row is repeated until the batch is full."""
-        prompts = [request.prompt.tolist() for request in self._requests]
-        fill = 0 if self._run.beams > 1 else self._run.sizes.batch - len(prompts)
-        self._logits.unlink(missing_ok=True)
-        return Batch(
-            prompts + [prompts[-1]] * fill,
-            self._limits + [0] * fill,
-            self._options.eos_token_id,
-            self._run.unused,
-            self._run.options(self._options, self._seed),
-            self._logits if self._keeps_logits else None,
-        )
-
-    def take(self, tokens: Sequence[tuple[int, int]], listeners: _Listeners) -> None:
-        """Add the new tokens of a step."""
-        logits = self._step_logits() if self._keeps_logits else None
-        for row, token in tokens:
-            index = self._indices[row]
-            if logits is not None and listeners.on_logits is not None:
-                listeners.on_logits(index, 0, logits[row], logits[row])
-            if token in self._options.eos_token_id:
-                self._ends[row] = token
-                self._finish(row, "stop", listeners)
-                continue
-            self._tokens[row].append(token)
-            if listeners.on_token is not None:
-                listeners.on_token(index, 0, token)
-            if len(self._tokens[row]) == self._limits[row]:
-                self._finish(row, "length", listeners)
-
-    def take_best(self, tokens: Sequence[int], listeners: _Listeners) -> None:
-        """Add the tokens of the best beam; what follows an end token is padding."""
-        ends = self._options.eos_token_id
-        length = next((at for at, token in enumerate(tokens) if token in ends), None)
-        self._tokens[0] = list(tokens[: self._limits[0] if length is None else length])
-        if length is not None:
-            self._ends[0] = tokens[length]
-        self._finish(0, "length" if length is None else "stop", listeners)
-
-    def completions(self) -> Mapping[int, Completion]:
-        """Of each request by its index, partial ones too."""
-        return {index: self._completion(row) for row, index in enumerate(self._indices)}
-
-    def _finish(self, row: int, reason: FinishReason, listeners: _Listeners) -> None:
-        self._reasons[row] = reason
-        if listeners.on_finish is not None:
-            listeners.on_finish(self._completion(row))
-
-    def _completion(self, row: int) -> Completion:
-        return Completion(
-            self._indices[row], 0, self._tokens[row], self._reasons[row], end_token=self._ends[row]
-        )
-
-    def _step_logits(self) -> Any:
-        """Logits float32 [batch, vocab] of the next step that has not been read."""
+    def _step_logits(self, step: int) -> NDArray[np.float32]:
+        """Logits [batch, vocab] of a step."""
         shape = (self._run.sizes.batch, self._run.model.vocab_size)
-        count = shape[0] * shape[1]
+        size = shape[0] * shape[1]
         with self._logits.open("rb") as file:
-            found = np.fromfile(file, np.float32, count, offset=4 * count * self._read)
-        self._read += 1
-        return found.reshape(shape)
-
-
-def _batches(requests: Sequence[Request], run: MindFormersRun) -> Iterator[list[Request]]:
-    """Consecutive requests with the same options, as many as a batch takes; each is named by its
-    place."""
-    named = [replace(request, name=str(place)) for place, request in enumerate(requests)]
-    most = 1 if run.beams > 1 else run.sizes.batch
-    for _, same in groupby(named, key=lambda request: request.options):
-        some = list(same)
-        yield from (some[start : start + most] for start in range(0, len(some), most))
+            return np.fromfile(file, np.float32, size, offset=4 * size * step).reshape(shape)
