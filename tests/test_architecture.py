@@ -146,7 +146,7 @@ GENERATION_SEES = {
 # MindSpore takes most of a second to import: only what computes or stores tensors may.
 KNOWS_MINDSPORE = {"backends", "mindir", "networks", "weights"}
 # Rooms of other parts that do: a model that is a Cell, its Parameters, a tokenizer's tensors.
-CELLS = {"lite_runner.api.network", "lite_runner.api.loaded_model", "lite_runner.api.encoding"}
+CELLS = {"lite_runner.api.network", "lite_runner.api.loaded_model", "lite_runner.api.tokenizer"}
 # tests/NAME holds the tests of these folders, and every other one those of lite_runner/NAME.
 TESTED = {
     "benchmarks": ROOT / "benchmarks",
@@ -159,7 +159,7 @@ END_TO_END = {
     ".": "architecture bad_input damaged_files docs examples first_hour frozen"
     " frozen_runs hints interrupted_writers left_behind package packaging read_only_cache"
     " real_mindformers real_mindformers_glm smollm2 stations",
-    "api": "memory",
+    "api": "adapters memory",
     "ascend": "lite operators rank_environment rank_tables soc strategies",
     "backends": "growing parallel",
     "backends/lite": "static_pair",

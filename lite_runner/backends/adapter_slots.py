@@ -13,7 +13,6 @@ from lite_runner.backends.seat import RunOptions
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.config.schema import AdapterSlotOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.adapters import pool_bytes, rank_adapters
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.weights.lora.adapter import Adapter
 
@@ -147,7 +146,7 @@ def rank_pool(model: Decoder, options: RunOptions) -> tuple[Sequence[Adapter], L
     config = options.config
     if options.adapters is None or not isinstance(config, AdapterSlotOptions):
         return (), None
-    adapters = rank_adapters(options.adapters, config, model, options.ranks)
+    adapters = options.adapters.of_rank(model, options.ranks)
     if not adapters:
         return (), None
     slots, rounded = adapter_slots(options), config.adapter_dtype == "bf16"
@@ -172,4 +171,4 @@ def adapter_bytes(model: Decoder, options: RunOptions) -> int:
     dtype = config.compute_dtype(options.device)
     if config.adapter_dtype == "bf16":
         dtype = "bfloat16"
-    return pool_bytes(options.adapters, config, model, options.ranks, adapter_slots(options), dtype)
+    return options.adapters.pool_bytes(model, options.ranks, adapter_slots(options), dtype)

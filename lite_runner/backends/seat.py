@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import BACKENDS, ComputeOptions
-from lite_runner.model.adapters import AdapterJob
 from lite_runner.model.files import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import Memory
 from lite_runner.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lite_runner.model.adapters import AdapterJob
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,9 +174,16 @@ def compare_texts(
         prompt, part = divmod(place, returns)
         tokens = [_tokens(row) for row in rows]
         logits = [_logits(logits_file(one, prompt, part), vocab_size) for one in values]
-        texts.append(_compared_text(prompt, part, *tokens, *logits, tolerance=tolerance))
-    kinds = ("load_s", "compile_s", "prefill_tok_s", "decode_tok_s")
-    sides = [_side(one, **{kind: one["timing"][kind] for kind in kinds}) for one in results]
+        texts.append(_compared_text(prompt, part, tokens, logits, tolerance=tolerance))
+    times = ("load_s", "compile_s", "prefill_tok_s", "decode_tok_s")
+    sides = [
+        {
+            **_engine(one),
+            **{name: one["timing"][name] for name in times},
+            "peak_rss_mib": one["peak_rss_mib"],
+        }
+        for one in results
+    ]
     same = not any(text.differs for text in texts)
     return TextComparison(tolerance=tolerance, same=same, sides=sides, texts=texts)
 
@@ -184,16 +191,15 @@ def compare_texts(
 def _compared_text(
     prompt: int,
     part: int,
-    mine: Sequence[int],
-    other: Sequence[int],
-    my_logits: NDArray[np.float32],
-    other_logits: NDArray[np.float32],
+    rows: Sequence[Sequence[int]],
+    logits: Sequence[NDArray[np.float32]],
     *,
     tolerance: float,
 ) -> ComparedText:
     """One text of both: logits count as long as the tokens before them are equal."""
-    tokens = max(len(mine), len(other))
-    pairs = zip(mine, other, strict=False)
+    my_logits, other_logits = logits
+    tokens = max(map(len, rows))
+    pairs = zip(*rows, strict=False)
     equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     steps = min(len(my_logits), len(other_logits), equal + 1)
     difference = gap = None
@@ -295,10 +301,16 @@ def compare_scores(results: Results, values: Values, *, tolerance: float) -> Sco
         at = here.stop
     sides = []
     for one in results:
-        timing, scored = one["timing"], one["evaluation"]
-        figures = {name: timing[name] for name in ("load_s", "compile_s")}
-        figures |= {name: scored[name] for name in ("tok_s", "perplexity")}
-        sides.append(_side(one, **figures, nll=math.log(scored["perplexity"])))
+        scored = one["evaluation"]
+        side = {
+            **_engine(one),
+            **{name: one["timing"][name] for name in ("load_s", "compile_s")},
+            "tok_s": scored["tok_s"],
+            "peak_rss_mib": one["peak_rss_mib"],
+            "nll": math.log(scored["perplexity"]),
+            "perplexity": scored["perplexity"],
+        }
+        sides.append(side)
     same = not any(window.differs for window in found)
     return ScoreComparison(tolerance=tolerance, same=same, sides=sides, windows=found)
 
@@ -318,9 +330,8 @@ def _compared_window(
     )
 
 
-def _side(result: Mapping[str, Any], **figures: float | None) -> dict[str, Any]:
-    """A backend with its figures."""
-    return {name: result[name] for name in ("backend", "engine", "peak_rss_mib")} | figures
+def _engine(result: Mapping[str, Any]) -> dict[str, str]:
+    return {name: result[name] for name in ("backend", "engine")}
 
 
 def _sides(sides: Sequence[Mapping[str, Any]], figures: Figures) -> list[str]:

@@ -25,7 +25,6 @@ from lite_runner.generation import (
     Generation,
     GenerationTiming,
     Generator,
-    OnLogits,
 )
 from lite_runner.model.files import explained_nonfinite
 from lite_runner.output.printer import Printer, advice, show, summary
@@ -39,7 +38,7 @@ from lite_runner.output.report import (
     Timing,
     peak_rss_mib,
 )
-from lite_runner.plan.job import Job, share
+from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
@@ -190,21 +189,48 @@ def complete_share(
     """
     config, ranks = plan.config, plan.ranks
     assert isinstance(config, GenerateOptions)
-    job = share(config, plan.work, ranks)
+    job = plan.work.share(ranks)
     if not job.tokens:  # there are fewer prompts than replicas
         wait_for_all(ranks)
         return RankResult()
-    generator = _open_generator(plan, job, folder)
-    with closing(generator):
+    on_logits = None if folder.values is None else partial(_keep_logits, folder.values)
+    counted = progress.step("generate", job.texts, "texts") if job.texts > 1 else nullcontext()
+    with closing(_open_generator(plan, job, folder)) as generator:
         load_s = plan.seconds + time.perf_counter() - began
         generator.prepare()
         wait_for_all(ranks)
-        with explained_nonfinite(plan.model, ranks):
-            texts = plan.work.texts
-            on_logits = None if folder.values is None else partial(_keep_logits, folder.values)
-            return _complete(
-                config, generator, tokenizer, job, load_s, texts, interrupted, on_logits
+        prepare_s = generator.compile_s
+        with explained_nonfinite(plan.model, ranks), counted as step:
+            printer = Printer(
+                tokenizer,
+                job,
+                of_all=plan.work.texts,
+                stream=config.stream,
+                form=config.output_format,
+                step=step,
             )
+            try:
+                outcome = generator.generate(
+                    job.scheduler_requests(keep_logits=on_logits is not None),
+                    first_index=job.first_index,
+                    on_token=printer.on_token,
+                    on_finish=printer.on_finish,
+                    on_logits=on_logits,
+                    interrupted=interrupted,
+                )
+            finally:
+                printer.flush()
+        rows = printer.rows(outcome.completions)
+        return RankResult(
+            rows=rows,
+            engine=generator.engine,
+            generation=outcome.timing,
+            load_s=load_s,
+            compile_s=generator.compile_s,
+            prepare_s=prepare_s,
+            adapters=adapter_report(job, rows, outcome, generator.adapters),
+            interrupted=outcome.interrupted,
+        )
 
 
 def logits_file(folder: Path, prompt: int, part: int) -> Path:
@@ -222,53 +248,6 @@ def _keep_logits(
     """Append the logits [vocab] of a step. See OnLogits."""
     with logits_file(folder, prompt, part).open("ab") as file:
         file.write(np.ascontiguousarray(logits, np.float32).tobytes())
-
-
-def _complete(
-    config: GenerateOptions,
-    generator: Generator,
-    tokenizer: Tokenizer,
-    job: Job,
-    load_s: float,
-    of_all: int,
-    interrupted: Callable[[], bool] | None,
-    on_logits: OnLogits | None,
-) -> RankResult:
-    """The completions of a job by a prepared generator; `of_all`: texts of the whole run."""
-    prepare_s = generator.compile_s
-    total = job.texts
-    counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
-    with counted as step:
-        printer = Printer(
-            tokenizer,
-            job,
-            of_all=of_all,
-            stream=config.stream,
-            form=config.output_format,
-            step=step,
-        )
-        try:
-            outcome = generator.generate(
-                job.scheduler_requests(keep_logits=on_logits is not None),
-                first_index=job.first_index,
-                on_token=printer.on_token,
-                on_finish=printer.on_finish,
-                on_logits=on_logits,
-                interrupted=interrupted,
-            )
-        finally:
-            printer.flush()
-    rows = printer.rows(outcome.completions)
-    return RankResult(
-        rows=rows,
-        engine=generator.engine,
-        generation=outcome.timing,
-        load_s=load_s,
-        compile_s=generator.compile_s,
-        prepare_s=prepare_s,
-        adapters=adapter_report(job, rows, outcome, generator.adapters),
-        interrupted=outcome.interrupted,
-    )
 
 
 def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -29,30 +29,8 @@ if TYPE_CHECKING:
 LIKELIHOODS = "likelihoods.f64"  # of all tokens that count, in their order
 
 
-class Scorer(Protocol):
-    """A model that tells how likely a text is."""
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine in result.json."""
-        ...
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent compiling so far."""
-        ...
-
-    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Of each of ids[1:] given those before it [n - 1]. Raises RunnerError."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources; idempotent."""
-        ...
-
-
 class BackendScorer:
-    """A backend. See Scorer."""
+    """A backend that tells how likely a text is."""
 
     def __init__(self, backend: Backend) -> None:
         self._engine = Engine(backend, prefix_cache=False)
@@ -60,9 +38,11 @@ class BackendScorer:
 
     @property
     def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
         return self._engine.compile_s
 
     def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Of each of ids[1:] given those before it [n - 1]. Raises RunnerError."""
         request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
         outcome = self._engine.generate([request])
         if outcome.interrupted:
@@ -73,6 +53,32 @@ class BackendScorer:
 
     def close(self) -> None:
         self._engine.close()
+
+
+class MindFormersScorer:
+    """MindFormers in its process, as a BackendScorer."""
+
+    def __init__(self, opened: OpenMindFormers) -> None:
+        self._opened = opened
+        self.engine = opened.engine
+        self.compile_s = 0.0
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        if not self.compile_s:
+            began = time.perf_counter()
+            with progress.step("compile"):
+                self._score(ids)
+            self.compile_s = time.perf_counter() - began
+        return self._score(ids)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        return np.array(self._opened.process.score(ids.tolist(), self._opened.run.unused))
+
+
+Scorer: TypeAlias = BackendScorer | MindFormersScorer
 
 
 @dataclass(frozen=True)
@@ -162,29 +168,6 @@ def evaluate(
         tok_s=computed / seconds,
         interrupted=interrupted,
     )
-
-
-class MindFormersScorer:
-    """MindFormers in its process. See Scorer."""
-
-    def __init__(self, opened: OpenMindFormers) -> None:
-        self._opened = opened
-        self.engine = opened.engine
-        self.compile_s = 0.0
-
-    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        if not self.compile_s:
-            began = time.perf_counter()
-            with progress.step("compile"):
-                self._score(ids)
-            self.compile_s = time.perf_counter() - began
-        return self._score(ids)
-
-    def close(self) -> None:
-        self._opened.close()
-
-    def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        return np.array(self._opened.process.score(ids.tolist(), self._opened.run.unused))
 
 
 def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -> Result:

@@ -39,9 +39,8 @@ from lite_runner.output.report import RunFolder
 from lite_runner.output.scoring import score
 from lite_runner.plan.backend import resolve_backend, run_options
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import check_before_fetching
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.resources import with_resources
+from lite_runner.plan.resources import check_before_fetching, with_resources
 from lite_runner.records import Count, Range, dataclass
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment
@@ -177,7 +176,6 @@ def plan(config: Config) -> Plan:
     plan = Plan(
         config=config,
         device=device,
-        backend=config.backend,
         files=files,
         job=job,
         lines={

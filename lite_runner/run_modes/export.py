@@ -12,7 +12,7 @@ from lite_runner.backends.lite.export.job import ExportJob, default_length, job_
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
 from lite_runner.backends.mindformers.export import export_with_mindformers, spec_for_mindformers
-from lite_runner.config.artifact_checks import ExportOptions
+from lite_runner.config.artifact_checks import ExportOptions as Config
 from lite_runner.config.artifact_checks import export_faults as faults
 from lite_runner.config.parallel import Ranks, check_divides, ranks_of
 from lite_runner.model.adapters import with_adapter
@@ -21,19 +21,12 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import files_to_fetch
 from lite_runner.plan.plan import Plan, described
-from lite_runner.plan.resources import plan_mindformers
-from lite_runner.records import dataclass
+from lite_runner.plan.resources import files_to_fetch, plan_mindformers
 from lite_runner.sizing.memory import check_memory
 from lite_runner.text.tokenizer import Tokenizer
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(ExportOptions):
-    """run_mode=export"""
 
 
 def plan(config: Config) -> Plan:
@@ -54,7 +47,6 @@ def plan(config: Config) -> Plan:
     planned = Plan(
         config=config,
         device=engine.device,
-        backend=config.backend,
         dtype="float32, while it is written",
         ranks=ranks,
         files=files,
@@ -80,7 +72,7 @@ def _job_and_paths(
 
 
 def _export_job(
-    config: ExportOptions,
+    config: Config,
     files: ModelFiles,
     ranks: Ranks,
     tokenizer: Tokenizer | None = None,

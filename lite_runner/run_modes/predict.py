@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from lite_runner.config.generate_checks import ComparedOptions, PredictOptions
+from lite_runner.config.generate_checks import ComparedOptions
+from lite_runner.config.generate_checks import PredictOptions as Config
 from lite_runner.config.generate_checks import predict_faults as faults
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.output.completions import complete
@@ -13,14 +14,8 @@ from lite_runner.output.report import RunFolder
 from lite_runner.output.strategy_files import save_strategy, write_side_files
 from lite_runner.plan.generating import plan_generation as plan
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(PredictOptions):
-    """run_mode=predict"""
 
 
 def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
