@@ -29,10 +29,8 @@ GRID, TEXT = "#DDDDDD", "#333333"
 PANEL_SIZE = 4.2, 3.1  # inches
 LABELLED = 8  # bars of a panel that have their numbers; with more, all do without
 BAR_ROOM = 0.8  # of the distance between two groups of bars
-LETTER, POINTS = (
-    5,
-    200,
-)  # widths in points: of a letter of a bar's label, at least of a panel's axes
+# Widths in points: of a letter of a bar's label, at least of a panel's axes.
+LETTER, POINTS = 5, 200
 SETTINGS = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "lite-runner",  # of the ids in an SVG, else random

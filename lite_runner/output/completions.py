@@ -301,13 +301,11 @@ def write_results(
     for place, row in enumerate(whole.rows[shown:], shown):
         show(row, place, job.texts, config.output_format, returns)
     sampled = any(one.do_sample for one in job.options)
-    result = Result(
-        run_mode=config.run_mode,
-        model=config.model_name,
-        backend=config.backend,
+    result = Result.of(
+        config,
+        plan.model.source,
         engine=whole.engine,
         world_size=plan.ranks.size,
-        load_checkpoint=plan.model.source,
         seed=job.generation.seed if sampled else None,
         results=whole.rows,
         adapters=whole.adapters,

@@ -130,13 +130,25 @@ class Result:
     seed: int | None = None  # of sampling; omitted for greedy runs
     config_file: str = "config.yaml"  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
-    results: Sequence[RowResult]
+    results: Sequence[RowResult] = ()  # of run modes that generate
     adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
     comparison: TextComparison | ScoreComparison | None = None  # of compare_backend
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
+
+    @classmethod
+    def of(cls, config: RunConfig, source: str, *, engine: str, **others: Any) -> Result:
+        """The result of a run with weights from `source`."""
+        return cls(
+            run_mode=config.run_mode,
+            model=config.model_name,
+            backend=config.backend,
+            engine=engine,
+            load_checkpoint=source,
+            **others,
+        )
 
     @classmethod
     def of_files(
@@ -150,16 +162,8 @@ class Result:
     ) -> Result:
         """The result of a run that wrote files from `source` since `began` (time.perf_counter());
         `engine` verified them."""
-        return cls(
-            run_mode=config.run_mode,
-            model=config.model_name,
-            backend=config.backend,
-            engine=engine,
-            world_size=world_size,
-            load_checkpoint=source,
-            results=[],
-            timing=Timing(load_s=time.perf_counter() - began),
-        )
+        timing = Timing(load_s=time.perf_counter() - began)
+        return cls.of(config, source, engine=engine, world_size=world_size, timing=timing)
 
     def answers(
         self, texts_per_prompt: int = 1, *, chat: bool = False

@@ -193,13 +193,10 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
     with closing(scorer), explained_nonfinite(files):
         evaluation = evaluate(scorer, ids, size, stride, keep if folder.values else None)
         peak = peak_rss_mib()  # with the processes of the engine
-    return Result(
-        run_mode=config.run_mode,
-        model=config.model_name,
-        backend=config.backend,
+    return Result.of(
+        config,
+        files.source,
         engine=scorer.engine,
-        load_checkpoint=files.source,
-        results=[],
         evaluation=replace(evaluation, quant=str(files.quantization)),
         timing=Timing(load_s=load_s, compile_s=scorer.compile_s),
         peak_rss_mib=peak,
