@@ -4,6 +4,7 @@ The Python API hangs on this package (`from lite_runner import pipeline`) and is
 is first used: the command line needs none of it.
 """
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -151,81 +152,27 @@ __all__ = [
     "transform_and_load_checkpoint",
 ]
 
-_MODULE_OF = {
-    "PREFILL_MODEL_INPUT_MAP": "api.register",
-    "AutoConfig": "api.config",
-    "AutoModel": "api.auto_model",
-    "AutoModelForCausalLM": "api.auto_model",
-    "AutoProcessor": "api.auto_tokenizer",
-    "AutoTokenizer": "api.auto_tokenizer",
-    "BaseInputsOfInfer": "api.register",
-    "BloomConfig": "api.config",
-    "BloomLMHeadModel": "api.network",
-    "BloomTokenizer": "api.auto_tokenizer",
-    "BloomTokenizerFast": "api.auto_tokenizer",
-    "ChatGLM2Config": "api.config",
-    "ChatGLM2ForConditionalGeneration": "api.network",
-    "ChatGLM2Tokenizer": "api.auto_tokenizer",
-    "ChatGLM3Tokenizer": "api.auto_tokenizer",
-    "ChatGLMTokenizer": "api.auto_tokenizer",
-    "CommonInputsOfInfer": "mindir.graph_inputs",
-    "ContextConfig": "api.context",
-    "GLMChatModel": "api.network",
-    "GLMConfig": "api.config",
-    "GLMForPreTraining": "api.network",
-    "GPT2Config": "api.config",
-    "GPT2LMHeadModel": "api.network",
-    "GPT2Tokenizer": "api.auto_tokenizer",
-    "GPT2TokenizerFast": "api.auto_tokenizer",
-    "GenerationConfig": "api.options",
-    "InferConfig": "api.exported",
-    "InferTask": "api.pipelines",
-    "InputOfInfer": "api.register",
-    "LlamaConfig": "api.config",
-    "LlamaForCausalLM": "api.network",
-    "LlamaTokenizer": "api.auto_tokenizer",
-    "LlamaTokenizerFast": "api.auto_tokenizer",
-    "LoraConfig": "api.tools",
-    "MindFormerConfig": "api.tools",
-    "ParallelContextConfig": "api.context",
-    "PetConfig": "api.tools",
-    "PreTrainedModel": "api.model",
-    "PreTrainedTokenizer": "api.tokenizer",
-    "PretrainedConfig": "api.config",
-    "Qwen2Config": "api.config",
-    "Qwen2ForCausalLM": "api.network",
-    "Qwen2Tokenizer": "api.auto_tokenizer",
-    "Qwen2TokenizerFast": "api.auto_tokenizer",
-    "RunnerError": "errors",
-    "TextGenerationPipeline": "api.pipelines",
-    "TextIteratorStreamer": "api.streamers",
-    "TextStreamer": "api.streamers",
-    "Trainer": "api.trainer",
-    "TrainingArguments": "api.trainer",
-    "TransformerOpParallelConfig": "api.config",
-    "build_context": "api.context",
-    "build_parallel_config": "api.tools",
-    "get_bloom_inc_model_input": "api.register",
-    "get_last_checkpoint": "api.tools",
-    "get_llama_prefill_model_input": "api.register",
-    "get_llm_common_prefill_model_input": "api.register",
-    "get_real_rank": "api.tools",
-    "init_context": "api.context",
-    "logger": "api.tools",
-    "pipeline": "api.pipelines",
-    "register": "api.register",
-    "register_inputs": "api.register",
-    "str2bool": "api.tools",
-    "transform_and_load_checkpoint": "api.tools",
-}
+
+@functools.cache
+def _module_of() -> dict[str, str]:
+    """The module of each name, as the imports for type checkers say it."""
+    import ast  # the command line has no use for it
+    from pathlib import Path
+
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    return {
+        alias.name: str(node.module)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-    value = globals()[name] = getattr(module, name)  # the next use does not come here
-    return value
+    value = globals()[name] = getattr(importlib.import_module(_module_of()[name]), name)
+    return value  # the next use does not come here
 
 
 def __dir__() -> list[str]:

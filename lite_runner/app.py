@@ -131,8 +131,9 @@ def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) 
 
     member = membership()
     register_plugins(plugins)
-    launched = SOCKET_VARIABLE in os.environ  # the launcher limits the cache
-    with nullcontext() if launched else limited_cache(config):
+    # The launcher of ranks limits the cache for them.
+    limited = SOCKET_VARIABLE not in os.environ and config.leaves_folder and not config.dry_run
+    with limited_cache(config.context.cache_limit) if limited else nullcontext():
         if member is not None:
             from lite_runner import joined
 

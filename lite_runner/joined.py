@@ -43,9 +43,8 @@ from lite_runner.distributed.stopping import (
 )
 from lite_runner.launch import launch, log_details
 from lite_runner.output.report import RunFolder
-from lite_runner.plan.memory import check_ranks_fit
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
+from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
 from lite_runner.system.failure import Failure, failure_of
@@ -113,12 +112,12 @@ def _run_rank(
         if sender is not None:
             folder = RunFolder(Path(os.environ[FOLDER_VARIABLE]))
             stack.enter_context(folder).open_log(f"rank_{sender.rank}.log")
-        device = choose_device(config, member)
+        target, device_id, meets_on = choose_device(config, member)
         with progress.step(f"meet the {member.size} ranks"):
             joined = join(
                 member,
-                device.meets_on,
-                device.device_id,
+                meets_on,
+                device_id,
                 config.parallel.rendezvous_timeout,
                 config.parallel.hccl_timeout,
                 launched=sender is not None,
@@ -132,7 +131,8 @@ def _run_rank(
             folder = RunFolder(path)
             stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
         log_details(notes)
-        plan = dataclasses.replace(plan, config=device.in_config(plan.config))
+        # On CPU a rank has its share of the machine's cores.
+        plan = dataclasses.replace(plan, config=placed(plan.config, target, device_id))
         cut_short = _execute(plan.of_rank(joined.rank), folder, _stop_flags(joined))
     if sender is not None:
         sender.done()
@@ -212,21 +212,9 @@ def _exit(member: Member, failure: Failure, sender: Sender | None) -> NoReturn:
     os._exit(failure.exit_code)
 
 
-@dataclass(frozen=True)
-class RankDevice:
-    """Device `device_id` of the kind `target`, "CPU" or "Ascend"."""
-
-    target: str
-    device_id: int
-    meets_on: str  # where this process meets the other ranks: MindFormers computes in another
-
-    def in_config(self, config: RunConfig) -> RunConfig:
-        """`config` with this device and, on CPU, the rank's share of the machine's cores."""
-        return placed(config, self.target, self.device_id)
-
-
-def choose_device(config: RunConfig, member: Member) -> RankDevice:
-    """The device of this process as `member`; chooses its Ascend settings, too.
+def choose_device(config: RunConfig, member: Member) -> tuple[str, int, str]:
+    """The kind, "CPU" or "Ascend", and the id of the device of this process as `member`, and the
+    kind on which it meets the other ranks; chooses its Ascend settings, too.
 
     Call it before MindSpore is imported. Raises RunnerError: no such device, a broken rank table.
     """
@@ -235,5 +223,4 @@ def choose_device(config: RunConfig, member: Member) -> RankDevice:
     if target == "Ascend":
         device_id = device_of(member, device_id)
     choose_ascend_settings(AscendSettings.of(config.context), target, tell=False)
-    meets_on = "CPU" if config.in_mindformers else target
-    return RankDevice(target, device_id, meets_on)
+    return target, device_id, "CPU" if config.in_mindformers else target  # it computes elsewhere

@@ -20,7 +20,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
-from lite_runner.plan.memory import check_ranks_fit
+from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment, packages
@@ -65,7 +65,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         plan = mode.plan(config)
         if starts_ranks(config):
             check_ranks_fit(plan)
-            with _key_for_ranks(config) as words:
+            with _key_for_ranks(path_at(config, KEY) or "") as words:
                 words = ["--config", str(written), *words]
                 words += [f"register_path={_absolute(path)}" for path in plugins]
                 _run_ranks(config, folder, words)
@@ -75,10 +75,10 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
 
 
 @contextmanager
-def _key_for_ranks(config: RunConfig) -> Iterator[list[str]]:
+def _key_for_ranks(given: str) -> Iterator[list[str]]:
     """The setting that gives ranks the key of encrypted graphs, in the memory of this process: no
     command line, variable or file on a disk holds it."""
-    key = encryption_key(path_at(config, KEY) or "")
+    key = encryption_key(given)
     if key is None:
         yield []
         return
@@ -124,12 +124,11 @@ def log_details(notes: Sequence[Note]) -> None:
 
 
 @contextmanager
-def limited_cache(config: RunConfig) -> Iterator[None]:
-    """Context of a run; nothing that the run itself used is removed."""
-    limit, began = config.context.cache_limit, time.time()
+def limited_cache(limit: str | None) -> Iterator[None]:
+    """Context of a run, after which the cache is within context.cache_limit; nothing that the run
+    itself used is removed."""
+    began = time.time()
     yield
-    if config.dry_run or not config.leaves_folder:
-        return
     if removed := trim(default_limit() if limit is None else bytes_of(limit), began):
         names = [f"{name} ({readable(size)})" for name, size in removed.items()]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""

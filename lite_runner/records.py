@@ -13,35 +13,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 _Fields = tuple["dataclasses.Field[Any]", ...]
 
 
-def _dataclass(cls: type | None = None, /, **flags: bool) -> Any:
-    """As dataclasses.dataclass, with the flags init, repr, eq, frozen and kw_only."""
-
-    def decorate(decorated: type) -> type:
-        return _process(decorated, **flags)
-
-    return decorate if cls is None else decorate(cls)
-
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass as dataclass
-else:
-    dataclass = _dataclass
-
-
-def _process(
-    cls: type,
+def _dataclass(
+    cls: type | None = None,
+    /,
     *,
     init: bool = True,
     repr: bool = True,
     eq: bool = True,
     frozen: bool = False,
     kw_only: bool = False,
-) -> type:
+) -> Any:
+    """As dataclasses.dataclass, with these of its flags."""
+    if cls is None:
+        return partial(_dataclass, init=init, repr=repr, eq=eq, frozen=frozen, kw_only=kw_only)
     cls.__doc__ = cls.__doc__ or cls.__name__  # without one, the standard one spells a signature
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     fields = dataclasses.fields(cls)
@@ -61,6 +51,12 @@ def _process(
         if own.get(name) is None:
             setattr(cls, name, method)
     return cls
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+    dataclass = _dataclass
 
 
 def _init(cls: type, fields: _Fields) -> Callable[..., None]:

@@ -65,16 +65,8 @@ ALLOWED: dict[str, set[str]] = {
         "weights",
     },
     "output": {
-        *("backends", "config", "errors", "generation", "plan", "plugins", "progress", "system"),
-        "text",
-    },
-    "prediction": {
-        *("architectures", "backends", "config", "errors", "generation", "model", "output"),
-        *("plan", "progress", "sizing", "system", "text", "weights"),
-    },
-    "evaluation": {
-        *("architectures", "backends", "config", "errors", "generation", "model", "output"),
-        *("plan", "progress", "sizing", "system"),
+        *("architectures", "backends", "config", "errors", "generation", "model", "plan"),
+        *("plugins", "progress", "sizing", "system", "text", "weights"),
     },
     "serving": {
         *("backends", "config", "errors", "generation", "model", "plan", "plugins", "progress"),
@@ -111,11 +103,10 @@ ALLOWED: dict[str, set[str]] = {
             "distributed",
             "doctor",
             "errors",
-            "evaluation",
             "generation",
             "model",
         ),
-        *("output", "plan", "prediction", "progress", "serving", "sizing", "system", "text"),
+        *("output", "plan", "plugins", "progress", "serving", "sizing", "system", "text"),
         "weights",
     },
     "launch": {
@@ -155,7 +146,7 @@ GENERATION_SEES = {
 # MindSpore takes most of a second to import: only what computes or stores tensors may.
 KNOWS_MINDSPORE = {"backends", "mindir", "networks", "weights"}
 # Rooms of other parts that do: a model that is a Cell, its Parameters, a tokenizer's tensors.
-CELLS = {"lite_runner.api.network", "lite_runner.api.loaded_model", "lite_runner.api.encoding"}
+CELLS = {"lite_runner.api.network", "lite_runner.api.loaded_model", "lite_runner.api.tokenizer"}
 # tests/NAME holds the tests of these folders, and every other one those of lite_runner/NAME.
 TESTED = {
     "benchmarks": ROOT / "benchmarks",
@@ -168,7 +159,7 @@ END_TO_END = {
     ".": "architecture bad_input damaged_files docs examples first_hour"
     " frozen_runs hints interrupted_writers left_behind package packaging read_only_cache"
     " real_mindformers real_mindformers_glm smollm2 stations",
-    "api": "memory",
+    "api": "adapters memory",
     "ascend": "lite operators rank_environment rank_tables soc strategies",
     "backends": "growing parallel",
     "backends/lite": "static_pair",
@@ -179,7 +170,7 @@ END_TO_END = {
     "generation": "real_model",
     "mindformers": "documents statements",
     "mindir": "mindformers_graphs",
-    "prediction": "real_mindformers",
+    "output": "real_mindformers",
     "native": "library sanitizers",
     "run_modes": "adapters blocks chatglm logprobs pretrained_folder structured",
     "scripts": "rank_tables",
@@ -356,7 +347,13 @@ def test_no_modules_import_each_other() -> None:
 OWN_JSON = {
     *("api.loaded_model", "api.context", "backends.workers.main", "backends.workers.process"),
     *("backends.lite.export.writer", "distributed.events", "system.own_process"),
-    *("prediction.complete", "backends.mindformers.run", "joined", "system.json_file"),
+    *(
+        "output.completions",
+        "output.comparison",
+        "backends.mindformers.run",
+        "joined",
+        "system.json_file",
+    ),
     "text.spelling",
     *("text.chat_templates", "text.template_worker", "text.tokenizer_cost"),
 }

@@ -17,9 +17,9 @@ from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.evaluation.scoring import BackendScorer, evaluate
 from lite_runner.generation import Engine, Request
 from lite_runner.native.packed_model import pack
+from lite_runner.output.scoring import BackendScorer, evaluate
 from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint

@@ -43,10 +43,9 @@ _CHANGES = {
 }
 
 
-def with_settings(
-    core: Tokenizer, settings: dict[str, Any], pad: int | None = None
-) -> tuple[tuple[Tokenizer, int | None], dict[str, Any]]:
-    """The arguments of a PreTrainedTokenizer, its files' settings overridden by `settings`.
+def with_settings(core: Tokenizer, settings: dict[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer with `settings` over those of its files, and the keyword arguments of a
+    PreTrainedTokenizer among them.
 
     Raises ConfigError for one that there is not, ArtifactError for a token that there is not.
     """
@@ -68,7 +67,7 @@ def with_settings(
             known = (*_OWN, *_CHANGES, "eos_token", *_FIXED, *_NO_EFFECT)
             near = did_you_mean(nearest(name, known))
             raise ConfigError(f"{name}={show(value)}: a tokenizer has no such setting{near}")
-    return (core.with_special(**changes) if changes else core, pad), own
+    return core.with_special(**changes) if changes else core, own
 
 
 class AutoTokenizer:
@@ -82,8 +81,8 @@ class AutoTokenizer:
         Raises ConfigError for an unknown name, ArtifactError where there is no tokenizer.
         """
         core, pad = _found(str(name_or_path))
-        arguments, own = with_settings(core, settings, pad)
-        return PreTrainedTokenizer(*arguments, **own)
+        core, own = with_settings(core, settings)
+        return PreTrainedTokenizer(core, pad, **own)
 
 
 def _found(source: str, form: ChatForm | None = None) -> tuple[Tokenizer, int | None]:
@@ -92,7 +91,7 @@ def _found(source: str, form: ChatForm | None = None) -> tuple[Tokenizer, int | 
     if source not in options_of("model") and path.exists():
         return load_tokenizer(path, model_vocab=None, chat_form=form), None
     config = resolve_source(source)
-    model, place = config.model_config(), downloaded_tokenizer(config)
+    model, place = config.model_config(), downloaded_tokenizer(config.trainer.model_name)
     if place is not None and model is not None and not config.tokenizer_source:
         kind = form or CHAT_FORMS.get(config.processor.tokenizer.type)
         core = load_tokenizer(place, model_vocab=model.vocab_size, chat_form=kind)
@@ -128,16 +127,18 @@ class _FamilyTokenizer(PreTrainedTokenizer):
             )
         form = CHAT_FORMS.get(type(self).__name__)
         core = load_tokenizer(path, model_vocab=None, chat_form=form)
-        arguments, own = with_settings(core, settings, core.id_of(self._pad))
-        super().__init__(*arguments, **own)
+        pad = core.id_of(self._pad)
+        core, own = with_settings(core, settings)
+        super().__init__(core, pad, **own)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path, **settings: Any) -> PreTrainedTokenizer:
         """As AutoTokenizer.from_pretrained, an object of this class."""
         core, pad = _found(str(name_or_path), CHAT_FORMS.get(cls.__name__))
-        arguments, own = with_settings(core, settings, core.id_of(cls._pad) if pad is None else pad)
+        pad = core.id_of(cls._pad) if pad is None else pad
+        core, own = with_settings(core, settings)
         tokenizer = cls.__new__(cls)
-        PreTrainedTokenizer.__init__(tokenizer, *arguments, **own)
+        PreTrainedTokenizer.__init__(tokenizer, core, pad, **own)
         return tokenizer
 
 

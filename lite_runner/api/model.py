@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.api.adapters import AdapterIds
 from lite_runner.api.config import PretrainedConfig
-from lite_runner.api.encoding import rows_of
-from lite_runner.api.loaded_model import Hooks, LoadedModel
+from lite_runner.api.loaded_model import AdapterIds, Hooks, LoadedModel
 from lite_runner.api.options import merged_options
 from lite_runner.api.streamers import Streamer
-from lite_runner.api.tokenizer import PreTrainedTokenizer
+from lite_runner.api.tokenizer import PreTrainedTokenizer, rows_of
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits, logprobs_of, prompt_logprobs_of
 from lite_runner.model.files import ModelFiles

@@ -12,10 +12,10 @@ from mindspore import Parameter, Tensor, nn
 from lite_runner import progress
 from lite_runner.api.config import PretrainedConfig, config_of
 from lite_runner.api.context import own_ranks
-from lite_runner.api.encoding import as_arrays
 from lite_runner.api.loaded_model import Parameters
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.options import without_call_options
+from lite_runner.api.tokenizer import as_arrays
 from lite_runner.architectures import architecture_of
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.errors import ConfigError

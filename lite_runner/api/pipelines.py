@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lite_runner.api.adapters import AdapterIds
 from lite_runner.api.auto_model import AutoModel
 from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.exported import InferConfig, exported_config, exported_of, infer_config
+from lite_runner.api.loaded_model import AdapterIds
 from lite_runner.api.model import PreTrainedModel, texts_of
 from lite_runner.api.options import checked_options, is_option, merged_options
 from lite_runner.api.settings import read_batch_size

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import BACKENDS, AdapterSlotOptions, ComputeOptions
-from lite_runner.model.adapters import AdapterJob, pool_bytes, rank_adapters
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import Memory
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.lora.adapter import Adapter
+
+if TYPE_CHECKING:
+    from lite_runner.model.adapters import AdapterJob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class RunOptions:
             return 0
         rounded = config.adapter_dtype == "bf16"
         dtype = "bfloat16" if rounded else config.compute_dtype(self.device)
-        return pool_bytes(self.adapters, config, model, self.ranks, slots, dtype)
+        return self.adapters.pool_bytes(model, self.ranks, slots, dtype)
 
     def rank_adapters(self, model: Decoder) -> tuple[Sequence[Adapter], LoraSize | None]:
         """This rank's shards of the adapters, and the size of their slots; None: the base model
@@ -61,7 +63,7 @@ class RunOptions:
         config = self.config
         if self.adapters is None or not isinstance(config, AdapterSlotOptions):
             return (), None
-        if not (adapters := rank_adapters(self.adapters, config, model, self.ranks)):
+        if not (adapters := self.adapters.of_rank(model, self.ranks)):
             return (), None
         rounded = config.adapter_dtype == "bf16"
         return adapters, pool_size(adapters, self.adapter_slots, rounded=rounded)

@@ -15,7 +15,8 @@ from lite_runner.bench.options import (
     BenchOptions,
     CellJob,
     CellOptions,
-    Settings,
+    CellSettings,
+    from_plain,
     jobs_of,
     why_left_out,
 )
@@ -108,7 +109,7 @@ def write(report: Report, model: str, folder: RunFolder, *, charts: bool) -> str
     return text
 
 
-def _described(cell: Settings, context: int) -> str:
+def _described(cell: CellSettings, context: int) -> str:
     why = why_left_out(cell, context)
     return f"{cell}: left out, {why}" if why else str(cell)
 
@@ -146,7 +147,7 @@ def _measured(job: CellJob) -> tuple[Cell, str]:
     if "measured" not in answer:
         error = answer.get("error", "the exported model was gone again")
         return Cell(settings=job.settings, error=error, busy_cores=busy), ""
-    measured = Measured.from_json(answer["measured"])
+    measured = from_plain(Measured, answer["measured"])
     return Cell(settings=job.settings, measured=measured, busy_cores=busy), answer["backend"]
 
 

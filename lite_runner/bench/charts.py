@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lite_runner.bench.options import SIZES, Settings, varying
+from lite_runner.bench.options import SIZES, CellSettings, varying
 from lite_runner.bench.report import FIGURES, Cell, Report, Spread, number
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
@@ -29,10 +29,8 @@ GRID, TEXT = "#DDDDDD", "#333333"
 PANEL_SIZE = 4.2, 3.1  # inches
 LABELLED = 8  # bars of a panel that have their numbers; with more, all do without
 BAR_ROOM = 0.8  # of the distance between two groups of bars
-LETTER, POINTS = (
-    5,
-    200,
-)  # widths in points: of a letter of a bar's label, at least of a panel's axes
+# Widths in points: of a letter of a bar's label, at least of a panel's axes.
+LETTER, POINTS = 5, 200
 SETTINGS = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "lite-runner",  # of the ids in an SVG, else random
@@ -297,7 +295,7 @@ def ratios_chart(report: Report, model: str) -> Drawing | None:
         return finished(figure, f"{model}: ratios to {former}", names)
 
 
-def _along(cells: Sequence[Settings]) -> str:
+def _along(cells: Sequence[CellSettings]) -> str:
     """The axis to draw along: the number with the most values, else a setting that varies."""
     counts = {axis: len({getattr(cell, axis) for cell in cells}) for axis in (*NUMBERS, *X_LABELS)}
     best = max(NUMBERS, key=lambda axis: counts[axis])

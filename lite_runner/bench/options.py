@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from lite_runner.config.checks import quantization_faults, strategy_faults
-from lite_runner.config.fields import Fault, fault, raise_faults
+from lite_runner.config.fields import Fault, fault, raise_faults, read
 from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.quantization import Quant
@@ -17,13 +17,14 @@ from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
 from lite_runner.plugins import registered
 from lite_runner.records import Count, Index, Range, dataclass
 
+Plain = TypeVar("Plain")
 BackendName = Literal["native", "ms", "mslite"]
 SIZES = ("batch", "prompt", "new")  # those that are always shown
 NewTokens = Annotated[int, Range(2)]  # the first comes with the prompt, the others are decode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CellSettings:
     """The settings of one cell; None: as the run has it."""
 
     backend: BackendName | None
@@ -47,10 +48,10 @@ class Settings:
         return ", ".join(f"{axis} {value}" for axis, value in shown.items() if value is not None)
 
 
-AXES = tuple(field.name for field in fields(Settings))  # outermost first, as cells are ordered
+AXES = tuple(field.name for field in fields(CellSettings))  # outermost first, as cells are ordered
 
 
-def why_left_out(settings: Settings, context: int) -> str:
+def why_left_out(settings: CellSettings, context: int) -> str:
     """Why a cell of a grid is not measured with a model of `context` positions; "": it is."""
     if settings.length > context:
         return f"{settings.length} tokens do not fit the model's context of {context}"
@@ -59,12 +60,12 @@ def why_left_out(settings: Settings, context: int) -> str:
     return ""
 
 
-def varying(cells: Sequence[Settings]) -> list[str]:
+def varying(cells: Sequence[CellSettings]) -> list[str]:
     """The axes on which cells differ, outermost first."""
     return [axis for axis in AXES if len({getattr(cell, axis) for cell in cells}) > 1]
 
 
-def shared(cells: Sequence[Settings]) -> dict[str, object]:
+def shared(cells: Sequence[CellSettings]) -> dict[str, object]:
     """The settings that all cells share, without those left to the run."""
     if not cells:
         return {}
@@ -103,12 +104,12 @@ class BenchOptions:
             if getattr(self, axis) == ():
                 yield fault(f"bench.{axis}", f"bench.{axis}: got [], expected at least one value")
 
-    def cells(self) -> Iterator[Settings]:
+    def cells(self) -> Iterator[CellSettings]:
         """Every combination of the axes' values once; the batch varies fastest."""
         axes = (getattr(self, axis) for axis in AXES)
         values = (dict.fromkeys(one if isinstance(one, tuple) else (one,)) for one in axes)
         for combination in itertools.product(*values):
-            yield Settings(**dict(zip(AXES, combination, strict=True)))
+            yield CellSettings(**dict(zip(AXES, combination, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ class CellOptions(ExportedOptions, AdapterSlotOptions):
     takes_parallel: ClassVar[bool] = False
     batch_key: ClassVar[str] = "bench.batch"
 
-    def of_cell(self, settings: Settings) -> CellOptions:
+    def of_cell(self, settings: CellSettings) -> CellOptions:
         """The config of one cell of the grid."""
         own = {field.name: getattr(self, field.name) for field in fields(CellOptions)}
         threads = self.context.threads if settings.threads is None else settings.threads
@@ -160,19 +161,28 @@ def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
         yield from offline_faults(config)
 
 
+def from_plain(kind: type[Plain], raw: Any) -> Plain:
+    """A dataclass of the plain data that asdict gave. Raises ValueError for any other."""
+    found: list[Fault] = []
+    made: Plain = read(raw, kind, "", found)
+    if found:
+        raise ValueError("; ".join(one.text for one in found))
+    return made
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellJob:
     """One cell of a run."""
 
     config: Mapping[str, Any]  # of CellOptions, as plain data
     plugins: tuple[str, ...]
-    settings: Settings
+    settings: CellSettings
     warmup: int  # repetitions that are not counted
     repeat: int
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> CellJob:
-        settings = Settings(**raw["settings"])
+        settings = CellSettings(**raw["settings"])
         return cls(**{**raw, "plugins": tuple(raw["plugins"]), "settings": settings})
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lite_runner.bench.options import AXES, SIZES, Settings, shared, varying
+from lite_runner.bench.options import AXES, SIZES, CellSettings, from_plain, shared, varying
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
@@ -95,17 +95,12 @@ class Measured:
     load_peak_mib: float  # until the first repetition, warm-up included
     figures: Mapping[str, Spread]  # over repetitions, by the keys of FIGURES
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Measured:
-        figures = {key: Spread.of(raw["figures"][key]["values"]) for key in FIGURES}
-        return cls(**{**raw, "figures": figures})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One cell of the grid: what was measured, or why nothing was."""
 
-    settings: Settings
+    settings: CellSettings
     measured: Measured | None = None
     error: str | None = None  # it failed
     left_out: str | None = None  # it makes no sense
@@ -117,11 +112,6 @@ class Cell:
         if axis == "quant" and value is None and self.measured is not None:
             return self.measured.quant
         return "null" if value is None else str(value)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Cell:
-        measured = raw["measured"] and Measured.from_json(raw["measured"])
-        return cls(**{**raw, "settings": Settings(**raw["settings"]), "measured": measured})
 
 
 @dataclass(frozen=True)
@@ -141,14 +131,6 @@ class Comparison:
     run: str  # the former result.json
     model: str  # of the former run
     ratios: tuple[Mapping[str, Ratio] | None, ...]  # of each cell; None: it has no counterpart
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Comparison:
-        ratios = tuple(
-            found and {key: Ratio(**ratio) for key, ratio in found.items()}
-            for found in raw["ratios"]
-        )
-        return cls(raw["run"], raw["model"], ratios)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,18 +161,6 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Report:
-        """Raises KeyError or TypeError for what `to_json` never gave."""
-        return cls(
-            machine=Machine(**raw["machine"]),
-            warmup=raw["warmup"],
-            repeat=raw["repeat"],
-            cells=tuple(map(Cell.from_json, raw["cells"])),
-            comparison=raw["comparison"] and Comparison.from_json(raw["comparison"]),
-            interrupted=raw["interrupted"],
-        )
-
 
 @dataclass(frozen=True)
 class Former:
@@ -201,7 +171,7 @@ class Former:
     report: Report
 
     @property
-    def settings(self) -> list[Settings]:
+    def settings(self) -> list[CellSettings]:
         return [cell.settings for cell in self.report.cells]
 
 
@@ -212,14 +182,14 @@ def read_former(run: str) -> Former:
     expected = f"expected the folder of a run of run_mode=bench, or its {RESULT}"
     try:
         raw = parse_json(path.read_bytes())
-        return Former(path.absolute(), raw["model"], Report.from_json(raw["bench"]))
+        return Former(path.absolute(), raw["model"], from_plain(Report, raw["bench"]))
     except OSError as error:
         raise ConfigError(f"bench.compare: {path}: {error.strerror}; {expected}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"bench.compare: {path}: holds no benchmark; {expected}") from error
 
 
-def counterparts(cells: Sequence[Settings], former: Sequence[Settings]) -> list[int | None]:
+def counterparts(cells: Sequence[CellSettings], former: Sequence[CellSettings]) -> list[int | None]:
     """Of each cell the index of the former one with the same settings, None where there is none.
 
     What has one value throughout each of the runs may differ between them: that is what they are
@@ -235,7 +205,7 @@ def counterparts(cells: Sequence[Settings], former: Sequence[Settings]) -> list[
     return [places.get(_key(one, axes)) for one in cells]
 
 
-def check_comparable(cells: Sequence[Settings], former: Former) -> None:
+def check_comparable(cells: Sequence[CellSettings], former: Former) -> None:
     """Raise ConfigError where no cell has a counterpart in a former run."""
     if not any(index is not None for index in counterparts(cells, former.settings)):
         there = "; ".join(str(one) for one in former.settings[:5])
@@ -256,7 +226,7 @@ def compared(cells: Sequence[Cell], former: Former) -> Comparison:
     return Comparison(str(former.path), former.model, ratios)
 
 
-def _key(settings: Settings, axes: Sequence[str]) -> tuple[object, ...]:
+def _key(settings: CellSettings, axes: Sequence[str]) -> tuple[object, ...]:
     return tuple(getattr(settings, axis) for axis in axes)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
-from lite_runner.bench.options import Settings
+from lite_runner.bench.options import CellSettings
 from lite_runner.bench.report import percentile
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Request
@@ -27,7 +27,7 @@ RANK = 8
 Prompts = Sequence[Sequence[int]] | NDArray[np.int32]
 
 
-def workload(model: Decoder, settings: Settings) -> Job:
+def workload(model: Decoder, settings: CellSettings) -> Job:
     """The same prompts and adapters each time."""
     shape = (settings.batch, settings.prompt)
     prompts = np.random.default_rng(0).integers(model.vocab_size, size=shape, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""The model of this process in a conversation, and the plan of one."""
+"""The model of this process in a conversation."""
 
 from __future__ import annotations
 
@@ -10,27 +10,14 @@ from typing import Any
 import numpy as np
 
 from lite_runner.chat.conversation import Answer, ContextFull, Messages
-from lite_runner.chat.options import ChatOptions
 from lite_runner.config.prompt import Request as Options
 from lite_runner.config.prompt import with_ending
 from lite_runner.config.schema import ComputeOptions
-from lite_runner.config.secret import read_key
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Request
-from lite_runner.plan.generating import plan_session
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
-from lite_runner.system import environment
 from lite_runner.text.streaming import Transcript
-
-
-def plan_chat(config: ChatOptions) -> Plan:
-    """Packages; and unless a server has it, the model. Raises RunnerError."""
-    environment.check_packages("chat")
-    read_key("server_key", config.server_key)
-    if config.server:
-        return Plan(config=config, lines={"server": config.server})
-    return plan_session(config, slots=[1], length=config.max_length or "auto")
 
 
 class LocalModel:

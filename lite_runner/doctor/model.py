@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from lite_runner.backends.mindformers.releases import choose_release
-from lite_runner.config.parallel import ranks_of
+from lite_runner.config.parallel import cluster_of, ranks_of
 from lite_runner.config.schema import (
     BatchOptions,
     ExportedOptions,
@@ -20,7 +20,7 @@ from lite_runner.model.locate import locate_cached
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.backend import run_options
 from lite_runner.plan.job import Job, slots_for
-from lite_runner.plan.memory import check_machine, job_memory, memory_hints
+from lite_runner.plan.resources import check_machine, job_memory, memory_hints
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import check_memory, readable
 from lite_runner.system import environment, memory
@@ -76,13 +76,12 @@ def needs(config: ModelOptions) -> Finding:
     ranks, found = ranks_of(config), locate_cached(config)
     generation, context = config.generation(found.model), found.model.seq_length
     length = min(context, max_sequence_of([1], [generation], context))
-    slots = slots_for(config, generation, config.predict_batch_size or 1)
+    slots = slots_for(generation, config.predict_batch_size or 1, config.predict_batch_size)
     job = Job((), [()], generation, slots, length)
-    need = job_memory(found, run_options(config, job, device, ranks))
-
-    hints = partial(memory_hints, config, found, job, device, ranks)
+    options = run_options(config, job, device, ranks)
+    need, hints = job_memory(found, options), partial(memory_hints, found, options)
     if config.use_parallel:
-        check_machine(config, need, hints)
+        check_machine(cluster_of(config), device, need, hints)
     elif device == "CPU":
         check_memory(need, hints)
     has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""

@@ -27,7 +27,7 @@ _LINES = 6  # of what a child wrote last, in a message
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessOutput:
     """The exit status and output of a child process."""
 
     code: int
@@ -60,7 +60,7 @@ def ask(question: Question, timeout_s: float) -> str:
 
 def run(
     command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
-) -> Ended:
+) -> ProcessOutput:
     """Run a command to its end. Raises EnvironmentFault where that takes longer than `timeout_s`
     seconds, or it cannot be started. Neither it nor what it starts is left behind."""
     try:
@@ -91,7 +91,7 @@ def run(
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-    return Ended(process.returncode, output, errors)
+    return ProcessOutput(process.returncode, output, errors)
 
 
 def mindspore() -> str:

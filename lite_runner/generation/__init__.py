@@ -1,6 +1,6 @@
 """Token generation: scheduling, sampling and beam search over a Backend. NumPy only, no text."""
 
-from lite_runner.generation.engine import Engine, Generator, OnFinish, OnLogits, OnToken
+from lite_runner.generation.engine import Engine, Generator, OnFinish, OnLogits, OnToken, Run
 from lite_runner.generation.logprobs import logprobs_of, prompt_logprobs_of
 from lite_runner.generation.request import (
     Adjustments,
@@ -33,6 +33,7 @@ __all__ = [
     "OnLogits",
     "OnToken",
     "Request",
+    "Run",
     "Token",
     "check_lengths",
     "logprobs_of",

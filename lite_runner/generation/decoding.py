@@ -296,7 +296,7 @@ class Search(Protocol):
 
 
 @dataclass(eq=False)
-class Job:
+class SequenceGroup:
     """A search and its progress. A request with more sequences than slots has several."""
 
     id: int

@@ -21,7 +21,7 @@ from lite_runner.generation.request import (
     Request,
     Token,
 )
-from lite_runner.generation.scheduler import Scheduler, Step
+from lite_runner.generation.scheduler import Scheduler, SchedulerOutput
 from lite_runner.system.signals import deferred
 
 # (prompt index, return index, token id); a true result ends the sequence.
@@ -52,6 +52,16 @@ class Generator(Protocol):
 
     def prepare(self) -> None:
         """Compile ahead of the first token."""
+        ...
+
+    def add(self, request: Request) -> int:
+        """Queue a request; its id. Raises ConfigError if it does not fit."""
+        ...
+
+    def finish(
+        self, id: int, reason: FinishReason = "interrupted", index: int | None = None
+    ) -> list[Finished]:
+        """End a request, or one of its sequences, now; nothing where it has ended."""
         ...
 
     def generate(
@@ -154,7 +164,7 @@ class Engine:
             self.scheduler.update(step, logits, seconds)
         return self.scheduler.events()
 
-    def _execute(self, step: Step) -> NDArray[np.float32] | None:
+    def _execute(self, step: SchedulerOutput) -> NDArray[np.float32] | None:
         """The logits of the rows, after the copies of slots; None without rows."""
         if copies := self.scheduler.copies:
             with deferred():
@@ -183,7 +193,7 @@ class Engine:
         on_logits: OnLogits | None = None,
         interrupted: Callable[[], bool] | None = None,
     ) -> Generation:
-        run = _Run(self, first_index, on_token, on_finish, on_logits)
+        run = Run(self, first_index, on_token, on_finish, on_logits)
         began = time.perf_counter()
         timing, seconds = GenerationTiming(), dict[str | None, float]()
         self.scheduler.timing, self.scheduler.adapter_s = timing, seconds
@@ -206,18 +216,18 @@ class Engine:
         return Generation(run.completions(), timing, cut, seconds)
 
 
-class _Run:
+class Run:
     """The requests of one call of generate, and their callbacks."""
 
     def __init__(
         self,
-        engine: Engine,
+        generator: Generator,
         first_index: int,
         on_token: OnToken | None,
         on_finish: OnFinish | None,
         on_logits: OnLogits | None,
     ) -> None:
-        self._engine, self._first = engine, first_index
+        self._generator, self._first = generator, first_index
         self._on_token, self._on_finish, self._on_logits = on_token, on_finish, on_logits
         self._indices: dict[int, int] = {}  # request id -> prompt index
         self._open = 0  # running sequences
@@ -230,7 +240,7 @@ class _Run:
 
     def add(self, request: Request) -> None:
         with deferred():
-            id = self._engine.add(request)
+            id = self._generator.add(request)
             self._indices[id] = self._first + len(self._indices)
             self._open += request.options.num_return_sequences
 
@@ -253,7 +263,7 @@ class _Run:
     def end(self) -> None:
         """Finish the running sequences with their partial completions."""
         with deferred():
-            ended = [event for id in self._indices for event in self._engine.finish(id)]
+            ended = [event for id in self._indices for event in self._generator.finish(id)]
             self._keep([*self.events, *ended])
 
     def completions(self) -> list[Completion]:
@@ -276,7 +286,7 @@ class _Run:
     def _stop(self, event: Token) -> None:
         """End a sequence after this token (a stop string)."""
         with deferred():
-            ended = self._engine.finish(event.id, "stop", event.index)
+            ended = self._generator.finish(event.id, "stop", event.index)
             self._keep(ended)
         for one in ended:
             self._notify(self._done[self._indices[one.id], one.completion.return_index])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.generation.decoding import Beams, Job, Samples, Search
+from lite_runner.generation.decoding import Beams, Samples, Search, SequenceGroup
 from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import (
     Event,
@@ -36,12 +36,12 @@ _LEAST_CHUNK = 16  # however long they take: fewer are hardly faster
 
 
 @dataclass(slots=True)
-class Step:
-    """The rows of a step and their jobs."""
+class SchedulerOutput:
+    """The rows of a step and their groups."""
 
     rows: list[Row] = field(default_factory=list)
-    decoding: list[tuple[Job, int]] = field(default_factory=list)  # jobs with their row counts
-    prompts: list[Job] = field(default_factory=list)  # one prefill row each, after the decode rows
+    decoding: list[tuple[SequenceGroup, int]] = field(default_factory=list)  # with their row counts
+    prompts: list[SequenceGroup] = field(default_factory=list)  # a prefill row each, at last
     scored: bool = False  # prompt tokens get log-probabilities
 
     @property
@@ -102,8 +102,8 @@ class Scheduler:
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
         self._pace = _Pace(step_s) if step_s is not None and self._info.exact else None
-        self._waiting: list[Job] = []  # both in queue order
-        self._running: list[Job] = []
+        self._waiting: list[SequenceGroup] = []  # both in queue order
+        self._running: list[SequenceGroup] = []
         self.copies: list[tuple[list[int], list[int]]] = []  # of slots, to be done and removed
         self._unreported: list[Event] = []
         self._next_id = 0
@@ -115,25 +115,25 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Queued jobs without slots."""
+        """Queued groups without slots."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
         """Sequences that have cache slots."""
-        return sum(len(job.slots_in_use()) for job in self._running)
+        return sum(len(group.slots_in_use()) for group in self._running)
 
     @property
     def cached_tokens(self) -> int:
         """Tokens of the running sequences in the KV cache."""
-        return sum(job.cached_tokens for job in self._running)
+        return sum(group.cached_tokens for group in self._running)
 
     @property
     def adapters(self) -> tuple[set[str], set[str]]:
-        """Names that running jobs use, and waiting ones."""
+        """Names that running groups use, and waiting ones."""
         running, waiting = (
-            {job.request.adapter for job in jobs if job.request.adapter is not None}
-            for jobs in (self._running, self._waiting)
+            {group.request.adapter for group in groups if group.request.adapter is not None}
+            for groups in (self._running, self._waiting)
         )
         return running, waiting
 
@@ -147,8 +147,8 @@ class Scheduler:
         top = request.options.prompt_logprobs
         for part, search in enumerate(self._searches(id, request)):
             places = None if top is None else LogprobCollector(top)
-            job = Job(id, (request.priority, id, part), request, search, places)
-            insort(self._waiting, job, key=lambda one: one.order)
+            group = SequenceGroup(id, (request.priority, id, part), request, search, places)
+            insort(self._waiting, group, key=lambda one: one.order)
         return id
 
     def finish(
@@ -159,13 +159,13 @@ class Scheduler:
         unreported = [event for event in self._unreported if _is_of(event, id, index)]
         self._unreported = [event for event in self._unreported if event not in unreported]
         ended = [event for event in unreported if isinstance(event, Finished)]
-        for job in [one for one in (*self._running, *self._waiting) if one.id == id]:
-            ended += job.finish(reason, index)
-        self._waiting = [job for job in self._waiting if job.search.lanes()]
+        for group in [one for one in (*self._running, *self._waiting) if one.id == id]:
+            ended += group.finish(reason, index)
+        self._waiting = [group for group in self._waiting if group.search.lanes()]
         self._retire()
         return ended
 
-    def schedule(self) -> Step:
+    def schedule(self) -> SchedulerOutput:
         """The rows of the next step; `copies` of slots come before them. Until `update`, the next
         call gives the same rows, but for what is added or finished between."""
         if self._changes:
@@ -175,7 +175,9 @@ class Scheduler:
                 self._admit()
         return self._compose()
 
-    def update(self, step: Step, logits: NDArray[np.float32], seconds: Callable[[], float]) -> None:
+    def update(
+        self, step: SchedulerOutput, logits: NDArray[np.float32], seconds: Callable[[], float]
+    ) -> None:
         """Choose the next tokens from the logits of a step; `seconds` that it has taken so far,
         without compiling."""
         with deferred():
@@ -195,7 +197,7 @@ class Scheduler:
         return bool(
             self._waiting
             or self._info.short_length is not None
-            or any(job.source is not None for job in self._running)
+            or any(group.source is not None for group in self._running)
         )
 
     def _check(self, request: Request) -> None:
@@ -246,131 +248,133 @@ class Scheduler:
     def _copy_prefixes(self) -> None:
         """Copy prompt prefixes that are ready now."""
         copied, sources = [], []
-        for job in self._running:
-            if job.source is None:
+        for group in self._running:
+            if group.source is None:
                 continue
-            ready = min(job.cached, self._slots.cached(job.source))
-            if ready < job.cached and not self._slots.complete(job.source):
+            ready = min(group.cached, self._slots.cached(group.source))
+            if ready < group.cached and not self._slots.complete(group.source):
                 continue
-            job.cached = job.prefilled = ready - ready % self._info.chunk
-            if job.cached:
-                copied.append(job)
-                sources.append(job.source)
-            job.source = None
-        self._copy(sources, [job.slots[0] for job in copied])
-        for job in copied:
-            self._begin(job)
+            group.cached = group.prefilled = ready - ready % self._info.chunk
+            if group.cached:
+                copied.append(group)
+                sources.append(group.source)
+            group.source = None
+        self._copy(sources, [group.slots[0] for group in copied])
+        for group in copied:
+            self._begin(group)
 
     def _restart(self) -> None:
         """Prefill texts again that have outgrown the keys in their slots."""
-        for job in self._running:
-            if job.outgrows(self._info.short_length):
-                job.restart()
-                self._begin(job)
+        for group in self._running:
+            if group.outgrows(self._info.short_length):
+                group.restart()
+                self._begin(group)
 
     def _admit(self) -> None:
-        """Admit queued jobs while there are free slots."""
+        """Admit queued groups while there are free slots."""
         if not self._waiting:
             return
         copies: dict[int, int] = {}  # target -> source, by the contents before any copy
-        taken = {slot for job in self._running for slot in job.slots_in_use()}
+        taken = {slot for group in self._running for slot in group.slots_in_use()}
         free = [slot for slot in range(self._info.slots) if slot not in taken]
         blocked = False
-        for job in list(self._waiting) if free else ():
-            if job.search.width > len(free):
+        for group in list(self._waiting) if free else ():
+            if group.search.width > len(free):
                 break
-            # While a job waits for an adapter slot, only base-model jobs may overtake it: others
-            # could starve it by keeping their adapters pinned.
-            if blocked and job.request.adapter is not None:
+            # While a group waits for an adapter slot, only base-model groups may overtake it:
+            # others could starve it by keeping their adapters pinned.
+            if blocked and group.request.adapter is not None:
                 continue
             try:
-                slot = self._pin(job.request.adapter)
+                slot = self._pin(group.request.adapter)
             except RunnerError as error:
-                self._waiting.remove(job)
-                self._unreported += [replace(one, error=error) for one in job.finish("error")]
+                self._waiting.remove(group)
+                self._unreported += [replace(one, error=error) for one in group.finish("error")]
                 continue
             if slot is None:
                 blocked = True
                 continue
-            job.adapter_slot, job.admitted = slot, time.perf_counter()
-            self._waiting.remove(job)
-            insort(self._running, job, key=lambda one: one.order)
-            self._place(job, free, copies)
-            free = [one for one in free if one not in job.slots]
+            group.adapter_slot, group.admitted = slot, time.perf_counter()
+            self._waiting.remove(group)
+            insort(self._running, group, key=lambda one: one.order)
+            self._place(group, free, copies)
+            free = [one for one in free if one not in group.slots]
         if copies:
             self.copies.append((list(copies.values()), list(copies)))
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
 
-    def _place(self, job: Job, free: Sequence[int], copies: dict[int, int]) -> None:
-        """Assign slots to a job and find its cached prefix."""
-        prompt = job.request.prompt if job.prompt_logprobs is None else job.request.prompt[:0]
-        # Waiting for the prefill of a later job would invert the order.
-        ahead = {slot for one in self._running if one.order < job.order for slot in one.filling[:1]}
-        place = self._slots.place(prompt, self._version(job), free, ahead)
+    def _place(self, group: SequenceGroup, free: Sequence[int], copies: dict[int, int]) -> None:
+        """Assign slots to a group and find its cached prefix."""
+        prompt = group.request.prompt if group.prompt_logprobs is None else group.request.prompt[:0]
+        # Waiting for the prefill of a later group would invert the order.
+        ahead = {
+            slot for one in self._running if one.order < group.order for slot in one.filling[:1]
+        }
+        place = self._slots.place(prompt, self._version(group), free, ahead)
         others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
-        job.slots = [place.slot, *others[: job.search.width - 1]]
-        job.cached = job.prefilled = place.cached
+        group.slots = [place.slot, *others[: group.search.width - 1]]
+        group.cached = group.prefilled = place.cached
         if place.source != place.slot and self._slots.cached(place.source) < place.cached:
-            job.source, job.prefilled = place.source, 0
+            group.source, group.prefilled = place.source, 0
         elif place.source != place.slot:
             copies[place.slot] = copies.get(place.source, place.source)
             self._slots.copied([place.source], [place.slot])
-        self._begin(job)
+        self._begin(group)
 
-    def _begin(self, job: Job) -> None:
-        for slot, (_, text) in zip(job.filling, job.texts, strict=True):
-            if job.scored is not None and not self._info.exact:
+    def _begin(self, group: SequenceGroup) -> None:
+        for slot, (_, text) in zip(group.filling, group.texts, strict=True):
+            if group.scored is not None and not self._info.exact:
                 text = text[:0]  # chunked differently, so not reusable as a prefix
-            self._slots.truncate(slot, job.prefilled)
-            self._slots.begin(slot, text, self._version(job))
+            self._slots.truncate(slot, group.prefilled)
+            self._slots.begin(slot, text, self._version(group))
 
-    def _version(self, job: Job) -> int:
-        """Version of the keys of a job's texts, by its adapter and their length: cached prefixes
+    def _version(self, group: SequenceGroup) -> int:
+        """Version of the keys of a group's texts, by its adapter and their length: cached prefixes
         are only shared within a version."""
-        name, short = job.request.adapter, self._info.short_length
+        name, short = group.request.adapter, self._info.short_length
         adapter = 0 if name is None else self._adapters(name).version(name)
-        return 2 * adapter + (short is not None and len(job.texts[0][1]) > short)
+        return 2 * adapter + (short is not None and len(group.texts[0][1]) > short)
 
-    def _compose(self) -> Step:
+    def _compose(self) -> SchedulerOutput:
         """The decode rows, and prefill chunks up to the budget."""
-        step = Step()
-        for job in self._running:
-            if job.decoding:
-                rows = job.newest()
+        step = SchedulerOutput()
+        for group in self._running:
+            if group.decoding:
+                rows = group.newest()
                 step.rows += rows
-                step.decoding.append((job, len(rows)))
+                step.decoding.append((group, len(rows)))
         room, scored = self._budget - len(step.rows), self._info.most_logits
         if step.rows and self._pace is not None:
             room = min(room, self._pace.most(scored=False))
             scored = min(scored, self._pace.most(scored=True))
-        for job in self._running:
-            if job.decoding or job.source is not None:
+        for group in self._running:
+            if group.decoding or group.source is not None:
                 continue
-            tokens = self._chunk_size(job, room, scored)
+            tokens = self._chunk_size(group, room, scored)
             if not tokens:
                 break
-            row = job.chunk(tokens)
+            row = group.chunk(tokens)
             step.rows.append(row)
-            step.prompts.append(job)
+            step.prompts.append(group)
             room -= tokens
-            if job.scored is not None:
+            if group.scored is not None:
                 scored -= tokens
                 step.scored = True
         return step
 
-    def _chunk_size(self, job: Job, room: int, scored: int) -> int:
-        """Size of a job's next prefill chunk within the remaining budget."""
+    def _chunk_size(self, group: SequenceGroup, room: int, scored: int) -> int:
+        """Size of a group's next prefill chunk within the remaining budget."""
         unit, most = self._info.chunk, room
-        if job.scored is not None:
+        if group.scored is not None:
             unit, most = min(unit, self._info.most_logits), min(room, scored)
-        if job.remaining <= most:
-            return job.remaining
-        end = job.prefilled + most
-        return max(0, end - end % unit - job.prefilled)
+        if group.remaining <= most:
+            return group.remaining
+        end = group.prefilled + most
+        return max(0, end - end % unit - group.prefilled)
 
-    def _advance(self, step: Step, logits: NDArray[np.float32]) -> None:
+    def _advance(self, step: SchedulerOutput, logits: NDArray[np.float32]) -> None:
         """Choose the next tokens from the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
@@ -381,16 +385,18 @@ class Scheduler:
             self._slots.wrote(row, of_prompt=self._info.exact or row.logits < 2)
         at = 0
 
-        def chosen(job: Job, events: Sequence[Event], moves: Sequence[tuple[int, int]]) -> None:
-            self._unreported += job.completed(events)
-            sources.extend(job.slots[lane] for lane, _ in moves)
-            targets.extend(job.slots[lane] for _, lane in moves)
+        def chosen(
+            group: SequenceGroup, events: Sequence[Event], moves: Sequence[tuple[int, int]]
+        ) -> None:
+            self._unreported += group.completed(events)
+            sources.extend(group.slots[lane] for lane, _ in moves)
+            targets.extend(group.slots[lane] for _, lane in moves)
 
-        for job, count in step.decoding:
-            chosen(job, *job.search.advance(logits[at : at + count]))
+        for group, count in step.decoding:
+            chosen(group, *group.search.advance(logits[at : at + count]))
             at += count
-        for job, row in zip(step.prompts, prompts, strict=True):
-            chosen(job, *job.fill(len(row.tokens), logits[at : at + row.logits]))
+        for group, row in zip(step.prompts, prompts, strict=True):
+            chosen(group, *group.fill(len(row.tokens), logits[at : at + row.logits]))
             at += row.logits
         self._copy(sources, targets)
 
@@ -400,18 +406,18 @@ class Scheduler:
             self._slots.copied(sources, targets)
 
     def _retire(self) -> None:
-        """Remove finished jobs."""
-        over = [job for job in self._running if not job.search.lanes()]
-        for job in over:
-            self._running.remove(job)
-            for slot in job.filling:  # other slots may be another job's by now
+        """Remove finished groups."""
+        over = [group for group in self._running if not group.search.lanes()]
+        for group in over:
+            self._running.remove(group)
+            for slot in group.filling:  # other slots may be another group's by now
                 self._slots.abandon(slot)
-            if job.request.adapter is not None:
-                self._adapters(job.request.adapter).unpin(job.request.adapter)
+            if group.request.adapter is not None:
+                self._adapters(group.request.adapter).unpin(group.request.adapter)
 
-    def _count(self, step: Step, seconds: float) -> None:
+    def _count(self, step: SchedulerOutput, seconds: float) -> None:
         """Account for a step's seconds, without compiling; every token has an equal share."""
-        jobs = [job for job, count in step.decoding for _ in range(count)] + step.prompts
+        groups = [group for group, count in step.decoding for _ in range(count)] + step.prompts
         prompts = sum(len(row.tokens) for row in step.of_prompts)
         tokens = sum(len(row.tokens) for row in step.rows)
         if self._pace is not None:
@@ -420,8 +426,8 @@ class Scheduler:
         self.timing.decode_tokens += tokens - prompts
         self.timing.prefill_s += seconds * prompts / tokens
         self.timing.decode_s += seconds * (tokens - prompts) / tokens
-        for job, row in zip(jobs, step.rows, strict=True):
-            part, name = seconds * len(row.tokens) / tokens, job.request.adapter
+        for group, row in zip(groups, step.rows, strict=True):
+            part, name = seconds * len(row.tokens) / tokens, group.request.adapter
             self.adapter_s[name] = self.adapter_s.get(name, 0.0) + part
 
 

@@ -96,14 +96,13 @@ def with_adapter(files: ModelFiles, config: AdapterOptions) -> ModelFiles:
 
 
 def with_pet_lora(files: ModelFiles, config: RunConfig) -> ModelFiles:
-    """With pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's own; zeros
-    where the weights are random, for a script to load others into.
+    """Of a config with pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's
+    own; zeros where the weights are random, for a script to load others into.
 
     Raises ArtifactError where there is none, or it does not fit the model.
     """
     pet, path = config.model.model_config.pet_config, files.path
-    if pet is None:
-        return files
+    assert pet is not None
     if isinstance(config, AdapterOptions) and config.adapter_path:
         return with_adapter(files, config)
     if path is None:
@@ -194,6 +193,8 @@ class AdapterJob:
     of_prompts: Sequence[str | None]  # adapter name of each prompt; None: the base model
     sharded: Path | None = None  # folder of adapters stored as shards; `adapters` are rank 0's
     root: Path | None = None  # that they must lie in; None: anywhere
+    vocab_parallel: bool = False  # ranks hold parts of the embedding and the head
+    stored: Path | None = None  # folder where shards are kept for later runs; None: they are not
 
     def name(self, prompt: int) -> str | None:
         """The adapter of a prompt; None: the base model."""
@@ -202,6 +203,60 @@ class AdapterJob:
     def share(self, first: int, end: int) -> AdapterJob:
         """The same adapters, for the prompts `first` to `end`."""
         return replace(self, of_prompts=self.of_prompts[first:end])
+
+    def check(self, files: ModelFiles) -> None:
+        """As `check_adapters`, unless the adapters were checked before they were sharded."""
+        if self.sharded is None:
+            check_adapters(self.adapters, files)
+
+    def of_rank(self, model: Decoder, ranks: Ranks) -> list[Adapter]:
+        """This rank's shards of each adapter: read from disk, sharded now, or sharded and stored.
+        Raises ArtifactError."""
+        wide = self.vocab_parallel
+        if self.sharded is not None:
+            names = [one.name for one in self.adapters]
+            return open_shards(
+                self.sharded, model, ranks, names, vocab_parallel=wide, root=self.root
+            )
+        if self.stored is not None and ranks.tensor > 1:
+            return cached_shards(self.adapters, model, ranks, self.stored, vocab_parallel=wide)
+        return self._shard(model, ranks)
+
+    def pool_bytes(self, model: Decoder, ranks: Ranks, slots: int, dtype: DType) -> int:
+        """Bytes of `slots` adapter slots on each rank, all of the largest rank r.
+
+        Only shapes are read; they are the same on all ranks.
+        """
+        pieces = self.adapters if self.sharded is not None else self._shard(model, ranks)
+        pairs = [item for adapter in pieces for item in adapter.pairs.items()]
+        widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
+        largest = max((pair.rank for _, pair in pairs), default=0)
+        return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
+
+    def _shard(self, model: Decoder, ranks: Ranks) -> list[Adapter]:
+        """The shards of whole adapters that `ranks` holds; no values are read."""
+        return [
+            adapter_pieces(adapter, model, ranks, vocab_parallel=self.vocab_parallel)
+            for adapter in self.adapters
+        ]
+
+
+def adapter_job(
+    config: AdapterOptions,
+    adapters: Sequence[Adapter],
+    names: Sequence[str | None] = (),
+    sharded: Path | None = None,
+) -> AdapterJob:
+    """Opened adapters as the config wants them on ranks."""
+    stores = isinstance(config, ComputeOptions) and config.auto_trans_ckpt
+    return AdapterJob(
+        adapters,
+        names,
+        sharded,
+        adapter_root_of(config),
+        config.vocab_parallel,
+        Path(config.output_dir).expanduser() / SHARDED_FOLDER if stores else None,
+    )
 
 
 def open_adapter_job(
@@ -214,17 +269,15 @@ def open_adapter_job(
     if not config.adapter_path or config.merges_adapter:
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
-    path = Path(config.adapter_path).expanduser()
-    root = adapter_root_of(config)
+    path, root = Path(config.adapter_path).expanduser(), adapter_root_of(config)
     sharded = shards_of(path, root)
-    if sharded is not None:  # all ranks have the same shapes
-        ranks, vocab_parallel = replace(ranks_of(config), rank=0), config.vocab_parallel
-        opened = open_shards(
-            sharded, model, ranks, wanted, vocab_parallel=vocab_parallel, root=root
-        )
-    else:
-        opened = list(adapters_of(config, model, wanted).values())
-    return AdapterJob(opened, names, sharded, root)
+    if sharded is None:
+        return adapter_job(config, list(adapters_of(config, model, wanted).values()), names)
+    first = replace(ranks_of(config), rank=0)  # all ranks have the same shapes
+    opened = open_shards(
+        sharded, model, first, wanted, vocab_parallel=config.vocab_parallel, root=root
+    )
+    return adapter_job(config, opened, names, sharded)
 
 
 def all_adapters(config: AdapterOptions, model: Decoder) -> AdapterJob | None:
@@ -232,14 +285,7 @@ def all_adapters(config: AdapterOptions, model: Decoder) -> AdapterJob | None:
     Raises ArtifactError."""
     if not config.adapter_path:
         return None
-    opened = list(adapters_of(config, model).values())
-    return AdapterJob(opened, (), root=adapter_root_of(config))
-
-
-def check_adapter_job(job: AdapterJob, files: ModelFiles) -> None:
-    """As `check_adapters`, unless the adapters were checked before they were sharded."""
-    if job.sharded is None:
-        check_adapters(job.adapters, files)
+    return adapter_job(config, list(adapters_of(config, model).values()))
 
 
 def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
@@ -253,45 +299,6 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
             adapter.check_copies(base)
 
 
-def rank_adapters(
-    job: AdapterJob, config: ComputeOptions, model: Decoder, ranks: Ranks
-) -> list[Adapter]:
-    """This rank's shards of each adapter: read from disk, sharded now, or, with auto_trans_ckpt,
-    sharded and stored for later runs."""
-    vocab_parallel = config.vocab_parallel
-    if job.sharded is not None:
-        names = [one.name for one in job.adapters]
-        return open_shards(
-            job.sharded, model, ranks, names, vocab_parallel=vocab_parallel, root=job.root
-        )
-    if config.auto_trans_ckpt and ranks.tensor > 1:
-        folder = Path(config.output_dir).expanduser() / SHARDED_FOLDER
-        return cached_shards(job.adapters, model, ranks, folder, vocab_parallel=vocab_parallel)
-    return _shard(job, config, model, ranks)
-
-
-def pool_bytes(
-    job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks, slots: int, dtype: DType
-) -> int:
-    """Bytes of `slots` adapter slots on each rank, all of the largest rank r.
-
-    Only shapes are read; they are the same on all ranks.
-    """
-    pieces = job.adapters if job.sharded is not None else _shard(job, config, model, ranks)
-    pairs = [item for adapter in pieces for item in adapter.pairs.items()]
-    widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
-    largest = max((pair.rank for _, pair in pairs), default=0)
-    return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
-
-
-def _shard(job: AdapterJob, config: RunConfig, model: Decoder, ranks: Ranks) -> list[Adapter]:
-    """The shards of whole adapters that `ranks` holds; no values are read."""
-    return [
-        adapter_pieces(adapter, model, ranks, vocab_parallel=config.vocab_parallel)
-        for adapter in job.adapters
-    ]
-
-
 def open_later(config: SessionOptions, files: ModelFiles, name: str, folder: str) -> Adapter:
     """The adapter of a folder below adapter_root, as a backend of one rank takes it.
 
@@ -301,5 +308,5 @@ def open_later(config: SessionOptions, files: ModelFiles, name: str, folder: str
     assert root is not None
     opened = open_adapter(name, folder, files.model, root)
     check_adapters([opened], files)
-    (adapter,) = rank_adapters(AdapterJob([opened], (), root=root), config, files.model, Ranks())
+    (adapter,) = adapter_job(config, [opened]).of_rank(files.model, Ranks())
     return adapter

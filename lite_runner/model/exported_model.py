@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from lite_runner import progress
 from lite_runner.config.ge import FILE_NAME
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.manifest import GraphName, Manifest, read_manifest
 from lite_runner.records import dataclass
 from lite_runner.system import environment
+
+if TYPE_CHECKING:
+    from lite_runner.mindir.manifest import GraphName, Manifest
 
 # A model above 1 GB has _graph in its files' names, MindFormers' documents have it in all.
 PREFILL_ENDS = ("prefill_graph.mindir", "prefill.mindir")
@@ -59,6 +61,8 @@ def exported_model(config: RunConfig) -> ExportedModel | None:
 
 
 def _find(config: ExportedOptions) -> ExportedModel | None:
+    from lite_runner.mindir.manifest import read_manifest
+
     infer = config.infer
     if infer.model_dir:
         folder = Path(infer.model_dir).expanduser()
@@ -164,6 +168,8 @@ def common_folder(paths: Mapping[GraphName, Path]) -> Path:
 
 def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | None:
     """The manifest of these graphs, if there is one."""
+    from lite_runner.mindir.manifest import read_manifest
+
     if not (folder / MANIFEST).is_file():
         return None
     graphs = read_manifest(folder, check_files=False).paths(folder)

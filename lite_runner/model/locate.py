@@ -17,7 +17,6 @@ from lite_runner.config.fields import raise_faults
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import AdapterOptions, ComputeOptions, RunConfig, StrategyOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.adapters import with_pet_lora
 from lite_runner.model.exported_model import ExportedModel, exported_model
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.weights.checkpoint import check_file, gguf_at, model_config_in, model_config_of
@@ -38,7 +37,13 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         return _exported(exported, config)
     source, model = config.checkpoint_source, _configured_model(config)
     if source == RANDOM:
-        return with_pet_lora(_random(model, config), config)
+        if model is None:
+            raise ConfigError(
+                "model=auto takes the model's sizes from its checkpoint, and "
+                "load_checkpoint=random has none",
+                "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
+            )
+        return _with_own_adapter(_not_here(source, model, config), config)
     key = "pretrained_model_dir" if source == config.pretrained_model_dir else "load_checkpoint"
     path = fetch(source, key, weights=weights)
     # A folder from the hub without weights holds no checkpoint, which is no error here.
@@ -68,7 +73,15 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         quantization=quantization_of(config, path, gguf),
         gguf=gguf,
     )
-    return with_pet_lora(files, config) if weights else files
+    return _with_own_adapter(files, config) if weights else files
+
+
+def _with_own_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
+    if not config.merges_adapter:
+        return files
+    from lite_runner.model.adapters import with_pet_lora  # not for other runs
+
+    return with_pet_lora(files, config)
 
 
 def locate_cached(config: RunConfig) -> ModelFiles:
@@ -90,6 +103,10 @@ def locate_cached(config: RunConfig) -> ModelFiles:
             f"{source}: not in the cache, and model=auto has the model's sizes from it",
             "dry_run=true fetches nothing: name the model, or run without it once",
         )
+    return _not_here(source, model, config)
+
+
+def _not_here(source: str, model: Decoder, config: RunConfig) -> ModelFiles:
     return ModelFiles(source, None, model, config.checkpoint_seed, quantization=config.quantization)
 
 
@@ -125,28 +142,19 @@ def _configured_model(config: RunConfig) -> Decoder | None:
     return model
 
 
-def _random(model: Decoder | None, config: RunConfig) -> ModelFiles:
-    if model is None:
-        raise ConfigError(
-            "model=auto takes the model's sizes from its checkpoint, and "
-            "load_checkpoint=random has none",
-            "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
-        )
-    return ModelFiles(RANDOM, None, model, config.checkpoint_seed, quantization=config.quantization)
-
-
 def _exported(exported: ExportedModel, config: RunConfig) -> ModelFiles:
-    """The files of an exported model, which takes the place of a checkpoint."""
+    """The files of an exported model, which takes the place of a checkpoint. Raises ArtifactError
+    where it is another one than the config's."""
     if config.load_checkpoint:
         progress.note(f"load_checkpoint: not read, the weights are in {exported.folder}")
-    check_export_is_of_floats(exported, config)
-    return ModelFiles(
-        exported.manifest.source,
-        None,
-        model_of_export(exported, config),
-        config.checkpoint_seed,
-        exported,
-    )
+    if config.quant not in (None, "none"):
+        raise ArtifactError(
+            f"{exported.folder}: its graphs compute with floats, this run asks for"
+            f" quant={config.quant}",
+            "leave quant= out, or run the checkpoint with backend=native",
+        )
+    model = _model_of_export(exported, config.model_config(), config.model_name)
+    return ModelFiles(exported.manifest.source, None, model, config.checkpoint_seed, exported)
 
 
 # What a run may choose against its checkpoint: the context length and the special tokens.
@@ -197,12 +205,12 @@ def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None)
     return asked
 
 
-def model_of_export(exported: ExportedModel, config: RunConfig) -> Decoder:
+def _model_of_export(exported: ExportedModel, configured: Decoder | None, name: str) -> Decoder:
     """The model of an export, with the special tokens of the configured one and its own length.
 
     Raises ArtifactError where the config names another model.
     """
-    manifest, configured = exported.manifest, config.model_config()
+    manifest = exported.manifest
     if configured is None:
         return manifest.model
     free = {"seq_length", *TOKEN_FIELDS}
@@ -210,26 +218,16 @@ def model_of_export(exported: ExportedModel, config: RunConfig) -> Decoder:
     if differences:
         raise ArtifactError(
             f"{exported.folder}: an export of {manifest.model_name}, another model than "
-            f"{config.model_name}: {differences}",
+            f"{name}: {differences}",
             "leave model= out: the export says which it is",
         )
     if configured.seq_length != manifest.model.seq_length:
         progress.note(
             f"seq_length {manifest.model.seq_length}, as {exported.folder} was exported;"
-            f" {config.model_name} has {configured.seq_length}"
+            f" {name} has {configured.seq_length}"
         )
-    tokens = {name: getattr(configured, name) for name in TOKEN_FIELDS}
+    tokens = {field: getattr(configured, field) for field in TOKEN_FIELDS}
     return dataclasses.replace(manifest.model, **tokens)
-
-
-def check_export_is_of_floats(exported: ExportedModel, config: RunConfig) -> None:
-    """Raises ArtifactError where the config asks for quantized weights."""
-    if config.quant not in (None, "none"):
-        raise ArtifactError(
-            f"{exported.folder}: its graphs compute with floats, this run asks for"
-            f" quant={config.quant}",
-            "leave quant= out, or run the checkpoint with backend=native",
-        )
 
 
 def _differences(configured: Decoder, stored: Decoder, owner: str, free: Set[str]) -> str:

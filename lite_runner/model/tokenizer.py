@@ -1,7 +1,8 @@
-"""The tokenizer of a run: the one that its config names, or the one of its checkpoint."""
+"""The tokenizer of a run, named or of its checkpoint, and the files written beside weights."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from lite_runner.system.files import read_small
 from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
 from lite_runner.weights.checkpoint import config_folder, weights_file
+from lite_runner.weights.formats.hugging_face import TOKENIZER_FILES
+from lite_runner.weights.sharding.shard_manifest import rank_folders
 from lite_runner.weights.source import cached, fetch
 
 
@@ -114,10 +117,10 @@ def tokenizer_place(checkpoint: Path) -> Path:
     return weights_file(checkpoint) if in_file else config_folder(checkpoint)
 
 
-def downloaded_tokenizer(config: RunConfig) -> Path | None:
+def downloaded_tokenizer(model_name: str) -> Path | None:
     """The folder of checkpoint_download with a tokenizer of the model, or of its family (llama2 of
     llama2_7b)."""
-    folders = download_folders(config.trainer.model_name)
+    folders = download_folders(model_name)
     return next((folder for folder in folders if holds_tokenizer(folder)), None)
 
 
@@ -136,7 +139,7 @@ def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool)
 
     Raises ArtifactError where the model's own source cannot be had.
     """
-    place = downloaded_tokenizer(config)
+    place = downloaded_tokenizer(config.trainer.model_name)
     own = config.model.model_config.checkpoint_name_or_path
     if own == config.checkpoint_source:  # the config replaced the model's own
         own = own_source(config.trainer.model_name)
@@ -153,3 +156,36 @@ def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool)
     if place is not None:
         progress.note(f"tokenizer: of {place}, since none lies beside {checkpoint}")
     return place
+
+
+def side_files(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
+    """Files that weights need beside them, by name: config.json and the tokenizer's.
+
+    A tokenizer beside the source is copied as it is; that of a GGUF, of tokenizer_file or of
+    checkpoint_download is written anew. Raises ArtifactError.
+    """
+    from lite_runner.weights.write import config_file, copied_files  # not for those who only read
+
+    path, model = files.path, files.model
+    named = bool(config.tokenizer_source)
+    if path is None and not named:
+        return config_file(model)
+    name = config.trainer.model_name
+    if path is not None and not named and not _is_gguf(path) and not _only_downloaded(name, path):
+        return {**copied_files(path), **config_file(model)}
+    tokenizer = tokenizer_of(config, files)
+    # Other files of a tokenizer would contradict these.
+    found = {} if path is None else copied_files(path, without=TOKENIZER_FILES)
+    found |= {name: text.encode() for name, text in tokenizer.files().items()}
+    # config.json has room for all tokens that end a text, the tokenizer's files for one.
+    model = dataclasses.replace(model, eos_token_id=end_tokens(model, tokenizer))
+    return found | config_file(model)
+
+
+def _only_downloaded(model_name: str, checkpoint: Path) -> bool:
+    beside = holds_tokenizer(tokenizer_place(checkpoint))
+    return not beside and downloaded_tokenizer(model_name) is not None
+
+
+def _is_gguf(path: Path) -> bool:
+    return not rank_folders(path) and weights_file(path).suffix == ".gguf"

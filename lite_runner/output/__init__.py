@@ -1,1 +1,1 @@
-"""The run folder, results and printed text."""
+"""Completions, perplexities and comparisons of runs; the run folder and printed text."""

@@ -1,60 +1,114 @@
-"""compare_backend=: the second run, and what result.json and the log say of both.
+"""compare_backend=: the run once more with another backend, and where the two differ.
 
-The second run is in a process of its own, so that its memory and speed are its own.
+The second run is in a process of its own (run_modes/__main__.py), so that its memory and speed are
+its own. What each run computes, logits or log-likelihoods, is kept in a folder until both are
+compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.config.schema import CompareOptions
 from lite_runner.errors import RunnerError
+from lite_runner.output.completions import logits_file
+from lite_runner.output.report import RESULT, RunFolder
+from lite_runner.output.scoring import LIKELIHOODS, Window, windows
 from lite_runner.plan.backend import other_config
-from lite_runner.plugins import register_plugins, registered
+from lite_runner.plan.plan import Plan
+from lite_runner.plugins import registered
 from lite_runner.records import dataclass
 from lite_runner.system import own_process
+from lite_runner.system.files import temporary_folder
 
+PROGRAM = "lite_runner.run_modes"
+END = -1  # in place of the end token, which a row does not name
 SHOWN = 10  # windows in the log
 
+Results: TypeAlias = Sequence[Mapping[str, Any]]  # result.json of both runs
+Values: TypeAlias = Sequence[Path]  # folders of what both have computed
+# Figures of a backend in the log: heading, key, format.
+Figures: TypeAlias = Sequence[tuple[str, str, str]]
+_TIMES = (("load s", "load_s", ".1f"), ("compile s", "compile_s", ".1f"))
+_MEMORY = ("MiB", "peak_rss_mib", ".0f")
 
-def run_other(program: str, config: CompareOptions, folder: Path, **more: str) -> dict[str, Any]:
-    """The answer of the module `program`, which calls `start`, to the job of compare_backend=; its
-    files are in `folder`, which is made. `more` goes into the job. Raises RunnerError where it
-    fails."""
-    folder.mkdir()
+
+@contextmanager
+def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
+    """Context of a run that writes a result. With compare_backend= the other backend runs after it,
+    and the comparison is added to the result; the other's files are in compare/ of the folder.
+
+    Raises RunnerError, also where the two differ.
+    """
+    config = plan.config
+    if not isinstance(config, CompareOptions) or config.compare_backend is None:
+        yield
+        return
+    with temporary_folder("compare", folder.path) as work:
+        folder.values = work / "mine"
+        folder.values.mkdir()
+        yield
+        other = RunFolder(folder.path / "compare", work / "other")
+        _run_other(config, other)
+        comparison = _compare(plan, config.tolerance, folder, other)
+    assert folder.result is not None
+    folder.write_result(replace(folder.result, comparison=comparison))
+    for line in comparison.table():
+        progress.note(line)
+    if not comparison.same:
+        differing = sum(part.differs for part in comparison.parts)
+        differ = comparison.differ.format(config.backend, config.tolerance)
+        raise RunnerError(
+            f"compare_backend={config.compare_backend}: {differing} of"
+            f" {len(comparison.parts)} {differ}",
+            f"the table and {folder.path / RESULT} say where",
+        )
+
+
+def _run_other(config: CompareOptions, folder: RunFolder) -> None:
+    """Run compare_backend= in another process. Raises RunnerError where that fails."""
+    assert folder.values is not None
+    folder.path.mkdir()
+    folder.values.mkdir()
+    other = other_config(config).to_dict()
+    if "output_format" in other:  # MindFormers' writes the texts to the current folder
+        other["output_format"] = "text"
     job = {
-        "config": other_config(config).to_dict(),
+        "config": other,
         "plugins": registered(),
-        "folder": str(folder),
-        **more,
+        "folder": str(folder.path),
+        "values": str(folder.values),
     }
     with progress.step(f"compare with {config.compare_backend}"):
-        answer = own_process.ask(program, job)
+        answer = own_process.ask(PROGRAM, job)
     if "error" in answer:
         raise RunnerError(f"compare_backend={config.compare_backend}: {answer['error']}")
-    return answer
 
 
-def start(job: Mapping[str, Any]) -> None:
-    """Make this process ready for the job of another one. Raises RunnerError."""
-    progress.configure(verbosity=0)
-    register_plugins(job["plugins"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedSide:
-    """Speed and memory of a backend; None where not measured."""
-
-    backend: str
-    engine: str
-    load_s: float | None
-    compile_s: float | None
-    prefill_tok_s: float | None
-    decode_tok_s: float | None
-    peak_rss_mib: float
+def _compare(
+    plan: Plan, tolerance: float, mine: RunFolder, other: RunFolder
+) -> TextComparison | ScoreComparison:
+    assert mine.values is not None and other.values is not None
+    results = [json.loads((one.path / RESULT).read_bytes()) for one in (mine, other)]
+    values = mine.values, other.values
+    if "evaluation" in results[0]:
+        return compare_scores(results, values, tolerance=tolerance)
+    returns = plan.work.generation.num_return_sequences
+    vocab_size = plan.decoder.vocab_size
+    return compare_texts(
+        results, values, tolerance=tolerance, returns=returns, vocab_size=vocab_size
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +125,21 @@ class ComparedText:
     gap: float | None  # between both choices where they differ, in the first backend's logits
     differs: bool  # beyond the tolerance
 
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        if self.differs:
+            return "DIFFERS"
+        return "same" if self.equal == self.tokens else "same, but for a near tie"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TextComparison:
     """Two backends with the same prompts, of which the first is the run's."""
 
     tolerance: float
     same: bool
-    sides: Sequence[ComparedSide]
+    sides: Sequence[Mapping[str, Any]]  # speed and memory; None where not measured
     texts: Sequence[ComparedText]
     differ: ClassVar[str] = "texts differ from backend={} by more than compare_tolerance={:g}"
 
@@ -88,61 +149,91 @@ class Comparison:
 
     def table(self) -> list[str]:
         """As lines of text."""
-        heads = ("backend", "engine", "load s", "compile s", "prefill tok/s", "decode tok/s", "MiB")
-        sides = [
-            (
-                one.backend,
-                one.engine,
-                *map(_figure, (one.load_s, one.compile_s, one.prefill_tok_s, one.decode_tok_s)),
-                f"{one.peak_rss_mib:.0f}",
-            )
-            for one in self.sides
-        ]
         columns = ("prompt", "equal tokens", "logits differ by", "gap there", "")
         texts = [
             (
                 str(one.prompt) if not one.part else f"{one.prompt}.{one.part}",
                 f"{one.equal} of {one.tokens}",
-                "-" if one.logit_difference is None else f"{one.logit_difference:.2g}",
-                "-" if one.gap is None else f"{one.gap:.2g}",
-                _verdict(one),
+                _figure(one.logit_difference, ".2g"),
+                _figure(one.gap, ".2g"),
+                one.verdict,
             )
             for one in self.texts
         ]
-        return [*aligned([heads, *sides]), *aligned([columns, *texts])]
+        rates = (("prefill tok/s", "prefill_tok_s", ".1f"), ("decode tok/s", "decode_tok_s", ".1f"))
+        sides = _sides(self.sides, (*_TIMES, *rates, _MEMORY))
+        return [*sides, *aligned([columns, *texts])]
 
 
-def _verdict(text: ComparedText) -> str:
-    if text.differs:
-        return "DIFFERS"
-    return "same" if text.equal == text.tokens else "same, but for a near tie"
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, its columns as wide as their longest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+def compare_texts(
+    results: Results, values: Values, *, tolerance: float, returns: int, vocab_size: int
+) -> TextComparison:
+    """Two runs of the same prompts; `returns`: texts per prompt."""
+    texts = []
+    for place, rows in enumerate(zip(*(one["results"] for one in results), strict=True)):
+        prompt, part = divmod(place, returns)
+        tokens = [_tokens(row) for row in rows]
+        logits = [_logits(logits_file(one, prompt, part), vocab_size) for one in values]
+        texts.append(_compared_text(prompt, part, tokens, logits, tolerance=tolerance))
+    times = ("load_s", "compile_s", "prefill_tok_s", "decode_tok_s")
+    sides = [
+        {
+            **_engine(one),
+            **{name: one["timing"][name] for name in times},
+            "peak_rss_mib": one["peak_rss_mib"],
+        }
+        for one in results
     ]
+    same = not any(text.differs for text in texts)
+    return TextComparison(tolerance=tolerance, same=same, sides=sides, texts=texts)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedScorer:
-    """A backend's perplexity of the text, its speed and memory."""
+def _compared_text(
+    prompt: int,
+    part: int,
+    rows: Sequence[Sequence[int]],
+    logits: Sequence[NDArray[np.float32]],
+    *,
+    tolerance: float,
+) -> ComparedText:
+    """One text of both: logits count as long as the tokens before them are equal."""
+    my_logits, other_logits = logits
+    tokens = max(map(len, rows))
+    pairs = zip(*rows, strict=False)
+    equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    steps = min(len(my_logits), len(other_logits), equal + 1)
+    difference = gap = None
+    if steps:
+        difference = max(
+            float(np.abs(my_logits[step] - other_logits[step]).max()) for step in range(steps)
+        )
+    if equal < tokens and steps > equal:
+        here = my_logits[equal]
+        gap = float(here.max() - here[int(other_logits[equal].argmax())])
+    near_tie = gap is not None and gap <= tolerance
+    differs = (equal < tokens and not near_tie) or (
+        difference is not None and not difference <= tolerance
+    )
+    return ComparedText(
+        prompt=prompt,
+        part=part,
+        equal=equal,
+        tokens=tokens,
+        logit_difference=difference,
+        gap=gap,
+        differs=differs,
+    )
 
-    backend: str
-    engine: str
-    load_s: float
-    compile_s: float
-    tok_s: float
-    peak_rss_mib: float
-    nll: float  # mean negative natural log-likelihood of the scored tokens
-    perplexity: float
+
+def _tokens(row: Mapping[str, Any]) -> list[int]:
+    return [*row["token_ids"], END] if row["finish_reason"] == "stop" else row["token_ids"]
+
+
+def _logits(path: Path, vocab_size: int) -> NDArray[np.float32]:
+    """The logits [steps, vocab] in a file, a view of it; no steps where none were kept."""
+    if not path.is_file():
+        return np.zeros((0, vocab_size), np.float32)
+    return np.memmap(path, np.float32, "r").reshape(-1, vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +254,7 @@ class ScoreComparison:
 
     tolerance: float
     same: bool
-    sides: Sequence[ComparedScorer]
+    sides: Sequence[Mapping[str, Any]]  # speed, memory and perplexity
     windows: Sequence[ComparedWindow]
     differ: ClassVar[str] = (
         "windows differ from backend={} by more than compare_tolerance={:g}"
@@ -176,22 +267,7 @@ class ScoreComparison:
 
     def table(self) -> list[str]:
         """As lines of text: of many windows those that differ most."""
-        heads = (
-            *("backend", "engine", "load s", "compile s", "tok/s", "MiB"),
-            *("nll", "perplexity"),
-        )
-        sides = [
-            (
-                one.backend,
-                one.engine,
-                *(f"{figure:.1f}" for figure in (one.load_s, one.compile_s, one.tok_s)),
-                f"{one.peak_rss_mib:.0f}",
-                f"{one.nll:.5f}",
-                f"{one.perplexity:.4f}",
-            )
-            for one in self.sides
-        ]
-        first, second = (f"nll {one.backend}" for one in self.sides)
+        first, second = (f"nll {one['backend']}" for one in self.sides)
         columns = ("tokens", first, second, "log-likelihoods differ by", "at token", "")
         most = sorted(self.windows, key=lambda one: one.difference, reverse=True)[:SHOWN]
         rows = [
@@ -204,7 +280,9 @@ class ScoreComparison:
             )
             for one in sorted(most, key=lambda one: one.first)
         ]
-        lines = [*aligned([heads, *sides]), *aligned([columns, *rows])]
+        scores = (("nll", "nll", ".5f"), ("perplexity", "perplexity", ".4f"))
+        sides = _sides(self.sides, (*_TIMES, ("tok/s", "tok_s", ".1f"), _MEMORY, *scores))
+        lines = [*sides, *aligned([columns, *rows])]
         if len(self.windows) > SHOWN:
             lines.append(
                 f"the {SHOWN} of {len(self.windows)} windows that differ most; result.json has all"
@@ -212,18 +290,68 @@ class ScoreComparison:
         return lines
 
 
-AnyComparison: TypeAlias = Comparison | ScoreComparison
+def compare_scores(results: Results, values: Values, *, tolerance: float) -> ScoreComparison:
+    """Two runs that scored the same text."""
+    mine, other = (np.fromfile(folder / LIKELIHOODS) for folder in values)
+    found, at = [], 0
+    text = results[0]["evaluation"]
+    for window in windows(text["tokens"], text["window"], text["stride"]):
+        here = slice(at, at + window.end - window.first)
+        found.append(_compared_window(window, mine[here], other[here], tolerance))
+        at = here.stop
+    sides = []
+    for one in results:
+        scored = one["evaluation"]
+        side = {
+            **_engine(one),
+            **{name: one["timing"][name] for name in ("load_s", "compile_s")},
+            "tok_s": scored["tok_s"],
+            "peak_rss_mib": one["peak_rss_mib"],
+            "nll": math.log(scored["perplexity"]),
+            "perplexity": scored["perplexity"],
+        }
+        sides.append(side)
+    same = not any(window.differs for window in found)
+    return ScoreComparison(tolerance=tolerance, same=same, sides=sides, windows=found)
 
 
-def report(comparison: AnyComparison, config: CompareOptions, folder: Path) -> None:
-    """Log the table of a run. Raises RunnerError where the backends differ."""
-    for line in comparison.table():
-        progress.note(line)
-    if not comparison.same:
-        differing = sum(part.differs for part in comparison.parts)
-        differ = comparison.differ.format(config.backend, config.tolerance)
-        raise RunnerError(
-            f"compare_backend={config.compare_backend}: {differing} of"
-            f" {len(comparison.parts)} {differ}",
-            f"the table and {folder / 'result.json'} say where",
-        )
+def _compared_window(
+    window: Window, mine: NDArray[np.float64], other: NDArray[np.float64], tolerance: float
+) -> ComparedWindow:
+    difference = np.abs(mine - other)
+    largest = float(difference.max())
+    return ComparedWindow(
+        first=window.first,
+        tokens=len(mine),
+        nll=[-float(mine.mean()), -float(other.mean())],
+        difference=largest,
+        token=window.first + int(difference.argmax()),
+        differs=not largest <= tolerance,
+    )
+
+
+def _engine(result: Mapping[str, Any]) -> dict[str, str]:
+    return {name: result[name] for name in ("backend", "engine")}
+
+
+def _sides(sides: Sequence[Mapping[str, Any]], figures: Figures) -> list[str]:
+    """The table of both backends."""
+    heads = ("backend", "engine", *(head for head, _, _ in figures))
+    rows = [
+        (side["backend"], side["engine"], *(_figure(side[key], form) for _, key, form in figures))
+        for side in sides
+    ]
+    return aligned([heads, *rows])
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, its columns as wide as their longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -31,11 +31,12 @@ from lite_runner.system.versions import versions
 
 if TYPE_CHECKING:
     from lite_runner.config.schema import RunConfig
-    from lite_runner.output.comparison import Comparison, ScoreComparison
+    from lite_runner.output.comparison import ScoreComparison, TextComparison
 
 logger = logging.getLogger("lite_runner")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+RESULT = "result.json"
 ANSWERS = "text_generation_result.txt"  # MindFormers' name of it
 PROBE_BYTES = 1 << 20  # more than a run writes, but for artifacts and logs of long runs
 
@@ -129,13 +130,25 @@ class Result:
     seed: int | None = None  # of sampling; omitted for greedy runs
     config_file: str = "config.yaml"  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
-    results: Sequence[RowResult]
+    results: Sequence[RowResult] = ()  # of run modes that generate
     adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
-    comparison: Comparison | ScoreComparison | None = None  # of compare_backend
+    comparison: TextComparison | ScoreComparison | None = None  # of compare_backend
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
+
+    @classmethod
+    def of(cls, config: RunConfig, source: str, *, engine: str, **others: Any) -> Result:
+        """The result of a run with weights from `source`."""
+        return cls(
+            run_mode=config.run_mode,
+            model=config.model_name,
+            backend=config.backend,
+            engine=engine,
+            load_checkpoint=source,
+            **others,
+        )
 
     @classmethod
     def of_files(
@@ -149,16 +162,8 @@ class Result:
     ) -> Result:
         """The result of a run that wrote files from `source` since `began` (time.perf_counter());
         `engine` verified them."""
-        return cls(
-            run_mode=config.run_mode,
-            model=config.model_name,
-            backend=config.backend,
-            engine=engine,
-            world_size=world_size,
-            load_checkpoint=source,
-            results=[],
-            timing=Timing(load_s=time.perf_counter() - began),
-        )
+        timing = Timing(load_s=time.perf_counter() - began)
+        return cls.of(config, source, engine=engine, world_size=world_size, timing=timing)
 
     def answers(
         self, texts_per_prompt: int = 1, *, chat: bool = False
@@ -192,8 +197,10 @@ class Result:
 class RunFolder:
     """The folder of one run; a context manager that logs errors and closes the log."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, values: Path | None = None) -> None:
+        """`values`: a folder for what is computed, of a run that is compared."""
+        self.path, self.values = path, values
+        self.result: Result | None = None  # as it was written last
         self._log: logging.Handler | None = None
 
     @classmethod
@@ -265,7 +272,8 @@ class RunFolder:
 
     def write_result(self, result: Result) -> Path:
         """Write result.json; returns its path."""
-        return self.write_text("result.json", result.to_json())
+        self.result = result
+        return self.write_text(RESULT, result.to_json())
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file atomically. Raises EnvironmentFault, e.g. for a full disk."""

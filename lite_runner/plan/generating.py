@@ -8,26 +8,30 @@ from dataclasses import replace
 from typing import Literal
 
 from lite_runner import progress
+from lite_runner.backends.seat import RunOptions
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import without_effect
-from lite_runner.config.parallel import Ranks, check_divides, ranks_of
+from lite_runner.config.parallel import check_divides, ranks_of
 from lite_runner.config.prompt import items_of
 from lite_runner.config.prompts import prompt_file, read_requests
 from lite_runner.config.schema import GenerateOptions, SessionOptions
 from lite_runner.errors import ConfigError
-from lite_runner.model.adapters import all_adapters, check_adapter_job, only_adapter
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import end_tokens, tokenizer_for_plan
 from lite_runner.plan.backend import resolve_backend, run_options
-from lite_runner.plan.job import Job, estimate, grammars_of, prepare, share
-from lite_runner.plan.memory import check_before_fetching, fitted, fitted_text, lengths_of
+from lite_runner.plan.job import Job, estimate, grammars_of, prepare
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.resources import with_resources
-from lite_runner.records import dataclass
+from lite_runner.plan.resources import (
+    check_before_fetching,
+    fitted,
+    fitted_text,
+    lengths_of,
+    options_of,
+    with_resources,
+)
 from lite_runner.sizing.memory import model_lines
 from lite_runner.system import environment
-from lite_runner.text.tokenizer import Tokenizer
 
 LEAST_NEW = 128  # tokens that a prompt's completion may have, however little memory is free
 
@@ -41,32 +45,23 @@ def plan_generation(config: GenerateOptions, tokens: Sequence[list[int]] | None 
     began = time.perf_counter()
     if config.only_save_strategy:
         return plan_of_strategy(config)
-    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    inputs = read_inputs(config, tokens)
-    files, job, ranks = inputs.files, inputs.job, inputs.ranks
-    config = inputs.config
+    plan = _planned_inputs(config, tokens)
+    assert isinstance(plan.config, GenerateOptions)
+    config, files, job, ranks = plan.config, plan.model, plan.work, plan.ranks
     tell = config.parallel.node_rank == 0  # one machine says it for all
-    options = run_options(config, job, device, ranks)
+    options = options_of(plan)
     config = resolve_backend(config, files, options, tell=tell)
     if ranks.size == 1:
-        config, job = _fitted(config, files, job, device)
-    first = share(config, job, ranks)  # the first replica has the most prompts
+        config, job = _fitted(config, files, job, options)
+    first = job.share(ranks)  # the first replica has the most prompts
     if ranks.size > 1 and not config.in_lite and not config.dry_run:
         files.check_layout(ranks, vocab_parallel=config.vocab_parallel)
-    plan = Plan(
-        config=config,
-        device=device,
-        backend=config.backend,
-        ranks=ranks,
-        files=files,
-        job=job,
-        tokenizer=inputs.tokenizer,
-    )
+    plan = replace(plan, config=config, job=job)
     return replace(with_resources(plan, first), seconds=time.perf_counter() - began)
 
 
 def _fitted(
-    config: GenerateOptions, files: ModelFiles, job: Job, device: str
+    config: GenerateOptions, files: ModelFiles, job: Job, options: RunOptions
 ) -> tuple[GenerateOptions, Job]:
     """The config and the job with the sizes that nobody has given reduced to what fits the free
     memory: the batch; and the length where only the model's own limit says how long a text gets."""
@@ -80,36 +75,30 @@ def _fitted(
         lengths = lengths_of(job.length, min(job.length, prompt + LEAST_NEW))
     if config.predict_batch_size is not None:
         slots = slots[-1:]
-    sized = fitted(config, files, job, device, slots, lengths)
-    if sized != job:
-        progress.note(f"note: memory: {fitted_text(config, sized, job)}")
-        config = replace(config, predict_batch_size=sized.slots // width)
-    return config, sized
+    options = replace(options, config=config)
+    sized = fitted(files, options, slots, lengths)
+    if (sized.slots, sized.length) == (job.slots, job.length):
+        return config, job
+    progress.note(f"note: memory: {fitted_text(sized, options)}")
+    config = replace(config, predict_batch_size=sized.slots // width)
+    batch = sized.slots // width
+    return config, replace(job, slots=sized.slots, length=sized.length, batch=batch)
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """All that is read before the backend is chosen."""
-
-    config: GenerateOptions  # with several ranks it holds the prompts, for the other ranks
-    ranks: Ranks
-    files: ModelFiles
-    tokenizer: Tokenizer | None  # None: dry_run=true, and it is not in the cache
-    job: Job
-
-
-def read_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None = None) -> Inputs:
-    """Read and validate them; `tokens`: as `plan_generation` takes them. Raises RunnerError.
-
-    With dry_run=true nothing is fetched; without a tokenizer a prompt counts its bytes as tokens.
-    """
+def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None) -> Plan:
+    """The plan as far as it goes before a backend is chosen. With several ranks its config holds
+    the prompts, for the other ranks."""
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     ranks = ranks_of(config)
     data = config.predict_data
     if config.dry_run:  # without prompts: the plan for a short one
         data = data or " "
     lines = config.adapter_lines and prompt_file(data) is not None  # which have their adapters
-    if not lines and (only := only_adapter(config)) is not None:
-        config = replace(config, adapter_id=only)
+    if config.adapter_path and not lines:
+        from lite_runner.model.adapters import only_adapter  # not for runs without
+
+        if (only := only_adapter(config)) is not None:
+            config = replace(config, adapter_id=only)
     requests = read_requests(replace(config, predict_data=data))
     for idle in dict.fromkeys(without_effect(request.own) for request in requests):
         if idle:
@@ -130,7 +119,9 @@ def read_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None = No
         job = estimate(config, files, requests)
     else:
         job = prepare(config, files, tokenizer, requests, tokens)
-    return Inputs(config, ranks, files, tokenizer, job)
+    return Plan(
+        config=config, device=device, ranks=ranks, files=files, job=job, tokenizer=tokenizer
+    )
 
 
 def plan_of_strategy(config: GenerateOptions) -> Plan:
@@ -158,6 +149,8 @@ def plan_session(
     `all_logits`: prompts may have log-probabilities. With dry_run=true nothing is fetched. Raises
     RunnerError.
     """
+    from lite_runner.model.adapters import all_adapters
+
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     if (planned := check_before_fetching(config)) is not None:
@@ -180,22 +173,24 @@ def plan_session(
         generation = replace(generation, eos_token_id=end_tokens(files.model, tokenizer))
     adapters = all_adapters(config, files.model)
     if adapters is not None:
-        check_adapter_job(adapters, files)
+        adapters.check(files)
     job = Job((), (), generation, slots[-1], lengths[0], adapters=adapters, all_logits=all_logits)
-    config = resolve_backend(config, files, run_options(config, job, device))
-    sized = fitted(config, files, job, device, slots, lengths, least)
+    options = run_options(config, job, device)
+    config = resolve_backend(config, files, options)
+    options = replace(options, config=config)
+    sized = fitted(files, options, slots, lengths, least)
     lines = {}
-    if sized != job:
-        lines["chosen"] = chosen = fitted_text(config, sized, job)
+    if (sized.slots, sized.length) != (job.slots, job.length):
+        lines["chosen"] = chosen = fitted_text(sized, options)
         if not config.dry_run:
             progress.note(f"note: memory: {chosen}")
+        job = replace(job, slots=sized.slots, length=sized.length)
     plan = Plan(
         config=config,
         device=device,
-        backend=config.backend,
         files=files,
-        job=sized,
+        job=job,
         lines=lines,
         tokenizer=tokenizer,
     )
-    return replace(with_resources(plan, sized), seconds=time.perf_counter() - began)
+    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)

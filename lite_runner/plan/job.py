@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import GenerationConfig, asked_of
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import Request, check_prefixes, with_ending
-from lite_runner.config.schema import BatchOptions, GenerateOptions
+from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Adjustments, Guide, check_lengths, max_sequence_of, truncate_left
 from lite_runner.generation import Request as GenerationRequest
-from lite_runner.model.adapters import AdapterJob, check_adapter_job, open_adapter_job
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.tokenizer import end_tokens
 from lite_runner.records import dataclass
@@ -25,9 +25,10 @@ from lite_runner.system import environment
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from lite_runner.model.adapters import AdapterJob
     from lite_runner.structured.grammars import Grammar
 
-DEFAULT_BATCH_SIZE = 32  # with predict_batch_size=null
+DEFAULT_BATCH_SIZE = 32  # of a job without a batch size
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Job:
     generation: GenerationConfig
     slots: int
     length: int  # tokens of the longest sequence, prompt and new ones
+    batch: int | None = None  # prompts to compute together; None: DEFAULT_BATCH_SIZE
     first_index: int = 0  # index of the first prompt, of a replica's share
     adapters: AdapterJob | None = None  # None: the base model alone
     all_logits: bool = False  # logits of every prompt token are needed, not only of the last
@@ -65,6 +67,21 @@ class Job:
     def needs_prompt_logits(self) -> bool:
         """True if logits of all prompt tokens are needed, not only of the last."""
         return self.all_logits or any(one.prompt_logprobs is not None for one in self.options)
+
+    def share(self, ranks: Ranks) -> Job:
+        """A replica's share of the prompts: consecutive and balanced. The length stays that of the
+        whole job, so that all replicas compute alike."""
+        replica, count = ranks.data_index, len(self.tokens)
+        first, end = -(-count * replica // ranks.data), -(-count * (replica + 1) // ranks.data)
+        return replace(
+            self,
+            requests=self.requests[first:end],
+            tokens=self.tokens[first:end],
+            slots=slots_for(self.generation, end - first, self.batch, ranks.data),
+            first_index=first,
+            adapters=self.adapters and self.adapters.share(first, end),
+            guides=self.guides[first:end],
+        )
 
     def scheduler_requests(self, *, keep_logits: bool = False) -> list[GenerationRequest]:
         """The prompts for the scheduler. One with its own seed samples as if it were alone."""
@@ -101,7 +118,7 @@ def prepare(
 
     Raises ConfigError, and ArtifactError for an adapter.
     """
-    adapters = open_adapter_job(config, files.model, [request.adapter for request in requests])
+    adapters = _opened_adapters(config, files.model, requests)
     if tokens is not None:
         job = fit(config, files, tokenizer, tokens, requests)
         return replace(job, adapters=adapters)
@@ -114,7 +131,7 @@ def prepare(
     tokens = [with_ending(files.model.prefix, ids) for ids in tokens]
     job = fit(config, files, tokenizer, tokens, requests)
     if adapters is not None:
-        check_adapter_job(adapters, files)
+        adapters.check(files)
     return replace(job, adapters=adapters)
 
 
@@ -147,8 +164,10 @@ def fit(
     check_lengths([len(ids) for ids in tokens], each, context)
     check_prefixes(files.model.prefix, tokens, each)
     length = max_sequence_of([len(ids) for ids in tokens], each, context)
-    slots = slots_for(config, generation, len(tokens))
-    return with_guides(config, Job(requests, tokens, generation, slots, length), files, tokenizer)
+    batch = config.predict_batch_size
+    slots = slots_for(generation, len(tokens), batch)
+    job = Job(requests, tokens, generation, slots, length, batch)
+    return with_guides(config, job, files, tokenizer)
 
 
 def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
@@ -158,9 +177,21 @@ def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Requ
     sizes = [request.size(config.system) for request in requests]
     each = options_of(generation, requests, len(requests))
     length = min(model.seq_length, max_sequence_of(sizes, each, model.seq_length))
-    slots = slots_for(config, generation, len(requests))
-    adapters = open_adapter_job(config, model, [request.adapter for request in requests])
-    return Job(requests, [()] * len(requests), generation, slots, length, adapters=adapters)
+    batch = config.predict_batch_size
+    slots = slots_for(generation, len(requests), batch)
+    adapters = _opened_adapters(config, model, requests)
+    tokens = [()] * len(requests)
+    return Job(requests, tokens, generation, slots, length, batch, adapters=adapters)
+
+
+def _opened_adapters(
+    config: GenerateOptions, model: Decoder, requests: Sequence[Request]
+) -> AdapterJob | None:
+    if not config.adapter_path:
+        return None
+    from lite_runner.model.adapters import open_adapter_job  # not for runs without
+
+    return open_adapter_job(config, model, [request.adapter for request in requests])
 
 
 def grammars_of(
@@ -224,25 +255,8 @@ def options_of(
 
 
 def slots_for(
-    config: BatchOptions, generation: GenerationConfig, prompts: int, replicas: int = 1
+    generation: GenerationConfig, prompts: int, batch: int | None, replicas: int = 1
 ) -> int:
     """Sequences that one replica computes together."""
     width = max(generation.num_beams, generation.num_return_sequences)
-    batch = config.predict_batch_size
     return min(prompts, batch // replicas if batch else DEFAULT_BATCH_SIZE) * width
-
-
-def share(config: GenerateOptions, job: Job, ranks: Ranks) -> Job:
-    """This replica's share of the prompts: consecutive and balanced. The length stays that of the
-    whole job, so that all replicas compute alike."""
-    replica, count = ranks.data_index, len(job.tokens)
-    first, end = -(-count * replica // ranks.data), -(-count * (replica + 1) // ranks.data)
-    return replace(
-        job,
-        requests=job.requests[first:end],
-        tokens=job.tokens[first:end],
-        slots=slots_for(config, job.generation, end - first, ranks.data),
-        first_index=first,
-        adapters=job.adapters and job.adapters.share(first, end),
-        guides=job.guides[first:end],
-    )

@@ -32,7 +32,6 @@ class Plan:
 
     config: RunConfig
     device: str = "CPU"  # or "Ascend"
-    backend: str = ""  # "ms", "mslite" or "mindformers" of runs that compute, never "auto"
     why: str = ""  # the operators, and the reason for them
     dtype: str = ""  # of the weights in memory, as text
     ranks: Ranks = Ranks()
@@ -102,7 +101,7 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
         lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
     elif not config.use_parallel:
         lines |= memory_lines(need, hints)
-    lines["backend"] = f"{plan.backend}: {plan.why}" if plan.why else plan.backend
+    lines["backend"] = f"{config.backend}: {plan.why}" if plan.why else config.backend
     lines |= {
         "device": plan.device,
         "ranks": str(plan.ranks.size),

@@ -1,24 +1,48 @@
-"""The resources of a plan: what computes, dtype of the weights, memory; and opening it."""
+"""Resources of a run: memory, sizes that fit, settings that would help; opening its backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from lite_runner import progress
 from lite_runner.backends.base import Backend
-from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.backends.seat import RunOptions, seat
-from lite_runner.config.schema import CompareOptions, ComputeOptions
+from lite_runner.backends.step_sizes import SMALLEST_CACHE
+from lite_runner.config.parallel import Cluster, cluster_of, ranks_of
+from lite_runner.config.schema import (
+    CompareOptions,
+    ComputeOptions,
+    GenerateOptions,
+    SamplingOptions,
+    SessionOptions,
+)
 from lite_runner.config.sections import AscendSettings
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
+from lite_runner.model.exported_model import exported_model
 from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.plan.backend import other_config, others, run_options
+from lite_runner.model.locate import locate
+from lite_runner.plan.backend import choose, other_config, others, run_options
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import memory_hints
 from lite_runner.plan.plan import Plan, described
-from lite_runner.sizing.memory import Memory, MemoryHint, check_memory
+from lite_runner.sizing.memory import (
+    Memory,
+    MemoryHint,
+    check_memory,
+    free_text,
+    machine_memory,
+    memory_remedy,
+    parameter_count,
+    readable,
+    shortage,
+)
+from lite_runner.system import environment, memory
+from lite_runner.weights.source import weights_to_fetch
+
+ROOM = 0.9  # of the free memory, for what a run with chosen sizes holds
+SHORTEST = 2048  # tokens: a shorter context is not chosen
+WORTHWHILE = 0.95  # a hint must save 5 % at least
 
 
 def with_resources(plan: Plan, share: Job) -> Plan:
@@ -38,12 +62,12 @@ def with_resources(plan: Plan, share: Job) -> Plan:
 
 def with_seat(plan: Plan, share: Job) -> Plan:
     """As `with_resources`, by the plan's own backend alone."""
-    config, device, ranks, files = plan.config, plan.device, plan.ranks, plan.model
+    config, files = plan.config, plan.model
     assert isinstance(config, ComputeOptions)
-    options, chosen = options_of(plan, share), seat(plan.backend)
+    options, chosen = options_of(plan, share), seat(config.backend)
     chosen.check(files, options)
     # An exported model is opened without it, and counting takes reading the checkpoint's header.
-    asked = files.exported is None or config.dry_run or ranks.size > 1
+    asked = files.exported is None or config.dry_run or plan.ranks.size > 1
     plan = replace(
         plan,
         why=chosen.describe(files, options),
@@ -51,7 +75,7 @@ def with_seat(plan: Plan, share: Job) -> Plan:
         memory=chosen.memory(files, options) if asked else None,
     )
     if config.dry_run:
-        hints = partial(memory_hints, config, files, share, device, ranks)
+        hints = partial(memory_hints, files, options)
         plan = described(replace(plan, job=share), hints)
         return replace(plan, table=(*plan.table, *chosen.details(files, options)))
     return plan
@@ -79,27 +103,234 @@ def options_of(plan: Plan, job: Job | None = None) -> RunOptions:
 def open_planned(plan: Plan, job: Job | None = None) -> Backend:
     """The backend with its weights, for the plan's job or a replica's share of it. Raises
     RunnerError."""
-    files, options = plan.model, options_of(plan, job)
-    hints = partial(memory_hints, options.config, files, job or plan.work, plan.device, plan.ranks)
-    return open_backend(files, options, plan.memory, hints)
+    return open_backend(plan.model, options_of(plan, job), plan.memory)
 
 
-def open_backend(
-    files: ModelFiles,
-    options: RunOptions,
-    need: Memory | None = None,
-    hints: Callable[[], Sequence[MemoryHint]] = list,
-) -> Backend:
+def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = None) -> Backend:
     """The backend of a config that names one, with its weights.
 
-    `need`: the memory of the run, if known; `hints` is called where it does not suffice. Several
-    ranks must have joined; the launcher has checked that they fit together. Raises RunnerError.
+    `need`: the memory of the run, if known. Several ranks must have joined; the launcher has
+    checked that they fit together. Raises RunnerError.
     """
     config, first = options.config, options.ranks.rank == 0
-    choose_ascend_settings(AscendSettings.of(config.context), options.device, tell=first)
+    settings = AscendSettings.of(config.context)
+    if options.device == "Ascend" or settings.asked():
+        from lite_runner.backends.mindspore.device import choose_ascend_settings
+
+        choose_ascend_settings(settings, options.device, tell=first)
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
     chosen = seat(config.backend)
     if chosen.elastic and options.device == "CPU" and options.ranks.size == 1:
+        hints = partial(memory_hints, files, options)
         check_memory(need or chosen.memory(files, options), hints)
     return chosen.open(files, options)
+
+
+def job_memory(files: ModelFiles, options: RunOptions) -> Memory:
+    """Memory of one rank by the backend that computes the run: on CPU of its process, else on its
+    device."""
+    return seat(choose(files, options).name).memory(files, options)
+
+
+def memory_hints(files: ModelFiles, options: RunOptions) -> list[MemoryHint]:
+    """Settings with which a run needs less memory, the most effective first."""
+    now = job_memory(files, options).total
+    found = []
+    for setting, changed, asked in (*_cheaper(files, options), *_smaller(files, options)):
+        try:
+            then = job_memory(changed, asked)
+        except RunnerError:  # the backend cannot do that, or quant_group does not divide a matrix
+            continue
+        if then.total < WORTHWHILE * now:
+            found.append(MemoryHint(setting, then))
+    return sorted(found, key=lambda hint: hint.need.total)
+
+
+# A setting that may reduce memory, and the run with it.
+_Change = tuple[str, ModelFiles, RunOptions]
+
+
+def _cheaper(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
+    """Settings with which weights and cache are of fewer bits."""
+    config = options.config
+    changed: list[tuple[str, ComputeOptions]] = []
+    if files.exported is None and not files.quantization.rounds:
+        for quant in ("a16w8", "a16w4"):
+            changed.append((f"quant={quant}", replace(config, quant=quant)))
+        if config.rounded_dtype("CPU") == "float32":
+            settings = replace(config.model.model_config, compute_dtype="float16")
+            half = replace(config, model=replace(config.model, model_config=settings))
+            changed.append(("model.model_config.compute_dtype=float16", half))
+    if config.kv_cache != "int8":
+        changed.append(("kv_cache=int8", replace(config, kv_cache="int8")))
+    for setting, one in changed:
+        quantized = replace(files, quantization=one.quantization)
+        as_asked = files if one.quant == config.quant else quantized
+        yield setting, as_asked, replace(options, config=one)
+
+
+def _smaller(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
+    """Settings with which the run is smaller."""
+    config, width = options.config, options.width
+    if isinstance(config, SessionOptions):  # both together, as auto chooses them
+        slots = range(1, options.slots + 1) if config.batch_key else [options.slots]
+        chosen = fitted(files, options, slots, lengths_of(options.length))
+        settings = " ".join(f"{key}={size}" for key, size in _sizes(chosen).items())
+        yield settings, files, chosen
+        return
+    if options.slots > width and config.batch_key:
+        yield f"{config.batch_key}=1", files, replace(options, slots=width)
+    half, prompt = options.length // 2, max(map(len, options.prompts), default=0)
+    if half < SMALLEST_CACHE or half <= prompt or not config.length_key:
+        return
+    setting = f"{config.length_key}={half}"
+    if isinstance(config, SamplingOptions) and config.max_new_tokens is not None:
+        setting = f"max_new_tokens={half - prompt}"  # it wins over max_length
+    yield setting, files, replace(options, length=half)
+
+
+def fitted(
+    files: ModelFiles,
+    options: RunOptions,
+    slots: Sequence[int],
+    lengths: Sequence[int],
+    least: int = 1,
+) -> RunOptions:
+    """The options with the sizes, of those allowed, that fit the free memory. See
+    `choose_sizes`."""
+    most = replace(options, slots=slots[-1], length=lengths[0])
+    if options.device != "CPU" or len(slots) * len(lengths) == 1:
+        return most
+    chosen = seat(choose(files, most).name)
+    if not chosen.elastic:
+        return most
+
+    def fits(rows: int, length: int) -> bool:
+        need = chosen.memory(files, replace(options, slots=rows, length=length))
+        lasting = replace(need, loading=0)
+        return shortage(need) is None and shortage(lasting, room=ROOM) is None
+
+    rows, length = choose_sizes(fits, slots, lengths, least)
+    return replace(options, slots=rows, length=length)
+
+
+def choose_sizes(
+    fits: Callable[[int, int], bool], slots: Sequence[int], lengths: Sequence[int], least: int = 1
+) -> tuple[int, int]:
+    """The longest of `lengths` that fits with `least` rows, or with fewer where none does; and of
+    `slots` the most rows that fit then. The least of both where nothing fits.
+
+    `slots` ascends, `lengths` descends; what is smaller fits where more does.
+    """
+    if fits(slots[-1], lengths[0]):
+        return slots[-1], lengths[0]
+    enough = next((rows for rows in slots if rows >= least), slots[-1])
+    for rows in dict.fromkeys((enough, slots[0])):
+        for length in lengths:
+            if fits(rows, length):
+                return max(one for one in slots if fits(one, length)), length
+    return slots[0], lengths[-1]
+
+
+def lengths_of(longest: int, shortest: int = SHORTEST) -> list[int]:
+    """`longest`, and the powers of two below, by which caches grow."""
+    powers = (1 << n for n in reversed(range(longest.bit_length())))
+    return [longest, *(power for power in powers if shortest <= power < longest)]
+
+
+def fitted_text(options: RunOptions, wanted: RunOptions) -> str:
+    """The sizes chosen for a run that is `wanted` larger, as text."""
+    pairs = zip(_sizes(options).items(), _sizes(wanted).values(), strict=True)
+    less = [f"{key}={size} instead of {most}" for (key, size), most in pairs if size < most]
+    return f"{', '.join(less)}: what fits in {free_text()}"
+
+
+def _sizes(options: RunOptions) -> dict[str, int]:
+    """The settings that mean the sizes of a run."""
+    config = options.config
+    sizes = {config.batch_key: options.slots // options.width, config.length_key: options.length}
+    return {key: size for key, size in sizes.items() if key}
+
+
+ENOUGH_BYTES = 3.0  # of a parameter, on the average, for it to be a float32; below ...
+HALF_BYTES = 1.5  # ... it has 16 bits, and below this fewer
+
+
+def files_to_fetch(config: ComputeOptions) -> ModelFiles | None:
+    """The model as a run would fetch it from the hub; None where it is here, or its size is not
+    known. Of a model that no description is here of, config.json and tokenizer are fetched.
+    """
+    source = config.checkpoint_source
+    if config.dry_run or config.in_mindformers or exported_model(config) is not None:
+        return None
+    if (size := weights_to_fetch(source)) is None:
+        return None
+    model = config.model_config() or locate(config, weights=False).model
+    each = size / parameter_count(model)
+    if each < HALF_BYTES:
+        return None
+    return ModelFiles(
+        source,
+        None,
+        model,
+        config.checkpoint_seed,
+        quantization=config.quantization,
+        stored="F16" if each < ENOUGH_BYTES else "F32",
+    )
+
+
+def check_before_fetching(config: ComputeOptions) -> ModelFiles | None:
+    """As `files_to_fetch`. Raises EnvironmentFault where the memory does not suffice for the
+    weights and one token."""
+    if (files := files_to_fetch(config)) is None:
+        return None
+    device, ranks = environment.resolve_device(config.context.device_target), ranks_of(config)
+    if device == "CPU":
+        options = run_options(config, Job.without_prompts(1, 1), device, ranks)
+        need, hints = job_memory(files, options), partial(memory_hints, files, options)
+        if ranks.size > 1:
+            check_machine(cluster_of(config), device, need, hints)
+        else:
+            check_memory(need, hints)
+    return files
+
+
+def check_ranks_fit(plan: Plan) -> None:
+    """Raises EnvironmentFault where this machine cannot hold its ranks of a plan."""
+    config, need = plan.config, plan.memory
+    assert need is not None
+    hints: Callable[[], Sequence[MemoryHint]] = list
+    if isinstance(config, GenerateOptions) and not config.in_mindformers:
+        first = plan.work.share(plan.ranks)  # the first replica has the most prompts
+        hints = partial(memory_hints, plan.model, options_of(plan, first))
+    elif not config.in_mindformers:
+        return
+    device = environment.resolve_device(config.context.device_target)
+    check_machine(cluster_of(config), device, need, hints)
+
+
+def check_machine(
+    cluster: Cluster,
+    device: str,
+    rank: Memory,
+    hints: Callable[[], Sequence[MemoryHint]] = list,
+) -> None:
+    """Raises EnvironmentFault for too few devices or, on CPU, too little memory; `hints` is called
+    only then."""
+    if device != "CPU":
+        count, devices = cluster.local_worker_num, environment.ascend_devices()
+        if count > devices:
+            raise EnvironmentFault(
+                f"{count} ranks on this machine need {count} Ascend devices, and it has {devices}",
+                "a smaller parallel group, or more machines: parallel.local_worker_num=",
+            )
+        return
+    need, free = machine_memory(cluster, rank), memory.free_memory()
+    if need.total > free:
+        raise EnvironmentFault(
+            f"memory: {need}, need {readable(need.total)}, but {readable(free)} is free",
+            memory_remedy(hints()),
+        )
+    if (found := shortage(rank)) is not None:  # a rank's own limit, of its address space
+        raise EnvironmentFault(f"memory: each rank {found}", memory_remedy(hints()))

@@ -23,7 +23,6 @@ from lite_runner.config.fields import Fault, Note, show
 from lite_runner.config.generate_checks import mindformers_available_faults
 from lite_runner.config.groups import options_of
 from lite_runner.config.schema import RunConfig
-from lite_runner.distributed.ascend_ranks import rank_table_faults
 from lite_runner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +71,10 @@ def faults(config: RunConfig) -> Iterator[Fault]:
     yield from common_faults(config)
     yield from mindformers_available_faults(config)
     yield from run_mode(config.run_mode).faults(config)
-    yield from rank_table_faults(config)
+    if config.parallel.rank_table_file:
+        from lite_runner.distributed.ascend_ranks import rank_table_faults
+
+        yield from rank_table_faults(config)
 
 
 def from_dict(raw: dict[str, Any]) -> RunConfig:

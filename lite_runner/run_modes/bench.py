@@ -67,13 +67,5 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 def _result(config: Config, source: str, report: Report) -> Result:
     engines = dict.fromkeys(cell.measured.engine for cell in report.cells if cell.measured)
-    return Result(
-        run_mode=config.run_mode,
-        model=config.model_name,
-        backend=config.backend,
-        engine=", ".join(engines) or "none",
-        load_checkpoint=source,
-        results=[],
-        bench=report.to_json(),
-        timing=Timing(),
-    )
+    engine = ", ".join(engines) or "none"
+    return Result.of(config, source, engine=engine, bench=report.to_json(), timing=Timing())

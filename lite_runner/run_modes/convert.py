@@ -11,28 +11,22 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.artifact_checks import ConvertOptions
+from lite_runner.config.artifact_checks import ConvertOptions as Config
 from lite_runner.config.artifact_checks import convert_faults as faults
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import adapters_of, with_adapter
 from lite_runner.model.files import RANDOM, ModelFiles
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.side_files import side_files
+from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.weights.lora.adapter_reader import is_listing
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import check_folder, check_target, config_file, convert, files_folder
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(ConvertOptions):
-    """run_mode=convert"""
 
 
 def plan(config: Config) -> Plan:
@@ -76,7 +70,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 
 def _convert_checkpoint(
-    config: ConvertOptions, files: ModelFiles, target: Path, form: CheckpointFormat
+    config: Config, files: ModelFiles, target: Path, form: CheckpointFormat
 ) -> str:
     """Write the checkpoint; returns its source. Raises RunnerError."""
     assert files.path is not None
@@ -107,9 +101,7 @@ def _check_has_weights(files: ModelFiles) -> None:
         )
 
 
-def _side_files(
-    config: ConvertOptions, files: ModelFiles, form: CheckpointFormat
-) -> dict[str, bytes]:
+def _side_files(config: Config, files: ModelFiles, form: CheckpointFormat) -> dict[str, bytes]:
     """Config and tokenizer files to write with the weights.
 
     Raises ArtifactError for an unreadable tokenizer that was named, or that a folder in Hugging
@@ -124,9 +116,7 @@ def _side_files(
         return config_file(files.model)
 
 
-def _convert_adapters(
-    config: ConvertOptions, model: Decoder, target: Path, form: AdapterFormat
-) -> str:
+def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:
     """Write the adapters, given the model's sizes; returns their source. Raises RunnerError."""
     adapters = adapters_of(config, model)
     for adapter in adapters.values():

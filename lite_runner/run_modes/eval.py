@@ -3,24 +3,188 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 from lite_runner import progress
-from lite_runner.evaluation.comparison import compare_with_other
-from lite_runner.evaluation.options import EvalOptions
-from lite_runner.evaluation.options import eval_faults as faults
-from lite_runner.evaluation.options import plan_evaluation as plan
-from lite_runner.evaluation.scoring import Scored, score
-from lite_runner.output.comparison import ScoreComparison, report
-from lite_runner.output.report import Result, RunFolder, Timing
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.fields import Fault, fault, raise_faults
+from lite_runner.config.generate_checks import (
+    COMPARE,
+    adapter_faults,
+    mindformers_model_faults,
+    pair_faults,
+    without_mindformers,
+)
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.prompt import no_likelihood
+from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
+from lite_runner.config.sampling_checks import beyond_context
+from lite_runner.config.schema import (
+    AdapterOptions,
+    CompareOptions,
+    ExportedOptions,
+    MindFormersOptions,
+)
+from lite_runner.errors import ConfigError
+from lite_runner.model.adapters import with_adapter
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.output.comparison import compared
+from lite_runner.output.report import RunFolder
+from lite_runner.output.scoring import score
+from lite_runner.plan.backend import resolve_backend, run_options
+from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
+from lite_runner.plan.resources import check_before_fetching, with_resources
+from lite_runner.records import Count, Range, dataclass
+from lite_runner.sizing.memory import readable
+from lite_runner.system import environment
 
-__all__ = ["Config", "faults", "plan", "run"]
+# One prefill chunk, and the default of other tools: perplexities are comparable.
+DEFAULT_WINDOW = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(EvalOptions):
+class Config(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOptions):
     """run_mode=eval"""
+
+    computes_here: ClassVar[bool] = True
+    on_ranks: ClassVar[bool] = False
+    takes_parallel: ClassVar[bool] = False
+    length_key: ClassVar[str] = "eval_window"
+
+    eval_data: str
+    eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
+    eval_stride: Count | None
+
+    @property
+    def caches(self) -> bool:
+        return False  # a window is scored at once
+
+    @property
+    def text_file(self) -> Path:
+        """The file that eval_data names."""
+        return Path(self.eval_data).expanduser()
+
+    def window_of(self, model: Decoder) -> tuple[int, int]:
+        """Tokens of a window, and from the start of one window to that of the next."""
+        window = self.eval_window or min(model.seq_length, DEFAULT_WINDOW)
+        return window, self.eval_stride or window
+
+
+def window_faults(config: Config, model: Decoder) -> Iterator[Fault]:
+    """Windows that do not fit the model, or each other; and a model without likelihoods."""
+    if model.prefix is not None:
+        said, hint = no_likelihood("run_mode=eval")
+        yield fault(("run_mode", "model"), f"{said}; {hint}")
+    window, stride = config.window_of(model)
+    if window > model.seq_length:
+        yield beyond_context("eval_window", window, model)
+    if stride > window:
+        yield fault(
+            ("eval_stride", "eval_window"),
+            f"eval_stride: got {stride}, expected at most the window of {window} tokens:"
+            " those between two windows would be left out",
+        )
+
+
+def check_model(config: Config, model: Decoder) -> None:
+    """Raises ConfigError with what of the config does not fit the model."""
+    raise_faults([*fits_model(config, model), *window_faults(config, model)])
+
+
+def read_text(path: Path) -> str:
+    """The text of eval_data. Raises ConfigError where it cannot be read or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"eval_data: {path}: {error.strerror}") from None
+    return decoded(raw, f"eval_data: {path}").removeprefix("\ufeff")
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """Validation errors of an evaluation."""
+    if not config.eval_data:
+        yield fault(
+            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
+        )
+    elif "\0" not in config.eval_data and not is_file(config.text_file):
+        yield fault("eval_data", f"eval_data: no file {config.eval_data}")
+    if config.in_lite:
+        yield fault(
+            ("backend", "run_mode"),
+            "backend=mslite is not available with run_mode=eval: an exported graph gives the"
+            " logits of the last token alone; expected backend=native or backend=ms",
+        )
+    yield from offline_faults(config)
+    yield from mindformers_model_faults(config)
+    if (release := config.mindformers_release) is not None and not config.names_mindformers:
+        yield without_mindformers(release)
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    yield from _compare_faults(config)
+    if (model := config.model_config()) is not None:
+        yield from window_faults(config, model)
+
+
+def _compare_faults(config: Config) -> Iterator[Fault]:
+    """Validation errors of compare_backend=."""
+    yield from pair_faults(config)
+    if (compared := config.compared) is None:
+        return
+    if compared.in_lite:
+        yield fault(
+            (COMPARE, "backend"),
+            f"{COMPARE}=mslite: an exported graph gives the logits of the last token alone;"
+            " expected native or ms",
+        )
+    if compared.in_mindformers:
+        for one in mindformers_model_faults(compared):
+            yield fault((COMPARE, *one.keys), f"{COMPARE}={compared.backend}: {one.text}")
+
+
+def plan(config: Config) -> Plan:
+    """Files, token ids and memory, all validated. With dry_run=true nothing is fetched, and without
+    a tokenizer the text fills a window. Raises RunnerError."""
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    text = read_text(config.text_file)
+    if (planned := check_before_fetching(config)) is not None:
+        check_model(config, with_adapter(planned, config).model)
+    files = with_adapter(locate_for_plan(config), config)
+    if config.model_config() is None:  # model=auto: its sizes are known only now
+        check_model(config, files.model)
+    size, stride = config.window_of(files.model)
+    tokenizer = tokenizer_for_plan(config, files)
+    ids: Sequence[int] = ()
+    if tokenizer is not None:
+        ids = tokenizer.encode(text)
+        if len(ids) < 2:
+            raise ConfigError(
+                f"eval_data: tokens of {config.eval_data}: got {len(ids)}, expected at least 2",
+                "a longer text: its first token is only context",
+            )
+    length = min(size, len(ids)) if ids else size
+    job = Job((), (ids,), GenerationConfig(), slots=1, length=length, all_logits=True)
+    config = resolve_backend(config, files, run_options(config, job, device))
+    plan = Plan(
+        config=config,
+        device=device,
+        files=files,
+        job=job,
+        lines={
+            "reads": f"{config.eval_data}: {readable(len(text.encode()))}, in windows of {size}"
+            f" tokens, {stride} from one to the next"
+        },
+        tokenizer=tokenizer,
+    )
+    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)
 
 
 def run(plan: Plan, folder: RunFolder) -> None:
@@ -29,42 +193,20 @@ def run(plan: Plan, folder: RunFolder) -> None:
     began = time.perf_counter()
     config = plan.config
     assert isinstance(config, Config)
-    scored = score(plan, folder, began, keep=config.compare_backend is not None)
-    comparison = None
-    try:
-        if not scored.evaluation.interrupted:
-            comparison = compare_with_other(config, scored, folder)
-    finally:
-        _write(plan, scored, folder, comparison)
-    if scored.evaluation.interrupted:
-        raise KeyboardInterrupt
-    if comparison is not None:
-        report(comparison, config, folder.path)
-
-
-def _write(
-    plan: Plan, scored: Scored, folder: RunFolder, comparison: ScoreComparison | None
-) -> None:
-    config, evaluation = plan.config, scored.evaluation
-    result = Result(
-        run_mode=config.run_mode,
-        model=config.model_name,
-        backend=config.backend,
-        engine=scored.engine,
-        load_checkpoint=plan.model.source,
-        results=[],
-        evaluation=evaluation,
-        comparison=comparison,
-        timing=Timing(load_s=scored.load_s, compile_s=scored.compile_s),
-        peak_rss_mib=scored.peak_rss_mib,
-    )
-    folder.write_result(result)
-    counted = "1 window" if evaluation.windows == 1 else f"{evaluation.windows} windows"
-    progress.text(
-        f"perplexity {evaluation.perplexity:.4f}: {evaluation.scored_tokens} of"
-        f" {evaluation.tokens} tokens scored, {counted} of {evaluation.window}\n"
-    )
-    progress.note(
-        f"load {scored.load_s:.1f} s, compile {scored.compile_s:.1f} s,"
-        f" {evaluation.tok_s:.0f} tokens/s; results in {folder.path}"
-    )
+    size, stride = config.window_of(plan.model.model)
+    with compared(plan, folder):
+        result = score(plan, size, stride, folder, began)
+        folder.write_result(result)
+        found, timing = result.evaluation, result.timing
+        assert found is not None
+        counted = "1 window" if found.windows == 1 else f"{found.windows} windows"
+        progress.text(
+            f"perplexity {found.perplexity:.4f}: {found.scored_tokens} of {found.tokens} tokens"
+            f" scored, {counted} of {found.window}\n"
+        )
+        progress.note(
+            f"load {timing.load_s:.1f} s, compile {timing.compile_s:.1f} s,"
+            f" {found.tok_s:.0f} tokens/s; results in {folder.path}"
+        )
+        if found.interrupted:
+            raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from lite_runner.backends.lite.export.job import ExportJob, job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
 from lite_runner.backends.mindformers.export import export_with_mindformers
-from lite_runner.config.artifact_checks import ExportOptions
+from lite_runner.config.artifact_checks import ExportOptions as Config
 from lite_runner.config.artifact_checks import export_faults as faults
 from lite_runner.config.parallel import Ranks, check_divides, ranks_of
 from lite_runner.model.adapters import with_adapter
@@ -20,18 +20,11 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.job import Job
-from lite_runner.plan.memory import files_to_fetch
 from lite_runner.plan.plan import Plan, described
-from lite_runner.plan.resources import with_seat
-from lite_runner.records import dataclass
+from lite_runner.plan.resources import files_to_fetch, with_seat
 from lite_runner.sizing.memory import check_memory
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(ExportOptions):
-    """run_mode=export"""
 
 
 def plan(config: Config) -> Plan:
@@ -52,7 +45,6 @@ def plan(config: Config) -> Plan:
     planned = Plan(
         config=config,
         device=engine.device,
-        backend=config.backend,
         dtype="float32, while it is written",
         ranks=ranks,
         files=files,

@@ -12,7 +12,7 @@ from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.side_files import side_files
+from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass

@@ -6,17 +6,11 @@ import os
 
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
-from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.options import ServeOptions as Config
 from lite_runner.serving.options import serve_faults as faults
 from lite_runner.serving.planning import plan_serving as plan
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(ServeOptions):
-    """run_mode=serve"""
 
 
 def run(plan: Plan, _: RunFolder) -> None:

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.config.artifact_checks import ShardOptions
+from lite_runner.config.artifact_checks import ShardOptions as Config
 from lite_runner.config.artifact_checks import shard_faults as faults
 from lite_runner.config.checks import check_fits
 from lite_runner.config.parallel import ranks_of
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.side_files import side_files
+from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
     from lite_runner.model.files import ModelFiles
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(ShardOptions):
-    """run_mode=shard"""
 
 
 def plan(config: Config) -> Plan:

@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.generate_checks import SloraOptions, completion_faults
+from lite_runner.config.generate_checks import SloraOptions as Config
+from lite_runner.config.generate_checks import completion_faults
 from lite_runner.plan.generating import plan_generation as plan
-from lite_runner.records import dataclass
 from lite_runner.run_modes.predict import run
 
 __all__ = ["Config", "faults", "plan", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config(SloraOptions):
-    """run_mode=slora"""
 
 
 def faults(config: Config) -> Iterator[Fault]:

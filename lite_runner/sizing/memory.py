@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import cluster_of, not_divided
+from lite_runner.config.parallel import Cluster, cluster_of, not_divided
 from lite_runner.config.quantization import CacheType, Quantization, schemes
 from lite_runner.config.schema import DType, RunConfig
 from lite_runner.errors import EnvironmentFault, shown
@@ -287,9 +287,8 @@ class MachineMemory:
         )
 
 
-def machine_memory(config: RunConfig, rank: Memory) -> MachineMemory:
+def machine_memory(cluster: Cluster, rank: Memory) -> MachineMemory:
     """Memory of this machine's ranks, each of which needs `rank`."""
-    cluster = cluster_of(config)
     local = cluster.local_worker_num
     processes = host_processes(local, master=cluster.is_master)
     return MachineMemory(rank, local, processes - local)
@@ -369,7 +368,7 @@ def ranks_plan(
 ) -> Iterator[str]:
     """The lines of dry_run=true about several ranks, each of which needs `rank`; on CPU also
     whether they fit this machine's memory."""
-    need = machine_memory(config, rank)
+    need = machine_memory(cluster_of(config), rank)
     yield (
         f"{'each rank':<13} {readable(rank.weights)} of weights,"
         f" {readable(rank.cache)} of cache for {slots} x {length} tokens"

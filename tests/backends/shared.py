@@ -19,8 +19,8 @@ from lite_runner.generation import Engine, Request
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_cached
 from lite_runner.plan.backend import run_options
-from lite_runner.plan.job import Job, estimate, share
-from lite_runner.plan.memory import job_memory, memory_hints
+from lite_runner.plan.job import Job, estimate
+from lite_runner.plan.resources import job_memory, memory_hints
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.memory import Memory
 from tests import references
@@ -146,11 +146,11 @@ def estimated(*settings: str) -> tuple[GenerateOptions, ModelFiles, Job]:
 def need_of(*settings: str, device: str = "CPU") -> Memory:
     config, files, job = estimated(*settings)
     ranks = ranks_of(config)
-    return job_memory(files, run_options(config, share(config, job, ranks), device, ranks))
+    return job_memory(files, run_options(config, job.share(ranks), device, ranks))
 
 
 def hints_of(*settings: str) -> dict[str, int]:
     """The settings that would help, and the bytes that the job needs with each."""
     config, files, job = estimated(*settings)
-    found = memory_hints(config, files, job, "CPU", ranks_of(config))
+    found = memory_hints(files, run_options(config, job, "CPU", ranks_of(config)))
     return {hint.setting: hint.need.total for hint in found}

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 
-from lite_runner.bench.options import CellOptions, Settings
+from lite_runner.bench.options import CellOptions, CellSettings
 from lite_runner.bench.report import FIGURES, Cell, Machine, Measured, Report, Spread
 from lite_runner.config.argv import parse
 from lite_runner.run_modes import heads, resolve
 
 
 @pytest.fixture
-def settings() -> Callable[..., Settings]:
+def settings() -> Callable[..., CellSettings]:
     """`settings(batch=8)`: of one cell, all else the same."""
 
-    def make(**changes: Any) -> Settings:
+    def make(**changes: Any) -> CellSettings:
         plain = {"backend": None, "quant": None, "threads": None, "adapters": 0}
         sizes = {"prompt": 128, "new": 32, "batch": 1}
-        return Settings(**{**plain, **sizes, **changes})
+        return CellSettings(**{**plain, **sizes, **changes})
 
     return make
 

@@ -16,7 +16,7 @@ import pytest
 
 from lite_runner.bench import bench
 from lite_runner.bench.bench import Others, run_cells, this_machine
-from lite_runner.bench.options import BenchOptions, CellJob, CellOptions, Settings
+from lite_runner.bench.options import BenchOptions, CellJob, CellOptions, CellSettings
 from lite_runner.bench.report import Cell, Measured, Report
 from lite_runner.errors import ConfigError
 from lite_runner.output.report import RunFolder
@@ -135,13 +135,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return use
 
 
-def measured_cells(*cells: Settings) -> list[Cell]:
+def measured_cells(*cells: CellSettings) -> list[Cell]:
     told = {"config": {"quant": None}, "plugins": ("own.py",), "warmup": 0, "repeat": 2}
     return list(run_cells([CellJob(settings=one, **told) for one in cells], context=256))
 
 
 def test_what_a_process_measures_is_kept(
-    settings: Callable[..., Settings], measured: Callable[..., Measured], stand_in: StandIn
+    settings: Callable[..., CellSettings], measured: Callable[..., Measured], stand_in: StandIn
 ) -> None:
     answer = measured([1.0, 2.0])
     stand_in(
@@ -156,7 +156,7 @@ def test_what_a_process_measures_is_kept(
 
 
 def test_one_that_fails_does_not_keep_the_others(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     stand_in: StandIn,
     capfd: pytest.CaptureFixture[str],
@@ -181,7 +181,7 @@ def test_one_that_fails_does_not_keep_the_others(
 
 
 def test_a_process_that_exported_first_is_followed_by_one_that_measures(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     stand_in: StandIn,
     tmp_path: Path,
@@ -197,7 +197,7 @@ def test_a_process_that_exported_first_is_followed_by_one_that_measures(
 
 
 def test_ctrl_c_ends_the_process_of_the_cell(
-    settings: Callable[..., Settings], stand_in: StandIn, tmp_path: Path
+    settings: Callable[..., CellSettings], stand_in: StandIn, tmp_path: Path
 ) -> None:
     started = tmp_path / "started"
     stand_in(f"open({str(started)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)")
@@ -217,7 +217,7 @@ def test_ctrl_c_ends_the_process_of_the_cell(
 
 
 def test_a_process_that_was_interrupted_interrupts_the_run(
-    settings: Callable[..., Settings], stand_in: StandIn
+    settings: Callable[..., CellSettings], stand_in: StandIn
 ) -> None:
     stand_in("sys.exit(130)")
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lite_runner.bench.bench import run_cells
-from lite_runner.bench.options import CellJob, CellOptions, Settings
+from lite_runner.bench.options import CellJob, CellOptions, CellSettings
 from lite_runner.bench.report import FIGURES, Cell
 
 
@@ -16,13 +16,13 @@ from lite_runner.bench.report import FIGURES, Cell
 def cells(config: CellOptions) -> list[Cell]:
     common = {"backend": None, "threads": 1, "prompt": 24, "new": 6}
     grid = [
-        Settings(**common, quant=None, adapters=0, batch=1),
-        Settings(**common, quant="a16w8", adapters=2, batch=3),
+        CellSettings(**common, quant=None, adapters=0, batch=1),
+        CellSettings(**common, quant="a16w8", adapters=2, batch=3),
     ]
     return list(run_cells([job(config, one, repeat=3) for one in grid], context=256))
 
 
-def job(config: CellOptions, settings: Settings, repeat: int) -> CellJob:
+def job(config: CellOptions, settings: CellSettings, repeat: int) -> CellJob:
     told = config.of_cell(settings).to_dict()
     return CellJob(config=told, plugins=(), settings=settings, warmup=1, repeat=repeat)
 
@@ -48,7 +48,7 @@ def test_figures_of_one_repetition_fit_each_other(cells: list[Cell]) -> None:
 
 
 def test_what_does_not_go_together_is_the_error_of_its_cell(
-    config: CellOptions, settings: Callable[..., Settings]
+    config: CellOptions, settings: Callable[..., CellSettings]
 ) -> None:
     lite = replace(config, engine="lite", backend="mslite")
     (cell,) = run_cells([job(lite, settings(quant="a16w8"), repeat=1)], context=256)

@@ -10,7 +10,7 @@ import pytest
 
 from lite_runner.bench import charts
 from lite_runner.bench.charts import COLORS, Drawing, Line, Panel, draw, figures_chart, ratios_chart
-from lite_runner.bench.options import Settings
+from lite_runner.bench.options import CellSettings
 from lite_runner.bench.report import FIGURES, Cell, Former, Measured, Report, Spread, compared
 from lite_runner.errors import EnvironmentFault
 
@@ -34,7 +34,7 @@ def line(name: str, xs: Sequence[float | str]) -> Line:
 
 @pytest.fixture
 def told(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     report: Callable[..., Report],
 ) -> Report:
@@ -62,7 +62,7 @@ def test_the_same_figures_are_the_same_files(told: Report) -> None:
 
 
 def test_a_setting_that_is_no_number_is_drawn_as_bars(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     report: Callable[..., Report],
 ) -> None:

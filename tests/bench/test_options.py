@@ -9,7 +9,7 @@ import pytest
 from lite_runner.bench.options import (
     BenchOptions,
     CellOptions,
-    Settings,
+    CellSettings,
     cell_faults,
     shared,
     varying,
@@ -76,7 +76,7 @@ def test_faults_name_their_key(changes: dict[str, Any], said: str) -> None:
 
 
 def test_a_cell_has_the_run_s_config_less_what_it_sets_itself(
-    config: CellOptions, settings: Callable[..., Settings]
+    config: CellOptions, settings: Callable[..., CellSettings]
 ) -> None:
     run = replace(config, quant="a16w4", quant_group=64, kv_cache="int8")
     left = run.of_cell(settings())
@@ -90,7 +90,7 @@ def test_a_cell_has_the_run_s_config_less_what_it_sets_itself(
 
 
 def test_settings_of_exported_models_are_for_the_cells_that_run_one(
-    config: CellOptions, settings: Callable[..., Settings]
+    config: CellOptions, settings: Callable[..., CellSettings]
 ) -> None:
     run = replace(config, engine="lite")
     assert not list(cell_faults(run.of_cell(settings())))
@@ -115,7 +115,7 @@ def test_every_combination_once_and_the_batch_varies_fastest() -> None:
     ]
 
 
-def test_what_is_left_to_the_run_is_not_told(settings: Callable[..., Settings]) -> None:
+def test_what_is_left_to_the_run_is_not_told(settings: Callable[..., CellSettings]) -> None:
     assert str(settings(quant="a16w8")) == "batch 1, new 32, prompt 128, quant a16w8"
 
 
@@ -130,12 +130,12 @@ def test_what_is_left_to_the_run_is_not_told(settings: Callable[..., Settings]) 
     ],
 )
 def test_what_makes_no_sense_is_left_out(
-    settings: Callable[..., Settings], changes: dict[str, int], why: str
+    settings: Callable[..., CellSettings], changes: dict[str, int], why: str
 ) -> None:
     assert why_left_out(settings(**changes), context=256) == why
 
 
-def test_what_cells_share_and_where_they_differ(settings: Callable[..., Settings]) -> None:
+def test_what_cells_share_and_where_they_differ(settings: Callable[..., CellSettings]) -> None:
     cells = [settings(batch=1, quant="a16w8"), settings(batch=8, quant="a16w8")]
     assert varying(cells) == ["batch"]
     assert shared(cells) == {"quant": "a16w8", "adapters": 0, "prompt": 128, "new": 32}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.bench.options import Settings
+from lite_runner.bench.options import CellSettings, from_plain
 from lite_runner.bench.report import (
     FIGURES,
     Cell,
@@ -33,7 +33,7 @@ from lite_runner.errors import ConfigError
 
 
 def test_json_both_ways(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     report: Callable[..., Report],
     tmp_path: Path,
@@ -47,12 +47,12 @@ def test_json_both_ways(
     with_ratios = replace(found, comparison=compared(cells, Former(tmp_path, "tiny", found)))
     assert with_ratios.comparison is not None and with_ratios.comparison.ratios[0]
     for one in (found, with_ratios):
-        assert Report.from_json(json.loads(json.dumps(one.to_json(), allow_nan=False))) == one
+        assert from_plain(Report, json.loads(json.dumps(one.to_json(), allow_nan=False))) == one
     assert found.failed == 1
 
 
 def test_an_axis_is_shown_as_it_was_measured(
-    settings: Callable[..., Settings], measured: Callable[..., Measured]
+    settings: Callable[..., CellSettings], measured: Callable[..., Measured]
 ) -> None:
     cell = Cell(settings=settings(), measured=measured([1], quant="a16w8"))
     assert [cell.shown(axis) for axis in ("quant", "threads", "batch")] == ["a16w8", "null", "1"]
@@ -90,7 +90,7 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
 
 
-Make = Callable[..., Settings]
+Make = Callable[..., CellSettings]
 
 
 def test_what_has_one_value_in_each_run_may_differ(settings: Make) -> None:
@@ -172,7 +172,7 @@ def test_a_spread_is_half_of_the_range() -> None:
 
 
 def test_a_row_a_cell_with_what_varies(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     report: Callable[..., Report],
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_row_a_cell_with_what_varies(
 
 
 def test_ratios_stand_in_brackets(
-    settings: Callable[..., Settings],
+    settings: Callable[..., CellSettings],
     measured: Callable[..., Measured],
     report: Callable[..., Report],
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lite_runner.config.generate_checks import PredictOptions
 from lite_runner.config.schema import RunConfig
-from lite_runner.evaluation.options import EvalOptions
+from lite_runner.run_modes.eval import Config as EvalConfig
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -199,8 +199,8 @@ def test_scores_that_are_not_compared(faults: Faults, settings: list[str], expec
 def test_scores_that_are_compared(resolve: Resolve) -> None:
     """The release is that of the other backend, too."""
     config = resolve(*EVAL, "compare_backend=mindformers", "mindformers.release=1.9.0")
-    assert isinstance(config, EvalOptions) and config.names_mindformers
-    assert isinstance(resolve(*EVAL, "backend=native", "compare_backend=ms"), EvalOptions)
+    assert isinstance(config, EvalConfig) and config.names_mindformers
+    assert isinstance(resolve(*EVAL, "backend=native", "compare_backend=ms"), EvalConfig)
 
 
 SLORA = ("run_mode=slora", "model=tiny_llama", "predict_data=x", "adapter_path=adapters.json")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
-from lite_runner.generation.decoding import Job
+from lite_runner.generation.decoding import SequenceGroup
 from tests.generation.mock import Logits, MockBackend, cached_logits
 
 LENGTH, MOST_NEW, EOS = 64, 6, (3, 9)
@@ -176,7 +176,7 @@ class Run:
         pins = Counter(job.request.adapter for job in jobs if job.request.adapter)
         assert pins == Counter(self.backend.adapters.pins)
 
-    def _first_in_line(self) -> Iterator[Job]:
+    def _first_in_line(self) -> Iterator[SequenceGroup]:
         """Those who are to have slots in the next step: first come first served, but that the base
         model overtakes those who wait for an adapter's slot."""
         jobs, info = self.engine.scheduler._running, self.scenario.info

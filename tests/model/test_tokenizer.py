@@ -1,4 +1,4 @@
-"""Where the tokenizer of a run comes from."""
+"""Where the tokenizer of a run comes from, and what is written beside weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.model.locate import locate, locate_cached
-from lite_runner.model.tokenizer import end_tokens, tokenizer_for_plan, tokenizer_of
+from lite_runner.model.tokenizer import end_tokens, side_files, tokenizer_for_plan, tokenizer_of
 from lite_runner.text.tokenizer import byte_tokenizer
 from tests.paths import REFERENCE
 from tests.tiny_gguf import write_tiny_gguf
@@ -130,3 +130,36 @@ def test_special_tokens_of_a_message_are_text_where_that_is_typed(
         tokenizer = tokenizer_of(config, locate(config))
         assert tokenizer.encode_chat([{"role": "user", "content": "</s>"}]) == expected
         assert tokenizer.encode("</s>") == [257]  # no message
+
+
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json"}
+
+
+def test_random_weights_have_a_config_alone(configure: Configure) -> None:
+    config = configure("model=tiny_llama", "load_checkpoint=random")
+    assert side_files(config, locate(config)).keys() == {"config.json"}
+
+
+def test_a_tokenizer_beside_the_source_is_copied(configure: Configure) -> None:
+    shutil.copytree(REFERENCE / "llama", "model")
+    Path("model/tokenizer.json").write_text("{}", encoding="utf-8")
+    config = configure("model=auto", "load_checkpoint=model")
+    found = side_files(config, locate(config))
+    assert found.keys() == {"config.json", "tokenizer.json"} and found["tokenizer.json"] == b"{}"
+
+
+def test_the_tokenizer_of_a_gguf_is_written_as_files(configure: Configure) -> None:
+    write_tiny_gguf(Path("model.gguf"))
+    config = configure("model=auto", "load_checkpoint=model.gguf")
+    found = side_files(config, locate(config))
+    assert found.keys() == {"config.json"} | TOKENIZER_FILES
+    assert json.loads(found["config.json"])["eos_token_id"] == [257, 259, 260]
+
+
+def test_a_named_tokenizer_replaces_the_one_beside_the_source(configure: Configure) -> None:
+    shutil.copytree(REFERENCE / "qwen2", "model")
+    Path("model/vocab.json").write_text("{}", encoding="utf-8")
+    write_tiny_gguf(Path("named.gguf"))
+    named = "processor.tokenizer.tokenizer_file=named.gguf"
+    config = configure("model=tiny_llama", "load_checkpoint=random", named)
+    assert side_files(config, locate(config)).keys() == {"config.json"} | TOKENIZER_FILES

@@ -15,7 +15,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import Request
 from lite_runner.model.adapters import AdapterJob
-from lite_runner.plan.job import Job, fit, share
+from lite_runner.plan.job import Job, fit
 from lite_runner.run_modes import heads, resolve
 from tests.models import model_named
 
@@ -69,16 +69,13 @@ def test_a_prompt_that_is_cut_keeps_the_tokenizers_bos(
 
 
 @pytest.mark.parametrize(("prompts", "cuts"), [(3, [0, 2, 3]), (4, [0, 2, 4]), (1, [0, 1, 1])])
-def test_a_replicas_prompts_have_their_own_adapters(
-    prompts: int, cuts: list[int], resolve: Callable[..., Any]
-) -> None:
-    config = resolve("model=tiny_llama", "predict_data=x")
+def test_a_replicas_prompts_have_their_own_adapters(prompts: int, cuts: list[int]) -> None:
     names = ["en", None, "zh", "en"][:prompts]
     requests = [Request(str(number)) for number in range(prompts)]
     tokens = [[number + 1] for number in range(prompts)]
     whole = Job(requests, tokens, SHARED, slots=2, length=9, adapters=AdapterJob((), names))
     for replica, (first, end) in enumerate(pairwise(cuts)):
-        mine = share(config, whole, Ranks(replica, 2, 1))
+        mine = whole.share(Ranks(replica, 2, 1))
         assert mine.tokens == tokens[first:end] and mine.requests == requests[first:end]
         assert mine.first_index == first and mine.length == 9
         found = [mine.adapter_name(first + place) for place in range(end - first)]
@@ -94,7 +91,7 @@ def test_prompts_are_shared_evenly_and_in_order(prompts: int, copies: int) -> No
     config, _ = resolve(parse(["model=tiny_llama", "predict_data=hi"], heads()))
     every = [Request(str(index)) for index in range(prompts)]
     whole = Job(every, [[index] for index in range(prompts)], config.generation(), prompts, 9)
-    parts = [share(config, whole, Ranks(rank, copies)) for rank in range(copies)]
+    parts = [whole.share(Ranks(rank, copies)) for rank in range(copies)]
     assert [one for part in parts for one in part.requests] == every
     assert max(len(part.tokens) for part in parts) - min(len(part.tokens) for part in parts) <= 1
     assert [part.first_index for part in parts if part.requests] == [

@@ -105,7 +105,7 @@ def test_the_plan_shows_what_the_run_takes(
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 10**9)
     monkeypatch.setattr(memory, "resident", lambda: 0)
-    config = resolve("dry_run=true")
+    config = resolve("dry_run=true", "backend=ms")
     assert isinstance(config, GenerateOptions)
     model = model_named("smollm2_135m")
     need = Memory(538_058_752, 11_796_480, process=300_000_000)
@@ -113,7 +113,6 @@ def test_the_plan_shows_what_the_run_takes(
     job = Job((), (), GenerationConfig(), slots=1, length=256)
     plan = Plan(
         config=config,
-        backend="ms",
         dtype="float32",
         files=files,
         job=job,

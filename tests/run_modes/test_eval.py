@@ -1,4 +1,4 @@
-"""run_mode=eval: the windows, and runs of tiny models from the command line to result.json."""
+"""run_mode=eval: keys, windows, and runs of tiny models from the command line to result.json."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ import pytest
 from safetensors.numpy import save_file
 from scipy.special import log_softmax
 
+from lite_runner import run_modes
 from lite_runner.app import main
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.config import prompts
 from lite_runner.config.argv import parse
-from lite_runner.evaluation import scoring
-from lite_runner.evaluation.scoring import windows
-from lite_runner.run_modes import heads, resolve
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import ConfigError
+from lite_runner.output import scoring
+from lite_runner.output.scoring import windows
+from lite_runner.run_modes import heads
+from lite_runner.run_modes.eval import Config, read_text
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
-from tests.evaluation.fake_backend import FakeBackend, logits_of_positions
+from tests.output.fake_backend import FakeBackend, logits_of_positions
 from tests.refusals import refused
 
 TEXT = "A text, neither long nor short: 文字。\n"
 EVAL = ["verbosity=0", "run_mode=eval", "model=tiny_llama", "eval_data=text.txt"]
+Resolve = Callable[..., RunConfig]
+Faults = Callable[..., str]
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -51,7 +58,7 @@ def test_a_run_equals_the_logits_token_by_token(
     folder: Path, capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
     result = run(f"model={model}", "eval_window=16", "eval_stride=6", "seed=3")
-    config = resolve(parse([*EVAL, f"model={model}"], heads()))[0].model_config()
+    config = run_modes.resolve(parse([*EVAL, f"model={model}"], heads()))[0].model_config()
     assert config is not None
     weights = ReadAhead(random_checkpoint(config, 3))
     backend = MindSporeBackend(config, weights, MindSporeOptions(slots=1, length=64))
@@ -116,7 +123,7 @@ def test_an_adapter_is_merged(folder: Path) -> None:
 
 def write_random(path: Path) -> None:
     """A checkpoint of tiny_llama in MindFormers' names."""
-    config = resolve(parse(EVAL, heads()))[0].model_config()
+    config = run_modes.resolve(parse(EVAL, heads()))[0].model_config()
     assert config is not None
     save_file({name: each.read() for name, each in random_checkpoint(config, 0).items()}, path)
 
@@ -153,3 +160,84 @@ def test_a_text_that_cannot_be_scored_ends_in_2_before_loading(
     refused(EVAL, 2)
     assert expected in capsys.readouterr().err
     assert not Path("outputs/latest/result.json").exists()
+
+
+KEYS = ("run_mode=eval", "model=tiny_llama")
+ITSELF = f"eval_data={__file__}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["eval_data="], "eval_data is empty; give a text file"),
+        (["eval_data=nowhere.txt"], "eval_data: no file nowhere.txt"),
+        (["eval_data=/"], "eval_data: no file /"),
+        ([f"eval_data={'x' * 5000}"], "eval_data: no file xxx"),
+        (["eval_window=1"], "eval_window: got 1, expected an integer >= 2 or null"),
+        (["eval_window=257"], "eval_window: got 257, expected at most the model's context of 256"),
+        (["eval_stride=0"], "eval_stride: got 0, expected an integer >= 1 or null"),
+        (["eval_stride=257"], "eval_stride: got 257, expected at most the window of 256 tokens"),
+        (["eval_window=8", "eval_stride=9"], "expected at most the window of 8 tokens"),
+        (["backend=mslite"], "backend=mslite is not available with run_mode=eval"),
+        (
+            ["infer.model_dir=x", "backend=ms"],
+            "infer.model_dir has an effect only with run_mode=export",
+        ),
+        (["engine=lite", "backend=ms"], "engine has an effect only with run_mode=export"),
+        (["parallel=tp2"], "use_parallel=true has no effect with run_mode=eval"),
+        (["predict_data=x"], "predict_data has no effect with run_mode=eval"),
+        (["max_new_tokens=9"], "max_new_tokens has no effect with run_mode=eval"),
+        (["chat=true"], "chat has no effect with run_mode=eval"),
+        (["truncate=left"], "truncate has no effect with run_mode=eval"),
+        (["predict_batch_size=2"], "predict_batch_size has no effect with run_mode=eval"),
+    ],
+)
+def test_validation_errors(faults: Faults, settings: list[str], expected: str) -> None:
+    assert expected in faults(*KEYS, ITSELF, *settings)
+
+
+def test_other_run_modes_have_no_window(faults: Faults) -> None:
+    text = faults("model=tiny_llama", "predict_data=x", ITSELF, "eval_window=8")
+    assert "eval_data has no effect with run_mode=predict" in text
+    assert "eval_window has no effect with run_mode=predict" in text
+
+
+def test_windows_by_default(resolve: Resolve) -> None:
+    def sizes(*settings: str) -> tuple[int, int]:
+        config = resolve(*KEYS, ITSELF, *settings)
+        model = config.model_config()
+        assert isinstance(config, Config) and model is not None
+        return config.window_of(model)
+
+    assert sizes() == (256, 256)
+    assert sizes("model.model_config.seq_length=4096") == (512, 512)
+    assert sizes("eval_window=32") == (32, 32)
+    assert sizes("eval_stride=64") == (256, 64)
+
+
+def test_the_config_of_a_run_can_be_run_again(resolve: Resolve) -> None:
+    config = resolve(
+        *KEYS,
+        ITSELF,
+        "eval_stride=64",
+        "src_strategy_path_or_dir=/s",
+        "auto_trans_ckpt=true",
+        "load_checkpoint=/c",
+    )
+    assert run_modes.from_dict(config.to_dict()) == config
+
+
+def test_reading(resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "text.md"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
+    config = resolve(*KEYS, f"eval_data={path}")
+    assert isinstance(config, Config)
+    assert read_text(config.text_file) == "one\r\ntwo\n"
+    path.unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        read_text(config.text_file)
+    path.write_bytes(b"x" * 9)
+    monkeypatch.setattr("lite_runner.run_modes.eval.MAX_PROMPT_BYTES", 8)
+    monkeypatch.setattr(prompts, "MAX_PROMPT_BYTES", 8)
+    with pytest.raises(ConfigError, match="has more than 8 bytes"):
+        read_text(config.text_file)

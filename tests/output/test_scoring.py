@@ -19,8 +19,8 @@ from scipy.special import log_softmax
 from lite_runner import progress
 from lite_runner.app import main
 from lite_runner.errors import RunnerError
-from lite_runner.evaluation.scoring import BackendScorer, evaluate, windows
-from tests.evaluation.fake_backend import FakeBackend, logits_of_positions
+from lite_runner.output.scoring import BackendScorer, evaluate, windows
+from tests.output.fake_backend import FakeBackend, logits_of_positions
 from tests.stand_in_mindformers import python_of
 
 TEXT = "A text, neither long nor short, of bytes: AB.\n"

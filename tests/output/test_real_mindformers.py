@@ -32,7 +32,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generator, Request
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.packed_model import pack
-from lite_runner.prediction.mindformers import MindFormersGenerator
+from lite_runner.output.mindformers import MindFormersGenerator
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyTensor
 from tests.models import reference_model

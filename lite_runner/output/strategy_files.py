@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,39 +61,30 @@ def write_strategy_files(config: RunConfig, model: Decoder) -> list[Path]:
 
     ranks = ranks_of(config)
     strategy = strategy_of(model, ranks, vocab_parallel=config.vocab_parallel)
-    files = [_file(config, rank) for rank in range(ranks.size)]
-    earlier = [file for file in _written(config) if _is_earlier(file, strategy, config)]
-    make_folder(files[0].parent)
+    asked = Path(config.parallel.strategy_ckpt_save_file or _NAME).expanduser()
+    folder, stem = asked.parent, re.sub(r"(_rank_\d+)?(\.ckpt)?$", "", asked.name)
+    if folder == Path():
+        folder = Path(config.output_dir).expanduser() / "strategy"
+    source = config.src_strategy_path_or_dir if isinstance(config, StrategyOptions) else ""
+    read = [Path(one).expanduser().resolve() for one in (source, config.load_checkpoint) if one]
+    name = re.compile(rf"{re.escape(stem)}_rank_\d+\.ckpt")
+    there = sorted(file for file in folder.glob("*") if name.fullmatch(file.name))
+    earlier = [file for file in there if _is_earlier(file, strategy, read)]
+    make_folder(folder)
     for file in earlier:
         file.unlink()
+    files = [folder / f"{stem}_rank_{rank}.ckpt" for rank in range(ranks.size)]
     for file in files:
         if not file.exists():
             write_strategy(file, strategy)
     if earlier:
-        progress.note(f"{files[0].parent}: replaced the strategies of an earlier run")
+        progress.note(f"{folder}: replaced the strategies of an earlier run")
     return files
 
 
-def _file(config: RunConfig, rank: int) -> Path:
-    asked = Path(config.parallel.strategy_ckpt_save_file or _NAME).expanduser()
-    stem = re.sub(r"(_rank_\d+)?(\.ckpt)?$", "", asked.name)
-    folder = asked.parent
-    if folder == Path():
-        folder = Path(config.output_dir).expanduser() / "strategy"
-    return folder / f"{stem}_rank_{rank}.ckpt"
-
-
-def _written(config: RunConfig) -> list[Path]:
-    """The files that there are by the name of this run's, of any rank."""
-    first = _file(config, 0)
-    name = re.compile(re.escape(first.name).replace("_rank_0", r"_rank_\d+"))
-    found = first.parent.iterdir() if first.parent.is_dir() else ()
-    return sorted(file for file in found if name.fullmatch(file.name))
-
-
-def _is_earlier(file: Path, strategy: Strategy, config: RunConfig) -> bool:
+def _is_earlier(file: Path, strategy: Strategy, read: Sequence[Path]) -> bool:
     """True for a file with another strategy, to be replaced. Raises ConfigError where it may not
-    be."""
+    be; `read`: where the checkpoint lies."""
     from lite_runner.weights.sharding.strategy import read_strategy
 
     try:
@@ -101,8 +93,6 @@ def _is_earlier(file: Path, strategy: Strategy, config: RunConfig) -> bool:
     except ArtifactError:
         what = "no strategy file"
     else:
-        source = config.src_strategy_path_or_dir if isinstance(config, StrategyOptions) else ""
-        read = [Path(one).expanduser().resolve() for one in (source, config.load_checkpoint) if one]
         if not any(file.resolve().is_relative_to(path) for path in read):
             return True
         what = "a strategy of the checkpoint that is read"

@@ -7,7 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.backends.base import AdapterSlots
@@ -21,10 +26,8 @@ from lite_runner.generation import (
     Generation,
     GenerationTiming,
     Generator,
-    OnLogits,
 )
 from lite_runner.model.files import explained_nonfinite
-from lite_runner.output.comparison import Comparison
 from lite_runner.output.printer import Printer, advice, show, summary
 from lite_runner.output.report import (
     ANSWERS,
@@ -36,10 +39,11 @@ from lite_runner.output.report import (
     Timing,
     peak_rss_mib,
 )
-from lite_runner.plan.job import Job, share
+from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
+from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
 
 
@@ -154,82 +158,97 @@ def _adapters(
     )
 
 
+def complete(
+    plan: Plan, folder: RunFolder, began: float, interrupted: Callable[[], bool] | None = None
+) -> None:
+    """Complete the prompts of a plan, print and write the results; rank 0 those of all ranks.
+
+    See `complete_share`. Raises RunnerError, and CutShort where it was interrupted.
+    """
+    tokenizer = plan.tokenizer
+    assert tokenizer is not None, "missing in a dry run alone"
+    mine = complete_share(plan, tokenizer, folder, began, interrupted)
+    whole = gather(mine, plan.ranks)
+    if plan.ranks.rank == 0:
+        write_results(plan, whole, tokenizer, folder, shown=len(mine.rows))
+    if whole.interrupted:
+        raise CutShort
+
+
 def complete_share(
     plan: Plan,
     tokenizer: Tokenizer,
     folder: RunFolder,
     began: float,
     interrupted: Callable[[], bool] | None = None,
-    on_logits: OnLogits | None = None,
 ) -> RankResult:
-    """The completions of this replica's share of the prompts, shown as they come.
+    """The completions of this replica's share of the prompts, shown as they come; their logits are
+    kept in folder.values, if there is one.
 
     `began`: the time (time.perf_counter()) from which loading counts. `interrupted` is called
     before each step. Raises RunnerError.
     """
     config, ranks = plan.config, plan.ranks
     assert isinstance(config, GenerateOptions)
-    job = share(config, plan.work, ranks)
+    job = plan.work.share(ranks)
     if not job.tokens:  # there are fewer prompts than replicas
         wait_for_all(ranks)
         return RankResult()
-    generator = _open_generator(plan, job, folder)
-    with closing(generator):
+    on_logits = None if folder.values is None else partial(_keep_logits, folder.values)
+    counted = progress.step("generate", job.texts, "texts") if job.texts > 1 else nullcontext()
+    with closing(_open_generator(plan, job, folder)) as generator:
         load_s = plan.seconds + time.perf_counter() - began
         generator.prepare()
         wait_for_all(ranks)
-        with explained_nonfinite(plan.model, ranks):
-            texts = plan.work.texts
-            return _complete(
-                config, generator, tokenizer, job, load_s, texts, interrupted, on_logits
+        prepare_s = generator.compile_s
+        with explained_nonfinite(plan.model, ranks), counted as step:
+            printer = Printer(
+                tokenizer,
+                job,
+                of_all=plan.work.texts,
+                stream=config.stream,
+                form=config.output_format,
+                step=step,
             )
-
-
-def _complete(
-    config: GenerateOptions,
-    generator: Generator,
-    tokenizer: Tokenizer,
-    job: Job,
-    load_s: float,
-    of_all: int,
-    interrupted: Callable[[], bool] | None,
-    on_logits: OnLogits | None,
-) -> RankResult:
-    """The completions of a job by a prepared generator; `of_all`: texts of the whole run."""
-    prepare_s = generator.compile_s
-    total = job.texts
-    counted = progress.step("generate", total, "texts") if total > 1 else nullcontext()
-    with counted as step:
-        printer = Printer(
-            tokenizer,
-            job,
-            of_all=of_all,
-            stream=config.stream,
-            form=config.output_format,
-            step=step,
+            try:
+                outcome = generator.generate(
+                    job.scheduler_requests(keep_logits=on_logits is not None),
+                    first_index=job.first_index,
+                    on_token=printer.on_token,
+                    on_finish=printer.on_finish,
+                    on_logits=on_logits,
+                    interrupted=interrupted,
+                )
+            finally:
+                printer.flush()
+        rows = printer.rows(outcome.completions)
+        return RankResult(
+            rows=rows,
+            engine=generator.engine,
+            generation=outcome.timing,
+            load_s=load_s,
+            compile_s=generator.compile_s,
+            prepare_s=prepare_s,
+            adapters=adapter_report(job, rows, outcome, generator.adapters),
+            interrupted=outcome.interrupted,
         )
-        try:
-            outcome = generator.generate(
-                job.scheduler_requests(keep_logits=on_logits is not None),
-                first_index=job.first_index,
-                on_token=printer.on_token,
-                on_finish=printer.on_finish,
-                on_logits=on_logits,
-                interrupted=interrupted,
-            )
-        finally:
-            printer.flush()
-    rows = printer.rows(outcome.completions)
-    return RankResult(
-        rows=rows,
-        engine=generator.engine,
-        generation=outcome.timing,
-        load_s=load_s,
-        compile_s=generator.compile_s,
-        prepare_s=prepare_s,
-        adapters=adapter_report(job, rows, outcome, generator.adapters),
-        interrupted=outcome.interrupted,
-    )
+
+
+def logits_file(folder: Path, prompt: int, part: int) -> Path:
+    """The file of the logits [steps, vocab] of text `part` of a prompt, float32."""
+    return folder / f"{prompt}-{part}.f32"
+
+
+def _keep_logits(
+    folder: Path,
+    prompt: int,
+    part: int,
+    logits: NDArray[np.float32],
+    scores: NDArray[np.floating[Any]],
+) -> None:
+    """Append the logits [vocab] of a step. See OnLogits."""
+    with logits_file(folder, prompt, part).open("ab") as file:
+        file.write(np.ascontiguousarray(logits, np.float32).tobytes())
 
 
 def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
@@ -237,7 +256,7 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if plan.config.in_mindformers:
-        from lite_runner.prediction.mindformers import MindFormersGenerator
+        from lite_runner.output.mindformers import MindFormersGenerator
 
         options = replace(options_of(plan, job), folder=folder.path)
         return MindFormersGenerator(MindFormers().open(plan.model, options))
@@ -274,7 +293,6 @@ def write_results(
     tokenizer: Tokenizer,
     folder: RunFolder,
     shown: int,
-    comparison: Comparison | None = None,
 ) -> None:
     """Print the rows after the first `shown`, and write the results of all replicas."""
     config, job = plan.config, plan.work
@@ -283,17 +301,14 @@ def write_results(
     for place, row in enumerate(whole.rows[shown:], shown):
         show(row, place, job.texts, config.output_format, returns)
     sampled = any(one.do_sample for one in job.options)
-    result = Result(
-        run_mode=config.run_mode,
-        model=config.model_name,
-        backend=config.backend,
+    result = Result.of(
+        config,
+        plan.model.source,
         engine=whole.engine,
         world_size=plan.ranks.size,
-        load_checkpoint=plan.model.source,
         seed=job.generation.seed if sampled else None,
         results=whole.rows,
         adapters=whole.adapters,
-        comparison=comparison,
         timing=whole.timing(),
         peak_rss_mib=whole.peak_rss_mib,
     )

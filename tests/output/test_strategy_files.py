@@ -11,7 +11,7 @@ import pytest
 from lite_runner import app
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
-from lite_runner.prediction.side_files import write_strategy_files
+from lite_runner.output.strategy_files import write_strategy_files
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.sharding.partition import strategy_of
 from lite_runner.weights.sharding.strategy import read_strategy

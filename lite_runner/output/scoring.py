@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from lite_runner.backends.mindformers import MindFormers
 from lite_runner.backends.mindformers.run import OpenMindFormers
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
-from lite_runner.evaluation.options import EvalOptions
 from lite_runner.generation import Engine, Request
 from lite_runner.model.files import explained_nonfinite
-from lite_runner.output.report import Evaluation, RunFolder, peak_rss_mib
+from lite_runner.output.report import Evaluation, Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
@@ -28,31 +27,11 @@ from lite_runner.records import dataclass
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
-class Scorer(Protocol):
-    """A model that tells how likely a text is."""
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine in result.json."""
-        ...
-
-    @property
-    def compile_s(self) -> float:
-        """Seconds spent compiling so far."""
-        ...
-
-    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        """Of each of ids[1:] given those before it [n - 1]. Raises RunnerError."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources; idempotent."""
-        ...
+LIKELIHOODS = "likelihoods.f64"  # of all tokens that count, in their order
 
 
 class BackendScorer:
-    """A backend. See Scorer."""
+    """A backend that tells how likely a text is."""
 
     def __init__(self, backend: Backend) -> None:
         self._engine = Engine(backend, prefix_cache=False)
@@ -60,9 +39,11 @@ class BackendScorer:
 
     @property
     def compile_s(self) -> float:
+        """Seconds spent compiling so far."""
         return self._engine.compile_s
 
     def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """Of each of ids[1:] given those before it [n - 1]. Raises RunnerError."""
         request = Request(ids, GenerationConfig(max_new_tokens=0, prompt_logprobs=0))
         outcome = self._engine.generate([request])
         if outcome.interrupted:
@@ -73,6 +54,32 @@ class BackendScorer:
 
     def close(self) -> None:
         self._engine.close()
+
+
+class MindFormersScorer:
+    """MindFormers in its process, as a BackendScorer."""
+
+    def __init__(self, opened: OpenMindFormers) -> None:
+        self._opened = opened
+        self.engine = opened.engine
+        self.compile_s = 0.0
+
+    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        if not self.compile_s:
+            began = time.perf_counter()
+            with progress.step("compile"):
+                self._score(ids)
+            self.compile_s = time.perf_counter() - began
+        return self._score(ids)
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        return np.array(self._opened.process.score(ids.tolist(), self._opened.run.unused))
+
+
+Scorer: TypeAlias = BackendScorer | MindFormersScorer
 
 
 @dataclass(frozen=True)
@@ -164,72 +171,19 @@ def evaluate(
     )
 
 
-class MindFormersScorer:
-    """MindFormers in its process. See Scorer."""
+def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -> Result:
+    """Load the model of a plan and score its text in windows of `size` tokens. MindFormers' yaml
+    stays in `folder`, and the log-likelihood of each token in its folder of values, if it has one.
 
-    def __init__(self, opened: OpenMindFormers) -> None:
-        self._opened = opened
-        self.engine = opened.engine
-        self.compile_s = 0.0
+    `began`: the time (time.perf_counter()) from which loading counts. Raises RunnerError.
+    """
+    config, files = plan.config, plan.model
+    ids = np.array(plan.work.tokens[0], np.int32)
 
-    def log_likelihoods(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        if not self.compile_s:
-            began = time.perf_counter()
-            with progress.step("compile"):
-                self._score(ids)
-            self.compile_s = time.perf_counter() - began
-        return self._score(ids)
-
-    def close(self) -> None:
-        self._opened.close()
-
-    def _score(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-        return np.array(self._opened.process.score(ids.tolist(), self._opened.run.unused))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredWindow:
-    """The tokens first .. of the text, and the log-likelihood of each."""
-
-    first: int
-    log_likelihoods: Sequence[float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """The text as a backend scored it."""
-
-    evaluation: Evaluation
-    windows: Sequence[ScoredWindow]  # those that are done; none unless asked for
-    engine: str
-    load_s: float
-    compile_s: float
-    peak_rss_mib: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, of which `from_dict` makes an equal one."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Scored:
-        """The inverse of `to_dict`."""
-        windows = [ScoredWindow(**one) for one in plain["windows"]]
-        evaluation = Evaluation(**plain["evaluation"])
-        return cls(**{**plain, "evaluation": evaluation, "windows": windows})
-
-
-def score(plan: Plan, folder: RunFolder, began: float, *, keep: bool = False) -> Scored:
-    """Load the model of a plan and score its text; `keep`: with the likelihood of each token.
-    MindFormers' yaml stays in `folder`.
-    `began`: the time (time.perf_counter()) from which loading counts. Raises RunnerError."""
-    config, files, job = plan.config, plan.model, plan.work
-    assert isinstance(config, EvalOptions)
-    ids = np.array(job.tokens[0], np.int32)
-    size, stride = config.window_of(files.model)
-    kept: list[ScoredWindow] = []
-
-    def on_window(window: Window, found: NDArray[np.float64]) -> None:
-        kept.append(ScoredWindow(first=window.first, log_likelihoods=found.tolist()))
+    def keep(_: Window, found: NDArray[np.float64]) -> None:
+        assert folder.values is not None
+        with (folder.values / LIKELIHOODS).open("ab") as file:
+            file.write(found.tobytes())
 
     scorer: Scorer
     if config.in_mindformers:
@@ -239,13 +193,13 @@ def score(plan: Plan, folder: RunFolder, began: float, *, keep: bool = False) ->
         scorer = BackendScorer(open_planned(plan))
     load_s = plan.seconds + time.perf_counter() - began
     with closing(scorer), explained_nonfinite(files):
-        evaluation = evaluate(scorer, ids, size, stride, on_window if keep else None)
+        evaluation = evaluate(scorer, ids, size, stride, keep if folder.values else None)
         peak = peak_rss_mib()  # with the processes of the engine
-    return Scored(
-        evaluation=replace(evaluation, quant=str(files.quantization)),
-        windows=kept,
+    return Result.of(
+        config,
+        files.source,
         engine=scorer.engine,
-        load_s=load_s,
-        compile_s=scorer.compile_s,
+        evaluation=replace(evaluation, quant=str(files.quantization)),
+        timing=Timing(load_s=load_s, compile_s=scorer.compile_s),
         peak_rss_mib=peak,
     )

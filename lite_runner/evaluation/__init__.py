@@ -1,1 +1,0 @@
-"""Perplexity of a model on a text: the keys of run_mode=eval, its plan, the scoring."""
