@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lite_runner.architectures import network_name
+from lite_runner.architectures import model_of, of_mindformers
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.composed import READ, WRITTEN, path_at
@@ -109,7 +109,8 @@ def _parallel_mode(config: RunConfig) -> Iterator[Fault]:
 
 def _model(config: RunConfig) -> Iterator[Fault]:
     settings = config.model.model_config
-    network = "auto" if settings.type == "auto" else network_name(settings.type)
+    kind = of_mindformers(settings.type)
+    network = "auto" if kind is None else kind.network
     if network != config.model.arch.type:
         yield fault(
             "model",
@@ -136,7 +137,8 @@ def _model(config: RunConfig) -> Iterator[Fault]:
             )
     else:
         yield from (fault(keys, text) for keys, text in settings.errors())
-        model = settings.resolve()
+        model = model_of(settings)
+        assert model is not None
         yield from fits_model(config, model)
         is_byte = config.processor.tokenizer.type == "ByteTokenizer"
         if is_byte and model.vocab_size < _BYTE_TOKENIZER_SIZE:

@@ -14,7 +14,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, get_args
 
-from lite_runner.architectures.settings import ModelSettings, Settings
+from lite_runner.architectures import ModelSettings
+from lite_runner.architectures.settings import Settings
 from lite_runner.config.argv import CHECKPOINTS, CommandLine, Setting, command_meant
 from lite_runner.config.fields import MAX_DEPTH, Fault, did_you_mean, fault, hints_of, nearest, show
 from lite_runner.config.grammar import value_of, with_environment

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from lite_runner.architectures.settings import FAMILY_MODEL
+from lite_runner.architectures import NETWORKS
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import (
     SEARCHPATH,
@@ -316,8 +316,8 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
         models = options_of("model", composed.folders)
         return blended(line.settings, file, composed.raw, models) or ""
     text = f"model.arch.type: got {show(arch)} (in {file.source})"
-    if arch not in (*FAMILY_MODEL, "auto"):
-        there = ", ".join(sorted(FAMILY_MODEL))
+    if arch not in (*NETWORKS, "auto"):
+        there = ", ".join(sorted(NETWORKS))
         return f"model.arch.type: {arch} is not supported (in {file.source}); there are {there}"
     text = f"{text}, but the model chosen is {chosen}"
     return text + ("; leave model= out to run the file's" if _typed(line, "model") else "")

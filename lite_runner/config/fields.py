@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
+from lite_runner.errors import show as show
 from lite_runner.records import dataclass
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
@@ -200,17 +202,6 @@ def _is_choice(annotation: Any) -> bool:
     return get_origin(annotation) is Literal
 
 
-def show(value: Any) -> str:
-    """A value as a message shows it: short, in yaml's words for none, true and false."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = "a very long number"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def describe(annotation: Any) -> str:
     """The expected values of an annotation, in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
@@ -232,8 +223,16 @@ def describe(annotation: Any) -> str:
 @functools.cache
 def hints_of(section: Any) -> dict[str, Any]:
     """The evaluated annotations of a dataclass, in the order of its fields."""
-    hints = get_type_hints(section, include_extras=True)
+    hints: dict[str, Any] = {}
+    for one in reversed(section.__mro__):
+        hints |= _own_hints(one)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+@functools.cache
+def _own_hints(section: type) -> dict[str, Any]:
+    """Of one class alone: get_type_hints evaluates those of a base anew for each class on it."""
+    return inspect.get_annotations(section, eval_str=True)
 
 
 def variant_names(section: Any) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
+from lite_runner.architectures import model_of
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, read
@@ -197,7 +198,7 @@ class RunConfig:
 
     def model_config(self) -> Decoder | None:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
-        return self.model.model_config.resolve()
+        return model_of(self.model.model_config)
 
     def weights_dtype(self, device_target: str) -> DType:
         """The type that matrices have on a device ("CPU" or "Ascend"), wider ones rounded to it."""

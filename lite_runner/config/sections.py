@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import can_untie_head
-from lite_runner.architectures.settings import ModelSettings, Network
+from lite_runner.architectures import ModelSettings, Network, can_untie_head
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import Count, Index, Range, dataclass
 
