@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.composed import kept, path_at, with_input
+from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, bytes_of
 from lite_runner.config.parallel import cluster_of, starts_ranks, threads_beyond
 from lite_runner.config.prompts import with_seed
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
@@ -78,7 +78,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
 def _key_for_ranks(config: RunConfig) -> Iterator[list[str]]:
     """The setting that gives ranks the key of encrypted graphs, in the memory of this process: no
     command line, variable or file on a disk holds it."""
-    key = encryption_key(path_at(config, KEY) or "")
+    key = encryption_key(config.infer.enc_key if isinstance(config, ExportedOptions) else "")
     if key is None:
         yield []
         return

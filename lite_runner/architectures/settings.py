@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal
 
 from lite_runner.architectures.fields import MAX_LAYERS
 from lite_runner.architectures.spec import RopeScaling
-from lite_runner.records import Count, Fraction, Index, Penalty, Positive, Range, TopP, dataclass
+from lite_runner.records import (
+    Count,
+    Fraction,
+    Index,
+    InputPath,
+    Penalty,
+    Positive,
+    Range,
+    TopP,
+    dataclass,
+)
 
 PREFIX = "model.model_config."
 TokenIds = Index | tuple[Index, ...] | None
@@ -34,7 +44,7 @@ class Settings:
     """Settings in `model.model_config` of every model."""
 
     type: str  # MindFormers' config class
-    checkpoint_name_or_path: str  # where the weights are, unless load_checkpoint says
+    checkpoint_name_or_path: InputPath  # where the weights are, unless load_checkpoint says
     compute_dtype: Literal["auto", "float32", "float16", "bfloat16"]
     use_past: bool  # keep keys and values between steps
     is_sample_acceleration: bool  # an exported graph chooses the likeliest token itself

@@ -15,7 +15,7 @@ from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.quantization import Quant
 from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
 from lite_runner.plugins import registered
-from lite_runner.records import Count, Index, Range, dataclass
+from lite_runner.records import Count, Index, InputPath, Range, dataclass
 
 BackendName = Literal["native", "ms", "mslite"]
 SIZES = ("batch", "prompt", "new")  # those that are always shown
@@ -90,7 +90,7 @@ class BenchOptions:
     warmup: Index
     repeat: Count
     charts: bool
-    compare: str
+    compare: InputPath
 
     def __post_init__(self) -> None:
         # outputs/latest is this run once it has begun; it means the one before.

@@ -25,7 +25,7 @@ from lite_runner.config.schema import (
     StrategyOptions,
 )
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat, MindFormers, Release
-from lite_runner.records import Count, Index, dataclass
+from lite_runner.records import Count, Index, OutputPath, dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class ExportOptions(
     writes_graphs: ClassVar[bool] = True
     takes_quantized: ClassVar[bool] = False
 
-    export_output: str  # "": named in output_dir
+    export_output: OutputPath  # "": named in output_dir
 
 
 def export_faults(config: ExportOptions) -> Iterator[Fault]:
@@ -104,7 +104,7 @@ class ConvertOptions(AdapterOptions, OverwriteOptions):
     writes_floats: ClassVar[bool] = True
 
     convert_format: CheckpointFormat | AdapterFormat
-    convert_output: str
+    convert_output: OutputPath
     merge: bool
     mindformers: MindFormers | None
 
@@ -169,7 +169,7 @@ class ShardOptions(StrategyOptions, SaveStrategyOptions, OverwriteOptions):
     takes_parallel: ClassVar[bool] = True
     writes_floats: ClassVar[bool] = True
 
-    shard_output: str  # "": named in output_dir
+    shard_output: OutputPath  # "": named in output_dir
     shard_format: Literal["ckpt", "safetensors"]
     transform_process_num: Count
     transform_rank: Index | None  # null: all

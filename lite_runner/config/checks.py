@@ -12,12 +12,12 @@ from dataclasses import replace
 from lite_runner.architectures import model_of, of_mindformers
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.composed import READ, WRITTEN, path_at
 from lite_runner.config.fields import (
     Fault,
     did_you_mean,
     fault,
     nearest,
+    paths_of,
     raise_faults,
     show,
     size_faults,
@@ -42,6 +42,8 @@ def common_faults(config: RunConfig) -> Iterator[Fault]:
     yield from _parallel_mode(config)
     yield from _model(config)
     yield from _paths(config)
+    if not config.output_dir:
+        yield fault("output_dir", "output_dir is empty; expected a folder")
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration and not isinstance(config, ExportedOptions):
         yield fault(key, f"{key} has an effect only with an exported model")
@@ -157,12 +159,9 @@ def _model(config: RunConfig) -> Iterator[Fault]:
 
 
 def _paths(config: RunConfig) -> Iterator[Fault]:
-    for key in (*READ, *WRITTEN):
-        path = path_at(config, key)
-        if path and "\0" in (path if isinstance(path, str) else "".join(path)):
+    for key, _, path in paths_of(config):
+        if "\0" in "".join(path or ""):
             yield fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
-    if not config.output_dir:
-        yield fault("output_dir", "output_dir is empty; expected a folder")
 
 
 def ascend_faults(config: RunConfig) -> Iterator[Fault]:

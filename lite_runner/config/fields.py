@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
 from lite_runner.errors import show as show
-from lite_runner.records import dataclass
+from lite_runner.records import PathText, dataclass
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
@@ -71,7 +71,8 @@ def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
         base, allowed = get_args(annotation)
         before = len(faults)
         result = read(value, base, key, faults)
-        if len(faults) == before and result not in allowed:
+        valid = len(faults) == before
+        if valid and not isinstance(allowed, PathText) and result not in allowed:
             return _misfit(value, annotation, key, faults)
         return result
     if origin in (Union, types.UnionType):
@@ -206,7 +207,7 @@ def describe(annotation: Any) -> str:
     """The expected values of an annotation, in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return f"{describe(inner[0])} {inner[1]}"
+        return describe(inner[0]) + ("" if isinstance(inner[1], PathText) else f" {inner[1]}")
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(member) for member in inner))
     if origin is Literal:
@@ -302,7 +303,31 @@ def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
 
 def accepts(annotation: Any, kind: Any) -> bool:
     """True if `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
-    return any(kind in (member, get_origin(member)) for member in _members(annotation))
+    plain = (_plain(member) for member in _members(annotation))
+    return any(kind in (member, get_origin(member)) for member in plain)
+
+
+def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, Any]]:
+    """The paths, and lists of paths, that a config has: dotted key, kind and value."""
+    cls: Any = type(section)
+    for name, annotation in hints_of(cls).items():
+        value = getattr(section, name)
+        if _is_section(value):
+            yield from paths_of(value, f"{prefix}{name}.")
+        elif kind := _path_kind(annotation):
+            yield f"{prefix}{name}", kind, value
+
+
+def _path_kind(annotation: Any) -> PathText | None:
+    for member in _members(annotation):
+        item = get_args(member)[0] if get_origin(member) is tuple else member
+        if get_origin(item) is Annotated and isinstance(kind := get_args(item)[1], PathText):
+            return kind
+    return None
+
+
+def _plain(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 _GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")

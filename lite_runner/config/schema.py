@@ -36,7 +36,9 @@ from lite_runner.errors import ConfigError
 from lite_runner.records import (
     Count,
     Index,
+    InputPath,
     NotNegative,
+    OutputPath,
     Penalty,
     Probability,
     Range,
@@ -91,9 +93,9 @@ class RunConfig:
     processor: Processor
     seed: Seed | None  # null: drawn for each run that samples
     weights_seed: Seed | None  # null: seed, or 0
-    output_dir: str
-    load_checkpoint: str  # "": pretrained_model_dir, or the model's checkpoint_name_or_path
-    pretrained_model_dir: str  # "": none
+    output_dir: OutputPath
+    load_checkpoint: InputPath  # "": pretrained_model_dir, or the model's checkpoint_name_or_path
+    pretrained_model_dir: InputPath  # "": none
     quant: Quant | None  # null: as the checkpoint is
     quant_group: QuantGroup | None  # of a16w4; null: as the checkpoint is, or 32
     modules_to_not_convert: str | tuple[str, ...] | None  # of quant: these stay floats
@@ -246,7 +248,7 @@ DEFAULT_TOLERANCE = 0.05
 class StrategyOptions(RunConfig):
     """Reading sharded checkpoints."""
 
-    src_strategy_path_or_dir: str
+    src_strategy_path_or_dir: InputPath
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -272,8 +274,8 @@ class SaveStrategyOptions(RunConfig):
 class AdapterOptions(RunConfig):
     """LoRA adapters: their folders, and the one of each prompt."""
 
-    adapter_path: str  # "": none
-    adapter_root: str  # "": the adapters may be anywhere
+    adapter_path: InputPath  # "": none
+    adapter_root: InputPath  # "": the adapters may be anywhere
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
 
 

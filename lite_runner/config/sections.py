@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import ModelSettings, Network, can_untie_head
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import Count, Index, Range, dataclass
+from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
@@ -56,8 +56,8 @@ class TokenizerSettings:
         "Qwen2Tokenizer",
         "Qwen2TokenizerFast",
     ]
-    tokenizer_file: str | None  # null: beside the checkpoint
-    chat_template: str | None  # a template, or a file; null: the tokenizer's own
+    tokenizer_file: InputPath | None  # null: beside the checkpoint
+    chat_template: InputPath | None  # a template, or a file; null: the tokenizer's own
     # Laid over what the tokenizer's files say, where they are not null.
     add_bos_token: bool | None
     add_eos_token: bool | None
@@ -87,14 +87,14 @@ class Context:
 @dataclass(frozen=True)
 class Parallel:
     parallel_mode: Annotated[int, Range(0, 3)]
-    strategy_ckpt_save_file: str
+    strategy_ckpt_save_file: OutputPath
     worker_num: Count | None  # null: as many as parallel_config multiplies to
     local_worker_num: Count | None  # null: all of them are on this machine
     master_addr: str
     master_port: Annotated[int, Range(1024, 65535)] | None  # null: a free one
     node_rank: Index
-    rank_table_file: str | None  # "": none; null: that of RANK_TABLE_FILE
-    log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
+    rank_table_file: InputPath | None  # "": none; null: that of RANK_TABLE_FILE
+    log_dir: OutputPath  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
     rendezvous_timeout: Count  # seconds
     hccl_timeout: Annotated[int, Range(LEAST_HCCL_S, MOST_HCCL_S)]  # seconds
     timeout: Count | None  # seconds; null: none
@@ -122,14 +122,14 @@ class Export:
 
 @dataclass(frozen=True)
 class Infer:
-    model_dir: str  # "": the one in the cache
-    prefill_model_path: str
-    increment_model_path: str
+    model_dir: InputPath  # "": the one in the cache
+    prefill_model_path: OutputPath  # these are read as well
+    increment_model_path: OutputPath
     infer_seq_length: Count | None
     model_type: Literal["mindir", "mindir_lite"] | None
     enc_key: str  # "": not encrypted
     rank_id: Index  # of this process among those that share the model
-    ge_config_path: str | tuple[str, ...]  # one file, or [prefill, increment]
+    ge_config_path: InputPath | tuple[InputPath, ...]  # one file, or [prefill, increment]
     ge_preset: Literal["auto"] | None  # auto: those of the machine's processor come first
     ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
 
