@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import ClassVar
 
 from lite_runner.config.checks import strategy_faults
@@ -25,6 +26,18 @@ from lite_runner.config.schema import (
 from lite_runner.records import dataclass
 
 COMPARE = "compare_backend"
+# Options of a generation that MindFormers has; it is asked for none of the others.
+_OF_MINDFORMERS = (
+    *("max_new_tokens", "max_length", "do_sample", "temperature", "top_k", "top_p", "seed"),
+    *("repetition_penalty", "num_beams", "eos_token_id", "pad_token_id"),
+)
+_CALLED = {
+    "stop": "stop strings",
+    "logprobs": "log-probabilities",
+    "prompt_logprobs": "log-probabilities",
+    "num_return_sequences": "several texts of a prompt",
+    "length_penalty": "a length penalty",
+}
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -144,13 +157,9 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
     options = config.generation()
     past = "model.model_config.use_past"
     refused = {
-        "stop": (options.stop, "stop strings"),
-        "logprobs": (options.logprobs is not None, "log-probabilities"),
-        "prompt_logprobs": (options.prompt_logprobs is not None, "log-probabilities"),
-        "min_p": (options.min_p > 0, "min_p"),
-        "min_new_tokens": (options.min_new_tokens > 0, "min_new_tokens"),
-        "num_return_sequences": (options.num_return_sequences > 1, "several texts of a prompt"),
-        "length_penalty": (options.length_penalty != 1, "a length penalty"),
+        one.name: (getattr(options, one.name) != one.default, _CALLED.get(one.name, one.name))
+        for one in fields(options)
+        if one.name not in _OF_MINDFORMERS
     }
     yield from mindformers_model_faults(config)
     yield from _refused(refused)
