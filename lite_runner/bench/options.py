@@ -97,7 +97,7 @@ class BenchOptions:
         if self.compare and (path := Path(self.compare).expanduser()).is_symlink():
             object.__setattr__(self, "compare", str(path.resolve()))
 
-    def faults(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Fault]:
         """Validation errors beyond the types."""
         for axis in AXES:
             if getattr(self, axis) == ():
@@ -149,7 +149,6 @@ def check_cell(config: CellOptions) -> None:
 
 def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
     """Validation errors of a benchmark; those of only some cells are told when these fail."""
-    yield from options.faults()
     yield from strategy_faults(config)
     yield from ge_faults(config)
     cells = [config.of_cell(settings) for settings in options.cells()]

@@ -5,7 +5,6 @@ The config that a run keeps in its folder, given again as --config, repeats it f
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -139,7 +138,7 @@ class Composed:
             return
         read(value, annotation, key, faults)
         if faults:
-            self.faults += [dataclasses.replace(f, text=f.text + where) for f in faults]
+            self.faults += [f._replace(text=f.text + where) for f in faults]
         elif key in ("model.arch.type", "model.model_config.type") and section.get(name) != value:
             text = f"{key}: got {show(value)}{where}, but the model chosen has {section.get(name)}"
             self.fail("model", f"{text}; another one is chosen with model=")

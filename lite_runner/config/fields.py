@@ -17,7 +17,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
 from lite_runner.errors import show as show
@@ -30,8 +30,7 @@ _NAME = re.compile(r"\w[\w-]*")
 _HELP = "run_lite.py --help lists the groups and keys"
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """One thing that is wrong, as a sentence, and the dotted keys it is about."""
 
     keys: tuple[str, ...]
@@ -305,6 +304,17 @@ def accepts(annotation: Any, kind: Any) -> bool:
     """True if `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
     plain = (_plain(member) for member in _members(annotation))
     return any(kind in (member, get_origin(member)) for member in plain)
+
+
+def section_faults(config: Any) -> Iterator[Fault]:
+    """Validation errors that the sections of a config find in themselves (`errors`)."""
+    for field in dataclasses.fields(config):
+        section = getattr(config, field.name)
+        if not _is_section(section):
+            continue
+        if hasattr(section, "errors"):
+            yield from (Fault(*error) for error in section.errors())
+        yield from section_faults(section)
 
 
 def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, Any]]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import ModelSettings, Network, can_untie_head
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config.fields import Fault, did_you_mean, fault, nearest, show, size_faults
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
@@ -34,6 +35,15 @@ class Model:
 class Trainer:
     type: Literal["CausalLanguageModelingTrainer"]
     model_name: str  # names the output folder
+
+    def errors(self) -> Iterator[Fault]:
+        """A name that no folder should have."""
+        if not re.fullmatch(r"\w[\w.-]*", self.model_name, re.ASCII):
+            yield fault(
+                "trainer.model_name",
+                f"trainer.model_name: got {show(self.model_name)}, expected letters, digits and"
+                " . _ - (it names the output folder)",
+            )
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,16 @@ class Context:
     cache: bool
     cache_limit: str | None  # 10GB; null: a share of the free disk
 
+    def errors(self) -> Iterator[Fault]:
+        """Sizes that are none, and settings that MindSpore would refuse on an Ascend device."""
+        yield from size_faults("context.cache_limit", self.cache_limit)
+        yield from size_faults("context.max_device_memory", self.max_device_memory)
+        for name in self.ascend_config or ():
+            if name not in ASCEND_CONFIG:
+                key = f"context.ascend_config.{name}"
+                near = did_you_mean(nearest(name, ASCEND_CONFIG))
+                yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")
+
 
 @dataclass(frozen=True)
 class Parallel:
@@ -99,6 +119,15 @@ class Parallel:
     hccl_timeout: Annotated[int, Range(LEAST_HCCL_S, MOST_HCCL_S)]  # seconds
     timeout: Count | None  # seconds; null: none
 
+    def errors(self) -> Iterator[Fault]:
+        """Modes that there are not."""
+        if self.parallel_mode > 1:
+            yield fault(
+                "parallel.parallel_mode",
+                f"parallel.parallel_mode: got {self.parallel_mode}, expected 1 (semi-auto) or 0"
+                " (data parallel): there is no search for a sharding strategy",
+            )
+
 
 @dataclass(frozen=True)
 class ParallelConfig:
@@ -106,6 +135,15 @@ class ParallelConfig:
     model_parallel: Count
     pipeline_stage: Count
     vocab_emb_dp: bool | None  # true: the embedding and the head are whole on every rank
+
+    def errors(self) -> Iterator[Fault]:
+        """Stages, of which there is one."""
+        if self.pipeline_stage != 1:
+            yield fault(
+                ("parallel_config.pipeline_stage", "parallel"),
+                f"parallel_config.pipeline_stage: got {self.pipeline_stage}, expected 1: layers are"
+                " cut (model_parallel), not dealt out to stages",
+            )
 
 
 @dataclass(frozen=True)
@@ -142,6 +180,13 @@ class RunMindFormers:
 @dataclass(frozen=True)
 class MindFormers:
     release: str | float | None  # null: what is written is for every release
+
+    def errors(self) -> Iterator[Fault]:
+        """A release that is none."""
+        try:
+            Release.of(self.release)
+        except ValueError as error:
+            yield fault("mindformers.release", f"mindformers.release: {error}")
 
 
 # CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but
