@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from lite_runner.config.checks import quantization_faults, strategy_faults
 from lite_runner.config.fields import Fault, fault, raise_faults
-from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.quantization import Quant
 from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
@@ -150,7 +149,6 @@ def check_cell(config: CellOptions) -> None:
 def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
     """Validation errors of a benchmark; those of only some cells are told when these fail."""
     yield from strategy_faults(config)
-    yield from ge_faults(config)
     cells = [config.of_cell(settings) for settings in options.cells()]
     found = [list(cell_faults(cell)) for cell in cells]
     if all(found):

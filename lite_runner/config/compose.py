@@ -43,7 +43,6 @@ from lite_runner.config.fields import (
     read,
     show,
 )
-from lite_runner.config.ge import ge_notes
 from lite_runner.config.generation import without_effect
 from lite_runner.config.grammar import swept_values, value_of, with_references
 from lite_runner.config.groups import (
@@ -135,7 +134,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
         faults += [f for f in found if not faulty.intersection(f.keys)]
     raise_faults(faults)
     assert config is not None
-    notes = [*composed.notes, *map(Note, ge_notes(config))]
+    notes = [*composed.notes, *map(Note, schemas.notes(config))]
     if isinstance(config, SamplingOptions) and (idle := without_effect(vars(config))):
         notes.append(Note(idle))
     return config, notes

@@ -47,6 +47,7 @@ class Schemas:
 
     config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
     faults: Callable[[RunConfig], Iterator[Fault]]  # all validation errors of a config
+    notes: Callable[[RunConfig], list[str]]  # for the user, of a valid one
 
     def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
         """True if a yaml is the config that a run has left in its folder."""

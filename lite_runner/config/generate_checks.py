@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import ranks_of, replica_faults
 from lite_runner.config.prompts import adapter_names, prompt_faults, request_faults
@@ -80,7 +79,6 @@ def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
         yield from strategy_faults(config)
     yield from offline_faults(config)
     yield from mindformers_run_faults(config)
-    yield from ge_faults(config)
     yield from replica_faults(config)
 
 
@@ -107,7 +105,6 @@ def session_faults(config: SessionOptions) -> Iterator[Fault]:
     if not config.runs_given_model:
         yield from strategy_faults(config)
     yield from offline_faults(config)
-    yield from ge_faults(config)
 
 
 def mindformers_available_faults(config: RunConfig) -> Iterator[Fault]:

@@ -171,22 +171,14 @@ class Infer:
     ge_preset: Literal["auto"] | None  # auto: those of the machine's processor come first
     ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
 
+    @property
+    def has_ge_options(self) -> bool:
+        return bool(self.ge_config_path) or self.ge_options is not None
+
 
 @dataclass(frozen=True)
 class RunMindFormers:
     release: Literal["1.0.2", "1.9.0"] | None  # null: the first that computes the model
-
-
-@dataclass(frozen=True)
-class MindFormers:
-    release: str | float | None  # null: what is written is for every release
-
-    def errors(self) -> Iterator[Fault]:
-        """A release that is none."""
-        try:
-            Release.of(self.release)
-        except ValueError as error:
-            yield fault("mindformers.release", f"mindformers.release: {error}")
 
 
 # CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but

@@ -16,7 +16,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import adapter_faults
 from lite_runner.config.schema import AdapterOptions, OverwriteOptions
-from lite_runner.config.sections import AdapterFormat, CheckpointFormat, MindFormers, Release
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat, Release
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import adapters_of, with_adapter
 from lite_runner.model.files import RANDOM, ModelFiles
@@ -31,6 +31,18 @@ from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import check_folder, check_target, config_file, convert, files_folder
 
 _NOT_THEIRS = ("huggingface", "peft")  # formats that MindFormers does not read
+
+
+@dataclass(frozen=True)
+class MindFormers:
+    release: str | float | None  # null: what is written is for every release
+
+    def errors(self) -> Iterator[Fault]:
+        """A release that is none."""
+        try:
+            Release.of(self.release)
+        except ValueError as error:
+            yield fault("mindformers.release", f"mindformers.release: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)

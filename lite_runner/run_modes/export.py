@@ -15,7 +15,6 @@ from lite_runner.backends.lite.export.writer import export_artifact
 from lite_runner.backends.mindformers.export import export_with_mindformers, spec_for_mindformers
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault
-from lite_runner.config.ge import ge_faults
 from lite_runner.config.generate_checks import (
     adapter_faults,
     mindformers_model_faults,
@@ -73,7 +72,6 @@ def faults(config: Config) -> Iterator[Fault]:
     yield from adapter_faults(config, one=True)
     yield from strategy_faults(config)
     yield from offline_faults(config)
-    yield from ge_faults(config)
     if config.in_mindformers:
         yield from mindformers_model_faults(config)
         yield from _mindformers_faults(config)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from lite_runner import progress
 from lite_runner.backends.lite.engines.start import Device, EngineOptions, choose_engine
-from lite_runner.config.ge import (
+from lite_runner.backends.lite.ge import (
     CONTEXT,
     FILE_NAME,
     RANK_TABLE,

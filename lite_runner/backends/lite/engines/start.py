@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.backends.lite.engines import lite
 from lite_runner.backends.lite.engines.lite_release import find_lite_python
-from lite_runner.config.ge import GeConfig
+from lite_runner.backends.lite.ge import GeConfig
 from lite_runner.config.offline_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest, fits_any, is_pair

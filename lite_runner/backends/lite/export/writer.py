@@ -22,7 +22,7 @@ from lite_runner.backends.lite.engines.start import check_reads
 from lite_runner.backends.lite.export.job import ExportJob, check_room
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.export.verify import FOREIGN, verify
-from lite_runner.config.ge import FILE_NAME, render
+from lite_runner.backends.lite.ge import FILE_NAME, render
 from lite_runner.config.model_dir import model_yaml
 from lite_runner.config.parallel import Ranks
 from lite_runner.mindir.manifest import (
