@@ -17,7 +17,7 @@ from fuzz import formats
 from fuzz.children import Case
 from fuzz.readers import plan, tokenizer
 from fuzz.values import flip_bytes
-from lite_runner.config.ge import read_ini
+from lite_runner.backends.lite.ge import read_ini
 from lite_runner.distributed.rank_table import read_rank_table
 from tests.paths import FIXTURES
 

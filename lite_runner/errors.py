@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -35,6 +36,17 @@ def escaped(text: str, keep: str = "", escape: Callable[[str], str] = _in_python
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in keep else escape(one) for one in text)
+
+
+def show(value: Any) -> str:
+    """A value as a message shows it: short, in yaml's words for none, true and false."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        text = "a very long number"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class RunnerError(Exception):

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.composed import kept, path_at, with_input
+from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, bytes_of
 from lite_runner.config.parallel import cluster_of, starts_ranks, threads_beyond
 from lite_runner.config.prompts import with_seed
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
@@ -65,7 +65,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         plan = mode.plan(config)
         if starts_ranks(config):
             check_ranks_fit(plan)
-            with _key_for_ranks(path_at(config, KEY) or "") as words:
+            given = config.infer.enc_key if isinstance(config, ExportedOptions) else ""
+            with _key_for_ranks(given) as words:
                 words = ["--config", str(written), *words]
                 words += [f"register_path={_absolute(path)}" for path in plugins]
                 _run_ranks(config, folder, words)

@@ -1,4 +1,4 @@
-"""`dataclass` for what a start imports, and the ranges of numbers in its fields.
+"""`dataclass` for what a start imports, and the paths and ranges of numbers in its fields.
 
 A class takes 30 us to make, where the standard one takes 550.
 
@@ -164,6 +164,16 @@ class Range:
         return f"{sign} {self.low}{upper}"
 
 
+@dataclass(frozen=True)
+class PathText:
+    """A text that names a file or folder, or for what is read a source elsewhere (hf://REPO)."""
+
+    written: bool = False
+
+
+# The paths that settings take; the config of a run has them from the root.
+InputPath = Annotated[str, PathText()]
+OutputPath = Annotated[str, PathText(written=True)]
 # The numbers that settings take.
 Count = Annotated[int, Range(1)]
 Index = Annotated[int, Range(0)]

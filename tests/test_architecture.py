@@ -13,8 +13,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from lite_runner.architectures import KNOWN
-from lite_runner.architectures.settings import FAMILY_MODEL, ModelSettings
+from lite_runner.architectures import KNOWN, NETWORKS, ModelSettings
 from tests.paths import ROOT
 
 PACKAGE = ROOT / "lite_runner"
@@ -165,7 +164,8 @@ END_TO_END = {
     "backends/lite": "static_pair",
     "backends/native": "ranks",
     "backends/mindformers": "ranks real_group",
-    "config": "defaults frozen_keys mindformers_keys mindformers_packages overlay",
+    "config": "defaults frozen_keys mindformers_keys mindformers_model mindformers_packages"
+    " overlay",
     "distributed": "end_to_end exported_ranks interrupt",
     "generation": "real_model",
     "mindformers": "documents statements",
@@ -391,17 +391,11 @@ def test_what_an_architecture_is_called_matters_only_to_itself(path: Path) -> No
     assert not words & KNOWN.keys()
 
 
-# It still translates what is Llama's, Qwen3's, GPT-2's or GLM's alone in a MindFormers yaml.
-NAMES_FAMILIES = {"lite_runner.config.mindformers_model"}
-
-
 @over([path for path in MODULES if part_of(module_name(path)) == "config"])
 def test_config_names_no_family(path: Path) -> None:
     """Not by a network nor by a config class of MindFormers."""
-    if module_name(path) in NAMES_FAMILIES:
-        return
     kinds = (get_type_hints(one)["type"] for one in get_args(ModelSettings))
-    classes = {*FAMILY_MODEL, *(name for kind in kinds for name in get_args(kind))} - {"auto"}
+    classes = {*NETWORKS, *(name for kind in kinds for name in get_args(kind))} - {"auto"}
     words = set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     assert not words & classes, f"{sorted(words & classes)}: of lite_runner/architectures"
 

@@ -11,7 +11,6 @@ from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.settings import resolve_source
 from lite_runner.architectures import architecture_of
-from lite_runner.architectures.settings import FAMILIES
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.config.groups import graphs_of_model, options_of
 from lite_runner.config.model_dir import MANIFEST, only_yaml
@@ -22,6 +21,15 @@ from lite_runner.model.exported_model import common_folder, graphs_in, paths_of
 from lite_runner.system import environment
 
 PATHS = ("prefill_model_path", "increment_model_path")
+# The models of conf/ to start from, by the family names of run_infer_main.py.
+FAMILIES = {
+    "llama": "llama2_7b",
+    "bloom": "bloom_560m",
+    "gpt2": "gpt2",
+    "glm": "glm_6b",
+    "glm2": "glm2_6b",
+    "glm3": "glm3_6b",
+}
 _CHOICES = {"model_type": ("mindir", "mindir_lite"), "target": ("auto", "Ascend", "CPU")}
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
 
 from lite_runner.architectures.architecture import GGUF as GGUF
 from lite_runner.architectures.architecture import Architecture as Architecture
@@ -29,6 +30,7 @@ from lite_runner.architectures.phi3 import PHI3
 from lite_runner.architectures.qwen2 import QWEN2
 from lite_runner.architectures.qwen3 import QWEN3
 from lite_runner.architectures.qwen3_moe import QWEN3_MOE
+from lite_runner.architectures.settings import AutoSettings, DecoderSettings, token_ids
 from lite_runner.architectures.smollm3 import SMOLLM3
 from lite_runner.architectures.spec import Decoder
 from lite_runner.architectures.starcoder2 import STARCODER2
@@ -57,20 +59,44 @@ def named_in(raw: Mapping[str, Any]) -> Architecture | None:
     return KNOWN.get(name) if isinstance(name, str) else None
 
 
-def from_settings(config: str, given: Mapping[str, Any]) -> Decoder:
-    """The decoder described by the full settings of a MindFormers config class `config`."""
-    return _of_mindformers(config).read(given)
+# Several architectures may share a config class: the first one's reader tells them apart.
+_MINDFORMERS: dict[str, MindFormers] = {
+    one.mindformers.config: one.mindformers for one in reversed(_BUILT_IN) if one.mindformers
+}
+# The models of conf/ to start from, by MindFormers' network, for a model of another name.
+NETWORKS = {one.network: one.model for one in _MINDFORMERS.values()}
+
+if TYPE_CHECKING:
+    Network: TypeAlias = str
+    ModelSettings: TypeAlias = DecoderSettings | AutoSettings
+else:
+    Network = Literal.__getitem__((*NETWORKS, "auto"))
+    ModelSettings = Union.__getitem__(
+        (*(one.section for one in _MINDFORMERS.values()), AutoSettings)
+    )
 
 
-def network_name(config: str) -> str:
-    """MindFormers' network class for its config class `config`."""
-    return _of_mindformers(config).network
+def of_mindformers(config: object) -> MindFormers | None:
+    """The architecture with this config class of MindFormers; None: there is none."""
+    return _MINDFORMERS.get(config) if isinstance(config, str) else None
 
 
-def _of_mindformers(config: str) -> MindFormers:
-    kinds = (one.mindformers for one in KNOWN.values())
-    # Several architectures may share a config class: the first one's reader tells them apart.
-    return next(kind for kind in kinds if kind and kind.config == config)
+def of_yaml(raw: Mapping[str, Any], network: Any) -> MindFormers | None:
+    """The architecture of a yaml of MindFormers that names a `network`; None: it is unknown."""
+    for one in _MINDFORMERS.values():
+        if one.claims(raw):
+            return one
+    named = (one for one in _MINDFORMERS.values() if network in (one.network, *one.also))
+    return next(named, None)
+
+
+def model_of(settings: ModelSettings) -> Decoder | None:
+    """The model that settings describe; None for model=auto, whose checkpoint has the sizes."""
+    if isinstance(settings, AutoSettings):
+        return None
+    given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    ids = token_ids(settings.eos_token_id)
+    return _MINDFORMERS[settings.type].read(given | {"eos_token_id": ids})
 
 
 def custom_network(model: Decoder) -> CustomNetwork | None:

@@ -8,15 +8,19 @@ from typing import Any
 
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names, Parameter, StoredRows, apart, stacked
+from lite_runner.architectures.settings import DecoderSettings, Translation
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import dataclass
+
+# A yaml of MindFormers, and the settings of the model of conf/ that it is merged over.
+Translate = Callable[[Mapping[str, Any], Mapping[str, Any], Translation], None]
 
 
 @dataclass(frozen=True)
 class MindFormers:
     """MindFormers' names and settings of an architecture."""
 
-    config: str  # type in model_config
+    section: type[DecoderSettings]  # model_config
     network: str  # type in arch
     inputs: str  # input style of its exported graphs: see mindir/graph_inputs.py
     settings: Callable[[Decoder], dict[str, Any]]  # of model_config, besides the shared ones
@@ -25,6 +29,20 @@ class MindFormers:
     sizes: Mapping[str, str] = field(
         default_factory=lambda: {name: name for name in ("n_kv_heads", "intermediate_size")}
     )
+    model: str = ""  # of conf/model, to start from for a model of another name
+    also: tuple[str, ...] = ()  # other networks of MindFormers, which compute the same
+    hidden_act: tuple[str, ...] = ()  # that such models are trained with, by MindFormers' names
+    unread: frozenset[str] = frozenset()  # settings that this class takes and never reads
+    # Settings of the yaml that `translate` makes others of.
+    translated: frozenset[str] = frozenset()
+    translate: Translate = lambda given, defaults, result: None
+    # True if a yaml that names another network is of this one.
+    claims: Callable[[Mapping[str, Any]], bool] = lambda raw: False
+
+    @property
+    def config(self) -> str:
+        """The type in model_config."""
+        return self.section.type
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import gpt2, naming
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
@@ -10,6 +10,7 @@ from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
 from lite_runner.errors import ArtifactError
+from lite_runner.records import dataclass
 
 _FUSED = "transformer.h.{}.self_attention.query_key_value"
 
@@ -75,18 +76,27 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class BloomSettings(gpt2.LayerNormSettings):
+    """Settings of BLOOM."""
+
+    type: Literal["BloomConfig"] = "BloomConfig"
+
+
 BLOOM = Architecture(
     "bloom",
     read,
     NAMES,
     write,
     MindFormers(
-        "BloomConfig",
+        BloomSettings,
         "BloomLMHeadModel",
         "common",
         gpt2.settings,
         lambda given: decoder(**gpt2.sizes_of_settings(given)),
         sizes={"expand_ratio": "expand_ratio"},
+        model="bloom_560m",
+        hidden_act=("gelu",),
     ),
     GGUF(gpt2.KEYS),
     no_effect=dict.fromkeys(

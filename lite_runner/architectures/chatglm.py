@@ -4,14 +4,16 @@ positions on half of each head, and q, k and v, and gate and up, fused."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, Literal
 
 from lite_runner.architectures import llama_like, naming
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows
+from lite_runner.architectures.settings import PREFIX, DecoderSettings, Error, Translation, error
 from lite_runner.architectures.spec import Decoder, Norm, Rotary
+from lite_runner.records import Count, Positive, dataclass
 
 BASE = 10000.0  # of the frequencies, times rope_ratio
 _OURS = "encoder.layers.{}"
@@ -156,6 +158,38 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatGLM2Settings(DecoderSettings):
+    """Settings of ChatGLM2, ChatGLM3 and GLM-4 in their first form."""
+
+    type: Literal["ChatGLM2Config"] = "ChatGLM2Config"
+    kv_channels: Count  # head size
+    multi_query_attention: bool  # false: as many key/value heads as heads
+    multi_query_group_num: Count  # key/value heads
+    ffn_hidden_size: Count
+    layernorm_epsilon: Positive
+    rope_ratio: Positive  # times 10000: base of the rotary frequencies
+    qkv_has_bias: bool
+    add_bias_linear: bool = False  # all linear layers but the head have a bias
+    rmsnorm: bool = True  # false: LayerNorm
+    post_layer_norm: bool = True  # whether there is a norm before the head
+
+    def errors(self) -> Iterator[Error]:
+        heads, groups = self.num_heads, self.multi_query_group_num
+        if self.multi_query_attention and (heads % groups or heads == groups):
+            yield error(
+                f"multi_query_group_num: got {groups}, expected a divisor of num_heads={heads},"
+                " and fewer; multi_query_attention=false has as many",
+                *("num_heads", "multi_query_group_num"),
+            )
+        if self.kv_channels % 4:
+            yield error(
+                f"kv_channels: got {self.kv_channels}, expected a multiple of 4: half of a head is"
+                " rotated",
+                "kv_channels",
+            )
+
+
 def settings(model: Decoder) -> dict[str, Any]:
     """Settings of MindFormers' ChatGLM2Config besides the shared ones."""
     rotary = model.rotary or Rotary()
@@ -207,13 +241,20 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """The bias of q, k and v has another name here."""
+    given = raw["model"]["model_config"]
+    if given.get("add_qkv_bias") is not None:
+        result.assignments[f"{PREFIX}qkv_has_bias"] = given["add_qkv_bias"]
+
+
 CHATGLM = Architecture(
     "chatglm",
     read,
     NAMES,
     write,
     MindFormers(
-        "ChatGLM2Config",
+        ChatGLM2Settings,
         "ChatGLM2ForConditionalGeneration",
         "common",
         settings,
@@ -223,6 +264,9 @@ CHATGLM = Architecture(
             "multi_query_group_num": "n_kv_heads",
             "ffn_hidden_size": "intermediate_size",
         },
+        model="glm2_6b",
+        translated=frozenset({"add_qkv_bias"}),
+        translate=translate,
     ),
     GGUF(
         {

@@ -3,13 +3,14 @@ normed values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from lite_runner.architectures import naming
 from lite_runner.architectures.architecture import Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names, Parameter
+from lite_runner.architectures.settings import PREFIX, DecoderSettings, Error, Translation, error
 from lite_runner.architectures.spec import (
     Attention,
     Block,
@@ -19,6 +20,7 @@ from lite_runner.architectures.spec import (
     Prefix,
     Rotary,
 )
+from lite_runner.records import Count, Index, Positive, dataclass
 
 if TYPE_CHECKING:
     import numpy as np
@@ -151,6 +153,27 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class GLMSettings(DecoderSettings):
+    """Settings of ChatGLM-6B."""
+
+    type: Literal["GLMConfig"] = "GLMConfig"
+    bos_token_id: Index  # sop, which ends a prompt's prefix
+    inner_hidden_size: Count  # feed-forward width
+    layernorm_epsilon: Positive
+    gmask_token_id: Index  # stands for the text that is generated
+    mask_token_id: Index  # the same in a prompt without the other
+
+    def errors(self) -> Iterator[Error]:
+        yield from super().errors()
+        if (head_dim := self.hidden_size // self.num_heads) % 4:
+            yield error(
+                f"num_heads: got {self.num_heads}, expected heads of a multiple of 4, not of"
+                f" {head_dim}: each half of them turns pairs",
+                *("hidden_size", "num_heads"),
+            )
+
+
 def settings(model: Decoder) -> dict[str, Any]:
     """Settings of MindFormers' GLMConfig besides the shared ones."""
     return _masks(model) | {
@@ -178,18 +201,29 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
     )
 
 
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """A ChatGLM2's yaml has the key too, and there it is of its training."""
+    given = raw["model"]["model_config"]
+    if "gmask_token_id" in given:
+        result.assignments[f"{PREFIX}gmask_token_id"] = given["gmask_token_id"]
+
+
 CHATGLM_6B = Architecture(
     "chatglm_6b",
     read,
     NAMES,
     write,
     MindFormers(
-        "GLMConfig",
+        GLMSettings,
         "GLMForPreTraining",
         "common",
         settings,
         from_settings,
         sizes={"inner_hidden_size": "intermediate_size"},
+        model="glm_6b",
+        translated=frozenset({"gmask_token_id"}),
+        translate=translate,
+        also=("GLMChatModel",),
     ),
     stored_rows=stored_rows,
 )

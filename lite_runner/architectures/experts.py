@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from lite_runner.architectures.fields import MAX_EXPERTS, TRAINING, Fields
 from lite_runner.architectures.llama_like import Mixture
+from lite_runner.architectures.llama_settings import LlamaLikeSettings
 from lite_runner.architectures.naming import Name, Names, Role
+from lite_runner.architectures.settings import PREFIX, Error, error
 from lite_runner.architectures.spec import Decoder, Experts
+from lite_runner.errors import show
+from lite_runner.records import Count, Index, Range, dataclass
 
 
 def counts(fields: Fields, *, experts: int, chosen: int) -> tuple[int, int]:
@@ -31,6 +35,29 @@ def dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
 
 def _dense_layers(listed: list[int], step: int, layers: int) -> tuple[int, ...]:
     return tuple(layer for layer in range(layers) if layer in listed or (layer + 1) % step)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class MixtureSettings(LlamaLikeSettings):
+    """Settings of Qwen3-MoE and Mixtral; intermediate_size is of layers without experts."""
+
+    num_experts: Annotated[int, Range(1, MAX_EXPERTS)]  # of a layer
+    num_experts_per_tok: Count
+    norm_topk_prob: bool = True  # a token's probabilities are divided by their sum
+    moe_intermediate_size: Count | None = None  # of each expert; null: intermediate_size
+    decoder_sparse_step: Count = 1  # each layer of that number has experts
+    mlp_only_layers: tuple[Index, ...] | None = None  # layers without experts besides
+
+    def errors(self) -> Iterator[Error]:
+        yield from super().errors()
+        if self.num_experts_per_tok > self.num_experts:
+            yield error(
+                f"num_experts_per_tok: got {self.num_experts_per_tok}, expected at most"
+                f" num_experts={self.num_experts}",
+                *("num_experts", "num_experts_per_tok"),
+            )
+        if self.mlp_bias:
+            yield error("mlp_bias: got true, expected false with experts", "mlp_bias")
 
 
 def to_settings(model: Decoder) -> dict[str, Any]:
@@ -77,3 +104,33 @@ def names(router: tuple[str, str], experts: tuple[str, str], linears: tuple[str,
             for role, own, linear in zip(roles, ("w1", "w2", "w3"), linears, strict=True)
         },
     }
+
+
+# MindFormers' sections of the experts, of which the first that is there counts.
+SECTIONS = (f"{PREFIX}moe_config", "moe_config")
+COUNT, CHOSEN = "expert_num", "num_experts_chosen"
+
+
+def moe_config(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The name of the section of the experts in a yaml of MindFormers, and what it says."""
+    for section in SECTIONS:
+        found: Any = raw
+        for name in section.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, Mapping):
+            return section, found
+    return SECTIONS[-1], {}
+
+
+def has_experts(raw: Mapping[str, Any]) -> bool:
+    """True if a yaml of MindFormers is of a mixture of experts."""
+    return moe_config(raw)[1].get(COUNT) not in (1, None)
+
+
+def unsupported(raw: Mapping[str, Any]) -> str:
+    """The error of experts that no model here has in that form."""
+    section, given = moe_config(raw)
+    return (
+        f"{section}.{COUNT}: {show(given[COUNT])} is not available: model=mixtral_8x7b or"
+        " model=qwen3_30b_a3b has experts, by num_experts"
+    )

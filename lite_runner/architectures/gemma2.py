@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF, MindFormers
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 _LAYER = "model.layers.{}"
 NAMES: Names = {
@@ -162,13 +163,31 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
+HIDDEN_ACT = ("gelu_pytorch_tanh", "gelu")  # MindFormers' names of the tanh form
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemma2Settings(llama_settings.LlamaLikeSettings):
+    """Settings of Gemma 2."""
+
+    type: Literal["Gemma2Config"] = "Gemma2Config"
+
+
 GEMMA2 = dataclasses.replace(
     llama.LLAMA,
     name="gemma2",
     read=read,
     names=NAMES,
     write=write,
-    mindformers=MindFormers("Gemma2Config", "Gemma2ForCausalLM", "llama", settings, from_settings),
+    mindformers=MindFormers(
+        Gemma2Settings,
+        "Gemma2ForCausalLM",
+        "llama",
+        settings,
+        from_settings,
+        model="gemma2_2b",
+        hidden_act=HIDDEN_ACT,
+    ),
     gguf=GGUF(KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"}, infer=infer_from_gguf),
     no_effect={
         "cache_implementation": KERNEL,

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import gemma2
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.llama_settings import FULL, SLIDING
+from lite_runner.architectures.llama_settings import FULL, SLIDING, LlamaLikeSettings
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.records import dataclass
 
 NAMES: Names = {
     **gemma2.NAMES,
@@ -80,6 +81,13 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
     return decoder(local_rotary=local, **gemma2.sizes_of_settings(given))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gemma3Settings(LlamaLikeSettings):
+    """Settings of Gemma 3."""
+
+    type: Literal["Gemma3TextConfig"] = "Gemma3TextConfig"
+
+
 GEMMA3_TEXT = dataclasses.replace(
     gemma2.GEMMA2,
     name="gemma3_text",
@@ -87,7 +95,13 @@ GEMMA3_TEXT = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        "Gemma3TextConfig", "Gemma3ForCausalLM", "llama", settings, from_settings
+        Gemma3Settings,
+        "Gemma3ForCausalLM",
+        "llama",
+        settings,
+        from_settings,
+        model="gemma3_1b",
+        hidden_act=gemma2.HIDDEN_ACT,
     ),
     gguf=None,
 )

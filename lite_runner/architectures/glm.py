@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings, naming
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
+from lite_runner.records import dataclass
 
 _HALF = 0.5  # of a head is rotated
 _LAYER = "model.layers.{}"
@@ -56,7 +57,7 @@ def write(model: Decoder) -> dict[str, Any]:
     rotary = model.rotary
     dims = rotary.dims if rotary is not None else None
     return llama_like.shared(model) | {
-        "architectures": [_network(model.architecture)],
+        "architectures": ["GlmForCausalLM" if model.architecture == "glm" else "Glm4ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
         "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
     }
@@ -73,13 +74,18 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
-def _network(architecture: str) -> str:
-    return {"glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM"}[architecture]
+@dataclass(frozen=True, kw_only=True)
+class GlmSettings(llama_settings.LlamaLikeSettings):
+    """Settings of GLM-4 of 2024."""
+
+    type: Literal["GlmConfig"] = "GlmConfig"
 
 
-def _mindformers(architecture: str, config: str) -> MindFormers:
-    make = partial(decoder, architecture)
-    return llama_settings.mindformers(config, _network(architecture), make)
+@dataclass(frozen=True, kw_only=True)
+class Glm4Settings(llama_settings.LlamaLikeSettings):
+    """Settings of GLM-4-0414."""
+
+    type: Literal["Glm4Config"] = "Glm4Config"
 
 
 GLM = dataclasses.replace(
@@ -88,7 +94,9 @@ GLM = dataclasses.replace(
     read=lambda fields: read(fields, "glm"),
     names=NAMES,
     write=write,
-    mindformers=_mindformers("glm", "GlmConfig"),
+    mindformers=llama_settings.mindformers(
+        GlmSettings, "GlmForCausalLM", "glm4_9b_hf", partial(decoder, "glm")
+    ),
     gguf=None,  # llama.cpp has it as chatglm
     stored_rows=naming.interleaved(naming.stacked),
 )
@@ -97,7 +105,9 @@ GLM4 = dataclasses.replace(
     name="glm4",
     read=lambda fields: read(fields, "glm4"),
     names=NAMES_4,
-    mindformers=_mindformers("glm4", "Glm4Config"),
+    mindformers=llama_settings.mindformers(
+        Glm4Settings, "Glm4ForCausalLM", "glm4_9b_0414", partial(decoder, "glm4")
+    ),
     gguf=GGUF(
         llama_like.KEYS
         | {

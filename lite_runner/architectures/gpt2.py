@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import CLASSES, KERNEL, MAX_LAYERS, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.settings import PREFIX, DecoderSettings, Translation
 from lite_runner.architectures.spec import (
     Attention,
     Block,
@@ -15,6 +16,8 @@ from lite_runner.architectures.spec import (
     FeedForward,
     Norm,
 )
+from lite_runner.errors import show
+from lite_runner.records import Count, Positive, dataclass
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # aliases of the tanh approximation
 _ATTENTION, _BLOCK = "backbone.blocks.{}.attention", "transformer.h.{}"
@@ -104,6 +107,21 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class LayerNormSettings(DecoderSettings):
+    """Settings of BLOOM and GPT-2, which have the same shape."""
+
+    expand_ratio: Count  # feed-forward width / hidden_size
+    layernorm_epsilon: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Settings(LayerNormSettings):
+    """Settings of GPT-2."""
+
+    type: Literal["GPT2Config"] = "GPT2Config"
+
+
 def settings(model: Decoder) -> dict[str, Any]:
     """Settings of MindFormers' GPT2Config and BloomConfig besides the shared ones."""
     return {
@@ -121,18 +139,34 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """Positions have weights: max_position_embeddings must equal seq_length."""
+    given = raw["model"]["model_config"]
+    most, length = given.get("max_position_embeddings"), given.get("seq_length")
+    length = defaults.get("seq_length") if length is None else length
+    if most not in (None, length):
+        result.faults.append(
+            f"{PREFIX}max_position_embeddings: got {show(most)}, expected the seq_length of"
+            f" {show(length)}: the model has a weight for each position"
+        )
+
+
 GPT2 = Architecture(
     "gpt2",
     read,
     NAMES,
     write,
     MindFormers(
-        "GPT2Config",
+        GPT2Settings,
         "GPT2LMHeadModel",
         "common",
         settings,
         lambda given: decoder(**sizes_of_settings(given)),
         sizes={"expand_ratio": "expand_ratio"},
+        model="gpt2",
+        hidden_act=("gelu",),
+        translated=frozenset({"max_position_embeddings"}),
+        translate=translate,
     ),
     GGUF(KEYS),
     no_effect={

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import naming, starcoder2
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.records import dataclass
 
 _OURS, _LAYER = "model.layers.{}", "gpt_neox.layers.{}"
 _FUSED = f"{_LAYER}.attention.query_key_value"
@@ -94,12 +95,26 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class GPTNeoXSettings(starcoder2.RotaryLayerNormSettings):
+    """Settings of GPT-NeoX."""
+
+    type: Literal["GPTNeoXConfig"] = "GPTNeoXConfig"
+
+
 GPT_NEOX = Architecture(
     "gpt_neox",
     read,
     NAMES,
     write,
-    MindFormers("GPTNeoXConfig", "GPTNeoXForCausalLM", "llama", starcoder2.settings, from_settings),
+    MindFormers(
+        GPTNeoXSettings,
+        "GPTNeoXForCausalLM",
+        "llama",
+        starcoder2.settings,
+        from_settings,
+        model="pythia_160m",
+    ),
     GGUF(
         {
             "hidden_size": "embedding_length",

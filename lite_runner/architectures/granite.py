@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 
 def read(fields: Fields) -> Decoder:
@@ -61,14 +62,22 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraniteSettings(llama_settings.LlamaLikeSettings):
+    """Settings of Granite."""
+
+    type: Literal["GraniteConfig"] = "GraniteConfig"
+
+
 GRANITE = dataclasses.replace(
     llama.LLAMA,
     name="granite",
     read=read,
     write=write,
     mindformers=llama_settings.mindformers(
-        "GraniteConfig",
+        GraniteSettings,
         "GraniteForCausalLM",
+        "granite3.1_2b",
         partial(llama_like.decoder, architecture="granite"),
         settings,
     ),

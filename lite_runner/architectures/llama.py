@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import experts
 from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
-from lite_runner.architectures.llama_settings import mindformers
+from lite_runner.architectures.llama_settings import (
+    TRANSLATED,
+    LlamaLikeSettings,
+    mindformers,
+    translate,
+)
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 
 def read(fields: Fields) -> Decoder:
@@ -49,12 +55,28 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     return {"model_type": "llama", "attention_bias": qkv and out, "mlp_bias": mlp_bias}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LlamaSettings(LlamaLikeSettings):
+    """Settings of Llama, Qwen2, Mistral and SmolLM2."""
+
+    type: Literal["LlamaConfig"] = "LlamaConfig"
+
+
 LLAMA = Architecture(
     "llama",
     read,
     NAMES,
     write,
-    mindformers("LlamaConfig", "LlamaForCausalLM", decoder),
+    mindformers(
+        LlamaSettings,
+        "LlamaForCausalLM",
+        "llama2_7b",
+        decoder,
+        also=("ParallelLlamaForCausalLM",),
+        unread=frozenset({"kv_channels"}),
+        translated=TRANSLATED,
+        translate=translate,
+    ),
     GGUF(
         KEYS | experts.KEYS | {"sliding_window": "attention.sliding_window"},
         permuted=True,

@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from lite_runner.architectures.architecture import MindFormers, shared_settings
 from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.settings import PREFIX, Error, RotarySettings, Translation, error
 from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.errors import show
+from lite_runner.records import Count, Index, Positive, dataclass
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class LlamaLikeSettings(RotarySettings):
+    """Settings of models built like a Llama, with experts or without."""
+
+    rms_norm_eps: Positive
+    use_sliding_window: bool = False  # else sliding_window and the next three have no effect
+    max_window_layers: Index = 0  # first layers, which have no window
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    sliding_window_pattern: Count | None = None  # every so manieth layer has no window
+    no_rope_layers: tuple[Literal[0, 1], ...] | None = None  # 1: with rotary positions; null: all
+    embedding_multiplier: Positive = 1.0
+    attention_multiplier: Positive | None = None  # of scores; null: head_dim^-1/2
+    residual_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0  # logits are divided by it
+    attn_logit_softcapping: Positive | None = None  # of scores, with tanh; null: none
+    final_logit_softcapping: Positive | None = None  # of logits
+    rope_local_base_freq: Positive | None = None  # theta of layers with windows; null: 10000
+
+    def errors(self) -> Iterator[Error]:
+        yield from super().errors()
+        if not self.use_sliding_window:
+            return
+        if self.sliding_window is None:
+            yield error(
+                "sliding_window: got null, expected a number of tokens with"
+                f" {PREFIX}use_sliding_window=true",
+                *("use_sliding_window", "sliding_window"),
+            )
+        kinds, layers = self.layer_types, self.num_layers
+        if kinds is not None and len(kinds) != layers:
+            yield error(
+                f"layer_types: got {len(kinds)} layers, expected num_layers={layers}",
+                *("layer_types", "num_layers"),
+            )
 
 
 def settings(model: Decoder) -> dict[str, Any]:
@@ -55,10 +94,12 @@ def no_rope_layers(model: Decoder) -> list[int]:
 
 
 def mindformers(
-    config: str,
+    section: type[LlamaLikeSettings],
     network: str,
+    model: str,
     make: Callable[..., Decoder],
     write: Callable[[Decoder], dict[str, Any]] = settings,
+    **others: Any,
 ) -> MindFormers:
     """Settings under LlamaConfig's names, for the architecture whose decoders `make` makes of
     sizes."""
@@ -66,7 +107,8 @@ def mindformers(
     def read(given: Mapping[str, Any]) -> Decoder:
         return make(**sizes_of_settings(given))
 
-    return MindFormers(config, network, "llama", write, read)
+    others = {"hidden_act": ("silu",)} | others
+    return MindFormers(section, network, "llama", write, read, model=model, **others)
 
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,3 +191,92 @@ def windows_to_settings(model: Decoder) -> dict[str, Any]:
         "max_window_layers": slides.index(True),
         "layer_types": [SLIDING if here else FULL for here in slides],
     }
+
+
+_ROPE = {"rope_type": "type", "original_max_position_embeddings": "original_seq_length"}
+_DEFAULT_MULTIPLE = 256  # of multiple_of, in every release
+# Of LlamaConfig, with the names here made of them.
+TRANSLATED = frozenset(
+    (
+        *("add_qkv_bias", "extend_method", "ffn_dim_multiplier", "multiple_of"),
+        *("pretrain_seqlen", "scaling_factor"),
+    )
+)
+
+
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """The width of the feed-forward layers, where a yaml leaves it out, the bias of q, k and v, and
+    the scaling of rotary positions."""
+    try:
+        _translate(raw["model"]["model_config"], defaults, result)
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        result.faults.append(
+            f"{PREFIX}multiple_of, ffn_dim_multiplier, extend_method or scaling_factor:"
+            " expected numbers"
+        )
+
+
+def _translate(given: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    hidden = given.get("hidden_size", defaults.get("hidden_size"))
+    multiple, multiplier = given.get("multiple_of"), given.get("ffn_dim_multiplier")
+    sized = (multiple, multiplier) != (None, None) or hidden != defaults.get("hidden_size")
+    if given.get("intermediate_size") is None and sized:
+        multiple = _DEFAULT_MULTIPLE if multiple is None else multiple
+        width = feed_forward_width(hidden, multiple, multiplier)
+        result.assignments[f"{PREFIX}intermediate_size"] = width
+    bias = given.get("add_qkv_bias")
+    if bias is not None:
+        result.assignments[f"{PREFIX}qkv_has_bias"] = bias
+    method = given.get("extend_method")
+    scaling = given.get("scaling_factor", 1.0)
+    if method in ("PI", "NTK") and not isinstance(scaling, Mapping):
+        factor = float(scaling)
+        if "scaling_factor" not in given and given.get("pretrain_seqlen"):
+            factor = max(1.0, given["seq_length"] / given["pretrain_seqlen"])
+        if method == "NTK":  # scales the rotary base
+            result.assignments[f"{PREFIX}theta"] = given.get("theta", 10000.0) * factor
+        elif factor != 1.0:
+            result.assignments[f"{PREFIX}rope_scaling"] = {
+                "type": "linear",
+                "factor": factor,
+                "original_seq_length": round(given["seq_length"] / factor),
+            }
+    elif method in ("LLAMA3", "YARN") and isinstance(scaling, Mapping):
+        named = rope_names(scaling)
+        if method == "YARN":
+            _set_yarn_attention_factor(named)
+        result.assignments[f"{PREFIX}rope_scaling"] = {"type": method.lower(), **named}
+    elif method not in (None, "None"):
+        result.faults.append(
+            f"{PREFIX}extend_method: got {show(method)} with scaling_factor {show(scaling)},"
+            " expected None, PI or NTK with a number, or LLAMA3 or YARN with a mapping"
+        )
+
+
+def rope_names(scaling: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of rotary positions by our names."""
+    return {_ROPE.get(str(name), str(name)): value for name, value in scaling.items()}
+
+
+def _set_yarn_attention_factor(scaling: dict[str, Any]) -> None:
+    """MindFormers (modules/layers.py, FreqsMgr) scales by the quotient of both mscales, always;
+    transformers only where neither is 0. Values that are no such numbers stay for the checks."""
+    given = {name: scaling[name] for name in ("mscale", "mscale_all_dim") if name in scaling}
+    numbers = [scaling.get("factor"), *given.values()]
+    if given and all(isinstance(one, (int, float)) and one >= 0 for one in numbers):
+        from lite_runner.architectures.positions import yarn_mscale  # imports NumPy
+
+        upper, lower = given.get("mscale", 1.0), given.get("mscale_all_dim", 1.0)
+        factor = yarn_mscale(scaling["factor"], upper) / yarn_mscale(scaling["factor"], lower)
+        for name in given:
+            del scaling[name]
+        scaling["attention_factor"] = factor
+
+
+def feed_forward_width(hidden_size: int, multiple_of: int, multiplier: float | None) -> int:
+    """MindFormers' intermediate size of a Llama, where the yaml does not give it."""
+    width = 4 * hidden_size
+    if multiplier is not None:
+        width = int((multiplier + 0.01) * width)
+    width = int(2 * width / 3)
+    return multiple_of * -(-width // multiple_of)

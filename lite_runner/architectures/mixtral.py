@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from lite_runner.architectures import experts, llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
+from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder, Experts
+from lite_runner.errors import show
+from lite_runner.records import dataclass
 
 NAMES: Names = {
     **llama_like.NAMES,
@@ -64,6 +67,89 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixtralSettings(experts.MixtureSettings):
+    """Settings of Mixtral."""
+
+    type: Literal["MixtralConfig"] = "MixtralConfig"
+
+
+# MindFormers has a Llama with experts for it.
+_LLAMA = ("LlamaForCausalLM", "ParallelLlamaForCausalLM")
+# What else a router would compute, by the values with which it is a Mixtral's: null means that the
+# key may be missing, which is MindFormers' default.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "balance_via_topk_bias": (None, False),
+    "enable_cold_hot_expert": (None, False),
+    "first_k_dense_replace": (None, False, 0),
+    "n_group": (None,),
+    "norm_topk_prob": (None, True),
+    "routed_scaling_factor": (None, 1, 1.0),
+    "routing_policy": ("TopkRouterV2",),
+    "shared_expert_num": (None, 0),
+    "topk_group": (None,),
+    "topk_method": (None, "greedy"),
+    "use_gating_sigmoid": (None, False),
+    "use_shared_expert_gating": (None, False),
+}
+# Of training, and of how devices share the work. No token is dropped here, whatever the capacity.
+_NO_EFFECT = frozenset(
+    """
+    aux_loss_factor aux_loss_factors aux_loss_types capacity_factor cold_token_percent
+    comp_comm_parallel comp_comm_parallel_degree cur_layer enable_sdrop expert_group_size
+    expert_model_parallel group_wise_a2a hot_expert_num max_router_load moe_module_name
+    moe_shared_expert_overlap router_dense_type save_token_distribution topk_bias_update_rate
+    update_step use_allgather_dispatcher use_fused_ops_topkrouter z_loss_factor
+    """.split()
+)
+
+
+def claims(raw: Mapping[str, Any]) -> bool:
+    """True if a yaml of MindFormers describes a Llama whose layers have experts."""
+    model = raw.get("model")
+    arch = model.get("arch") if isinstance(model, Mapping) else None
+    named = arch.get("type") if isinstance(arch, Mapping) else None
+    return named in _LLAMA and experts.has_experts(raw)
+
+
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """Experts of such a Llama; its sections are no longer without effect."""
+    if not claims(raw):
+        return
+    section, given = experts.moe_config(raw)
+    chosen = given.get(experts.CHOSEN, 1)
+    result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
+    result.ignored += [f"{section}.{name}" for name in given if name in _NO_EFFECT]
+    result.faults += _faults(section, given, result.assignments.get(f"{PREFIX}intermediate_size"))
+    result.assignments |= {
+        f"{PREFIX}type": MixtralSettings.type,
+        f"{PREFIX}num_experts": given[experts.COUNT],
+        f"{PREFIX}num_experts_per_tok": chosen,
+    }
+
+
+def _faults(section: str, given: Mapping[str, Any], width: Any) -> Iterator[str]:
+    """What a Mixtral does not compute; `width`: the intermediate_size of the model."""
+    chosen = given.get(experts.CHOSEN, 1)
+    if type(chosen) is int and chosen < 2:
+        yield (
+            f"{section}.{experts.CHOSEN}: got {chosen}, expected 2 or more: the probability of a"
+            " single expert is not divided by itself in MindFormers, and is in a Mixtral"
+        )
+    for name, expected in _FIXED.items():
+        if (value := given.get(name)) not in expected:
+            wanted = show(expected[-1])
+            yield f"{section}.{name}: got {show(value)}, expected {wanted}, as in a Mixtral"
+    if given.get("moe_intermediate_size", width) != width:
+        yield (
+            f"{section}.moe_intermediate_size: got {show(given['moe_intermediate_size'])}, expected"
+            f" the intermediate_size of {show(width)}, which a Mixtral's experts have"
+        )
+    known = {*_FIXED, *_NO_EFFECT, experts.COUNT, experts.CHOSEN, "moe_intermediate_size"}
+    for name in sorted(given.keys() - known):
+        yield f"{section}.{name}: no such key of experts"
+
+
 MIXTRAL = dataclasses.replace(
     llama.LLAMA,
     name="mixtral",
@@ -71,7 +157,15 @@ MIXTRAL = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        "MixtralConfig", "MixtralForCausalLM", "llama", settings, from_settings
+        MixtralSettings,
+        "MixtralForCausalLM",
+        "llama",
+        settings,
+        from_settings,
+        model="mixtral_8x7b",
+        hidden_act=("silu",),
+        claims=claims,
+        translate=translate,
     ),
     gguf=None,  # GGUF writes it as llama
     no_effect=experts.NO_EFFECT,

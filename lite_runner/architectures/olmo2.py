@@ -4,13 +4,14 @@ RMSNorm over all query heads together, and over all key heads."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 _LAYER = "model.layers.{}"
 NAMES: Names = {
@@ -48,13 +49,20 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Olmo2Settings(llama_settings.LlamaLikeSettings):
+    """Settings of OLMo 2."""
+
+    type: Literal["Olmo2Config"] = "Olmo2Config"
+
+
 OLMO2 = dataclasses.replace(
     llama.LLAMA,
     name="olmo2",
     read=read,
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers("Olmo2Config", "Olmo2ForCausalLM", decoder),
+    mindformers=llama_settings.mindformers(Olmo2Settings, "Olmo2ForCausalLM", "olmo2_1b", decoder),
     gguf=GGUF(
         llama_like.KEYS,
         infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 NAMES: Names = {
     **llama_like.NAMES,
@@ -48,13 +51,43 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """Settings that MindFormers has under Hugging Face's names, and a head that is untied."""
+    given = raw["model"]["model_config"]
+    if given.get("attention_bias") is not None:
+        for name in ("qkv_has_bias", "attn_proj_has_bias"):
+            result.assignments[f"{PREFIX}{name}"] = given["attention_bias"]
+    if given.get("untie_embeddings_and_output_weights") is not None:
+        untied = bool(given["untie_embeddings_and_output_weights"])
+        result.assignments[f"{PREFIX}tie_word_embeddings"] = not untied
+    if isinstance(scaling := given.get("rope_scaling"), Mapping):
+        result.assignments[f"{PREFIX}rope_scaling"] = llama_settings.rope_names(scaling)
+
+
+# How MindFormers' classes of Qwen3 differ from its LlamaConfig, with experts and without.
+MINDFORMERS: dict[str, Any] = {
+    "hidden_act": ("silu", "swiglu"),
+    "translated": frozenset({"attention_bias", "untie_embeddings_and_output_weights"}),
+    "translate": translate,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Settings(llama_settings.LlamaLikeSettings):
+    """Settings of Qwen3."""
+
+    type: Literal["Qwen3Config"] = "Qwen3Config"
+
+
 QWEN3 = dataclasses.replace(
     llama.LLAMA,
     name="qwen3",
     read=read,
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers("Qwen3Config", "Qwen3ForCausalLM", decoder),
+    mindformers=llama_settings.mindformers(
+        Qwen3Settings, "Qwen3ForCausalLM", "qwen3_0.6b", decoder, **MINDFORMERS
+    ),
     gguf=GGUF(
         llama_like.KEYS,
         infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},

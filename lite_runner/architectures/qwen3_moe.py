@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import experts, llama_like, llama_settings, qwen3
 from lite_runner.architectures.architecture import GGUF, MindFormers
@@ -12,6 +12,7 @@ from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Experts
+from lite_runner.records import dataclass
 
 # Those of MindFormers' qwen2_moe: what it has of qwen3_moe reads Hugging Face's files.
 NAMES: Names = {
@@ -87,6 +88,13 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Qwen3MoeSettings(experts.MixtureSettings):
+    """Settings of Qwen3 with experts."""
+
+    type: Literal["Qwen3MoeConfig"] = "Qwen3MoeConfig"
+
+
 QWEN3_MOE = dataclasses.replace(
     qwen3.QWEN3,
     name="qwen3_moe",
@@ -94,7 +102,13 @@ QWEN3_MOE = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        "Qwen3MoeConfig", "Qwen3MoeForCausalLM", "llama", settings, from_settings
+        Qwen3MoeSettings,
+        "Qwen3MoeForCausalLM",
+        "llama",
+        settings,
+        from_settings,
+        model="qwen3_30b_a3b",
+        **qwen3.MINDFORMERS,
     ),
     gguf=GGUF(
         llama_like.KEYS | experts.KEYS | {"moe_intermediate_size": "expert_feed_forward_length"},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
 from lite_runner.architectures.architecture import GGUF
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 
 def read(fields: Fields) -> Decoder:
@@ -87,14 +88,22 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class SmolLM3Settings(llama_settings.LlamaLikeSettings):
+    """Settings of SmolLM3."""
+
+    type: Literal["SmolLM3Config"] = "SmolLM3Config"
+
+
 SMOLLM3 = dataclasses.replace(
     llama.LLAMA,
     name="smollm3",
     read=read,
     write=write,
     mindformers=llama_settings.mindformers(
-        "SmolLM3Config",
+        SmolLM3Settings,
         "SmolLM3ForCausalLM",
+        "smollm3_3b",
         partial(llama_like.decoder, architecture="smollm3"),
         settings,
     ),

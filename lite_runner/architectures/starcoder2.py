@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import gpt2, llama_like
 from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.settings import RotarySettings
 from lite_runner.architectures.spec import (
     Activation,
     Attention,
@@ -20,6 +21,7 @@ from lite_runner.architectures.spec import (
     Norm,
     Rotary,
 )
+from lite_runner.records import Positive, dataclass
 
 EXACT_GELU = "gelu"  # what transformers calls it
 _LAYER = "model.layers.{}"
@@ -114,6 +116,22 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class RotaryLayerNormSettings(RotarySettings):
+    """Settings of StarCoder2 and GPT-NeoX."""
+
+    layernorm_epsilon: Positive
+    activation: Literal["gelu", "gelu_exact"]  # gelu: the tanh form
+    use_parallel_residual: bool = False  # attention and feed-forward take the same input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starcoder2Settings(RotaryLayerNormSettings):
+    """Settings of StarCoder2."""
+
+    type: Literal["Starcoder2Config"] = "Starcoder2Config"
+
+
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers-like settings besides the shared ones; MindFormers has neither family."""
     rotary, attention = model.rotary or Rotary(), model.attention
@@ -176,7 +194,14 @@ STARCODER2 = Architecture(
     read,
     NAMES,
     write,
-    MindFormers("Starcoder2Config", "Starcoder2ForCausalLM", "llama", settings, from_settings),
+    MindFormers(
+        Starcoder2Settings,
+        "Starcoder2ForCausalLM",
+        "llama",
+        settings,
+        from_settings,
+        model="starcoder2_3b",
+    ),
     GGUF(
         {
             "num_key_value_heads": "attention.head_count_kv",

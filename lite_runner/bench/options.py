@@ -10,12 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from lite_runner.config.checks import quantization_faults, strategy_faults
 from lite_runner.config.fields import Fault, fault, raise_faults, read
-from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.quantization import Quant
 from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
 from lite_runner.plugins import registered
-from lite_runner.records import Count, Index, Range, dataclass
+from lite_runner.records import Count, Index, InputPath, Range, dataclass
 
 Plain = TypeVar("Plain")
 BackendName = Literal["native", "ms", "mslite"]
@@ -91,14 +90,14 @@ class BenchOptions:
     warmup: Index
     repeat: Count
     charts: bool
-    compare: str
+    compare: InputPath
 
     def __post_init__(self) -> None:
         # outputs/latest is this run once it has begun; it means the one before.
         if self.compare and (path := Path(self.compare).expanduser()).is_symlink():
             object.__setattr__(self, "compare", str(path.resolve()))
 
-    def faults(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Fault]:
         """Validation errors beyond the types."""
         for axis in AXES:
             if getattr(self, axis) == ():
@@ -150,9 +149,7 @@ def check_cell(config: CellOptions) -> None:
 
 def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
     """Validation errors of a benchmark; those of only some cells are told when these fail."""
-    yield from options.faults()
     yield from strategy_faults(config)
-    yield from ge_faults(config)
     cells = [config.of_cell(settings) for settings in options.cells()]
     found = [list(cell_faults(cell)) for cell in cells]
     if all(found):

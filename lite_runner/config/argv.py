@@ -98,6 +98,15 @@ class CommandLine:
     bare: list[str] = field(default_factory=list)  # words that are no key=value
     faults: list[str] = field(default_factory=list)
 
+    def values(self, key: str) -> list[str | list[str]]:
+        """What a key is given, in order."""
+        return [setting.value for setting in self.settings if setting.key == key]
+
+    def last(self, key: str) -> str | None:
+        """The last text that a key is given; None: none."""
+        texts = [value for value in self.values(key) if isinstance(value, str)]
+        return texts[-1] if texts else None
+
 
 class _Words:
     """The arguments still to be read."""

@@ -5,22 +5,19 @@ Nothing here loads or downloads: a fault costs the user no waiting.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lite_runner.architectures import network_name
+from lite_runner.architectures import model_of, of_mindformers
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.composed import READ, WRITTEN, path_at
 from lite_runner.config.fields import (
     Fault,
-    did_you_mean,
     fault,
-    nearest,
+    paths_of,
     raise_faults,
+    section_faults,
     show,
-    size_faults,
 )
 from lite_runner.config.parallel import division_faults, parallel_faults, without_ranks
 from lite_runner.config.quantization import matrices_of, schemes
@@ -32,22 +29,22 @@ from lite_runner.config.schema import (
     SamplingOptions,
     StrategyOptions,
 )
-from lite_runner.config.sections import ASCEND_CONFIG
 
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
 
 def common_faults(config: RunConfig) -> Iterator[Fault]:
     """All validation errors of what every run mode has."""
+    yield from section_faults(config)
     yield from _parallel_mode(config)
     yield from _model(config)
     yield from _paths(config)
+    if not config.output_dir:
+        yield fault("output_dir", "output_dir is empty; expected a folder")
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration and not isinstance(config, ExportedOptions):
         yield fault(key, f"{key} has an effect only with an exported model")
     yield from quantization_faults(config)
-    yield from ascend_faults(config)
-    yield from size_faults("context.cache_limit", config.context.cache_limit)
     yield from parallel_faults(config)
 
 
@@ -92,24 +89,18 @@ def _parallel_mode(config: RunConfig) -> Iterator[Fault]:
     file, key = config.parallel.strategy_ckpt_save_file, "parallel.strategy_ckpt_save_file"
     if file and not config.use_parallel:
         yield fault((key, "use_parallel"), f"{key}={file} {without_ranks(config)}")
-    mode = config.parallel.parallel_mode
-    if mode == 0 and config.parallel_config.model_parallel > 1:
+    if config.parallel.parallel_mode == 0 and config.parallel_config.model_parallel > 1:
         yield fault(
             "parallel.parallel_mode",
             "parallel.parallel_mode=0 is data parallel alone; parallel_config.model_parallel="
             f"{config.parallel_config.model_parallel} needs parallel.parallel_mode=1 (semi-auto)",
         )
-    elif mode > 1:
-        yield fault(
-            "parallel.parallel_mode",
-            f"parallel.parallel_mode: got {mode}, expected 1 (semi-auto) or 0 (data parallel):"
-            " there is no search for a sharding strategy",
-        )
 
 
 def _model(config: RunConfig) -> Iterator[Fault]:
     settings = config.model.model_config
-    network = "auto" if settings.type == "auto" else network_name(settings.type)
+    kind = of_mindformers(settings.type)
+    network = "auto" if kind is None else kind.network
     if network != config.model.arch.type:
         yield fault(
             "model",
@@ -135,8 +126,8 @@ def _model(config: RunConfig) -> Iterator[Fault]:
                 "processor.tokenizer.type: ByteTokenizer is for the tiny models",
             )
     else:
-        yield from (fault(keys, text) for keys, text in settings.errors())
-        model = settings.resolve()
+        model = model_of(settings)
+        assert model is not None
         yield from fits_model(config, model)
         is_byte = config.processor.tokenizer.type == "ByteTokenizer"
         if is_byte and model.vocab_size < _BYTE_TOKENIZER_SIZE:
@@ -145,31 +136,12 @@ def _model(config: RunConfig) -> Iterator[Fault]:
                 f"{PREFIX}vocab_size: got {model.vocab_size}, expected at least"
                 f" {_BYTE_TOKENIZER_SIZE} with ByteTokenizer",
             )
-    name = config.trainer.model_name
-    if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-        yield fault(
-            "trainer.model_name",
-            f"trainer.model_name: got {show(name)}, expected letters, digits and . _ - (it names"
-            " the output folder)",
-        )
 
 
 def _paths(config: RunConfig) -> Iterator[Fault]:
-    for key in (*READ, *WRITTEN):
-        path = path_at(config, key)
-        if path and "\0" in (path if isinstance(path, str) else "".join(path)):
+    for key, _, path in paths_of(config):
+        if "\0" in "".join(path or ""):
             yield fault(key, f"{key}: got {show(path)}, expected no NUL in a path")
-    if not config.output_dir:
-        yield fault("output_dir", "output_dir is empty; expected a folder")
-
-
-def ascend_faults(config: RunConfig) -> Iterator[Fault]:
-    """Settings that MindSpore would refuse on an Ascend device."""
-    yield from size_faults("context.max_device_memory", config.context.max_device_memory)
-    for name in config.context.ascend_config or ():
-        if name not in ASCEND_CONFIG:
-            key, near = f"context.ascend_config.{name}", did_you_mean(nearest(name, ASCEND_CONFIG))
-            yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")
 
 
 def quantization_faults(config: RunConfig) -> Iterator[Fault]:

@@ -14,7 +14,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, get_args
 
-from lite_runner.architectures.settings import ModelSettings, Settings
+from lite_runner.architectures import ModelSettings
+from lite_runner.architectures.settings import Settings
 from lite_runner.config.argv import CHECKPOINTS, CommandLine, Setting, command_meant
 from lite_runner.config.fields import MAX_DEPTH, Fault, did_you_mean, fault, hints_of, nearest, show
 from lite_runner.config.grammar import value_of, with_environment
@@ -179,12 +180,12 @@ def with_checkpoint(
 ) -> tuple[CommandLine, list[Fault]]:
     """A line whose model is a checkpoint (`model=PATH`, or `load_checkpoint=PATH` alone) as one
     with model=auto, which takes the sizes from there."""
-    typed = _last(line, "model")
+    typed = line.last("model")
     if typed is None:
         return _of_checkpoint_alone(line, file, models), []
     if typed in models or not ("://" in typed or exists(typed)):
         return line, []
-    weights = _last(line, "load_checkpoint")
+    weights = line.last("load_checkpoint")
     faults = []
     if names_model(file.raw, models):
         faults = [
@@ -204,9 +205,9 @@ def with_checkpoint(
 def _of_checkpoint_alone(
     line: CommandLine, file: ConfigFile, models: Collection[str]
 ) -> CommandLine:
-    weights = _last(line, "load_checkpoint") or str(at(file.raw, "load_checkpoint") or "")
+    weights = line.last("load_checkpoint") or str(at(file.raw, "load_checkpoint") or "")
     named = "model" in file.choices or names_model(file.raw, models)
-    if named or weights in ("", RANDOM) or _last(line, "pretrained_model_dir"):
+    if named or weights in ("", RANDOM) or line.last("pretrained_model_dir"):
         return line
     # A model's name as load_checkpoint is MindFormers' way to say: its usual weights.
     model = weights if weights in models and not exists(weights) else "auto"
@@ -215,17 +216,11 @@ def _of_checkpoint_alone(
 
 def bare_words(line: CommandLine, models: Collection[str]) -> str:
     """The fault of words without a key, with the command line they may stand for."""
-    typed = [s.value for s in line.settings if s.key == "predict_data"]
-    prompt = typed[-1] if typed and isinstance(typed[-1], str) else None
+    prompt = line.last("predict_data")
     meant = command_meant(line.bare, prompt, models, options_of("run_mode"))
     alone = "" if line.settings or line.config_files else "run_lite.py "
     words = ", ".join(show(word) for word in line.bare)
     return f"{words}: expected key=value; did you mean: {alone}{meant}"
-
-
-def _last(line: CommandLine, key: str) -> str | None:
-    values = [s.value for s in line.settings if s.key == key and not (s.prefix and key in GROUPS)]
-    return values[-1] if values and isinstance(values[-1], str) else None
 
 
 def exists(path: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from lite_runner.architectures.settings import FAMILY_MODEL
+from lite_runner.architectures import NETWORKS
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import (
     SEARCHPATH,
@@ -43,7 +43,6 @@ from lite_runner.config.fields import (
     read,
     show,
 )
-from lite_runner.config.ge import ge_notes
 from lite_runner.config.generation import without_effect
 from lite_runner.config.grammar import swept_values, value_of, with_references
 from lite_runner.config.groups import (
@@ -135,7 +134,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
         faults += [f for f in found if not faulty.intersection(f.keys)]
     raise_faults(faults)
     assert config is not None
-    notes = [*composed.notes, *map(Note, ge_notes(config))]
+    notes = [*composed.notes, *map(Note, schemas.notes(config))]
     if isinstance(config, SamplingOptions) and (idle := without_effect(vars(config))):
         notes.append(Note(idle))
     return config, notes
@@ -273,7 +272,7 @@ def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> Non
         composed.fail("model", other)
     elif composed.schemas.is_of_a_run(file.raw):
         said = _said_by_options(line, composed)
-        if _typed(line, "model"):  # a former run's is another one
+        if line.values("model"):  # a former run's is another one
             said |= values_of("model", composed.choices["model"], composed.folders).keys()
         every_key = composed.schemas.every_key
         composed.raw = run_again(file.raw, composed.raw, said, composed.schema, every_key)
@@ -316,11 +315,11 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
         models = options_of("model", composed.folders)
         return blended(line.settings, file, composed.raw, models) or ""
     text = f"model.arch.type: got {show(arch)} (in {file.source})"
-    if arch not in (*FAMILY_MODEL, "auto"):
-        there = ", ".join(sorted(FAMILY_MODEL))
+    if arch not in (*NETWORKS, "auto"):
+        there = ", ".join(sorted(NETWORKS))
         return f"model.arch.type: {arch} is not supported (in {file.source}); there are {there}"
     text = f"{text}, but the model chosen is {chosen}"
-    return text + ("; leave model= out to run the file's" if _typed(line, "model") else "")
+    return text + ("; leave model= out to run the file's" if line.values("model") else "")
 
 
 def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
@@ -338,7 +337,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
         models,
         defaults=composed.section("model.model_config"),
         use_parallel=_uses_parallel(composed, line, file),
-        sized=named or bool(_typed(line, "model")) or "model" in file.choices,
+        sized=named or bool(line.values("model")) or "model" in file.choices,
     )
     for text in result.faults:
         key = text.partition(":")[0]
@@ -346,8 +345,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
     typed = {setting.key for setting in line.settings} | _said_by_options(line, composed)
     backend = composed.choices.get("backend", "native")  # where none is named: online
     online = backend in ("native", "ms") and composed.raw.get("run_mode") != "export"
-    devices = _typed(line, "context.device_target")
-    device = devices[-1] if devices else result.assignments.get("context.device_target")
+    device = line.last("context.device_target") or result.assignments.get("context.device_target")
     for key, value in result.assignments.items():
         # MindFormers' example yamls hold keys of online and of offline runs.
         of_offline = online and key.startswith(OFFLINE_ONLY)
@@ -364,17 +362,11 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
 
 def _uses_parallel(composed: Composed, line: CommandLine, file: ConfigFile) -> bool:
     """use_parallel of the command line, else of the file, else as composed."""
-    typed = [value for value in _typed(line, "use_parallel") if isinstance(value, str)]
-    if typed:
-        return typed[-1].lower() != "false"
+    if typed := line.last("use_parallel"):
+        return typed.lower() != "false"
     if "use_parallel" in _said_by_options(line, composed):
         return bool(composed.raw["use_parallel"])
     return bool(file.raw.get("use_parallel", composed.raw.get("use_parallel")))
-
-
-def _typed(line: CommandLine, key: str) -> list[str | list[str]]:
-    """The values of a key on the command line, in order."""
-    return [setting.value for setting in line.settings if setting.key == key]
 
 
 def _ignored(keys: Collection[str], source: str) -> Note:
@@ -439,7 +431,7 @@ def run_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) 
     keys are given."""
 
     def given(key: str) -> bool:
-        return bool(_typed(line, key)) or at(file.raw, key) is not None
+        return bool(line.values(key)) or at(file.raw, key) is not None
 
     formats = get_args(leaves(composed.schema).get("output_format"))
     if "mindformers" in formats and not given("output_format"):

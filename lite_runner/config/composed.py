@@ -5,7 +5,6 @@ The config that a run keeps in its folder, given again as --config, repeats it f
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,6 +26,7 @@ from lite_runner.config.fields import (
     is_name,
     leaves,
     nearest_key,
+    paths_of,
     read,
     show,
 )
@@ -47,6 +47,7 @@ class Schemas:
 
     config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
     faults: Callable[[RunConfig], Iterator[Fault]]  # all validation errors of a config
+    notes: Callable[[RunConfig], list[str]]  # for the user, of a valid one
 
     def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
         """True if a yaml is the config that a run has left in its folder."""
@@ -138,7 +139,7 @@ class Composed:
             return
         read(value, annotation, key, faults)
         if faults:
-            self.faults += [dataclasses.replace(f, text=f.text + where) for f in faults]
+            self.faults += [f._replace(text=f.text + where) for f in faults]
         elif key in ("model.arch.type", "model.model_config.type") and section.get(name) != value:
             text = f"{key}: got {show(value)}{where}, but the model chosen has {section.get(name)}"
             self.fail("model", f"{text}; another one is chosen with model=")
@@ -217,44 +218,6 @@ class Composed:
         return section
 
 
-# Keys that name a file or folder to read, or a source elsewhere, or a list of such.
-READ = (
-    "load_checkpoint",
-    "pretrained_model_dir",
-    "adapter_path",
-    "adapter_root",
-    "eval_data",
-    "bench.compare",
-    "src_strategy_path_or_dir",
-    "infer.model_dir",
-    "infer.ge_config_path",
-    "model.model_config.checkpoint_name_or_path",
-    "parallel.rank_table_file",
-    "processor.tokenizer.tokenizer_file",
-    "processor.tokenizer.chat_template",
-)
-# Keys that name what is written, by one run mode or another; exported graphs are read as well.
-WRITTEN = (
-    "output_dir",
-    "convert_output",
-    "export_output",
-    "quantize_output",
-    "shard_output",
-    "infer.prefill_model_path",
-    "infer.increment_model_path",
-    "parallel.log_dir",
-    "parallel.strategy_ckpt_save_file",
-)
-
-
-def path_at(config: RunConfig, key: str) -> Any:
-    """The value of a config at a dotted key; None where its run mode does not have it."""
-    found: Any = config
-    for name in key.split("."):
-        found = getattr(found, name, None)
-    return found
-
-
 def with_input(config: RunConfig) -> RunConfig:
     """The config with the prompt that standard input holds, which can be read once. Raises
     ConfigError as `read_prompts`."""
@@ -266,14 +229,11 @@ def with_input(config: RunConfig) -> RunConfig:
 def kept(config: RunConfig) -> dict[str, Any]:
     """Plain data of a config that means the same in every folder."""
     raw = config.to_dict()
-    for key in READ:
-        if isinstance(value := at(raw, key), list):
-            put_at(raw, key, [_absolute(entry, there=True) for entry in value])
+    for key, kind, value in paths_of(config):
+        if isinstance(value, tuple):
+            put_at(raw, key, [_absolute(path, there=not kind.written) for path in value])
         elif value:
-            put_at(raw, key, _absolute(value, there=True))
-    for key in WRITTEN:
-        if value := at(raw, key):
-            put_at(raw, key, _absolute(value))
+            put_at(raw, key, _absolute(value, there=not kind.written))
     if str(at(raw, KEY)).startswith("file:"):
         put_at(raw, KEY, f"file:{_absolute(at(raw, KEY)[5:])}")
     if isinstance(config, GenerateOptions):

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
-from lite_runner.records import dataclass
+from lite_runner.errors import show as show
+from lite_runner.records import PathText, dataclass
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
@@ -28,8 +30,7 @@ _NAME = re.compile(r"\w[\w-]*")
 _HELP = "run_lite.py --help lists the groups and keys"
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """One thing that is wrong, as a sentence, and the dotted keys it is about."""
 
     keys: tuple[str, ...]
@@ -69,7 +70,8 @@ def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
         base, allowed = get_args(annotation)
         before = len(faults)
         result = read(value, base, key, faults)
-        if len(faults) == before and result not in allowed:
+        valid = len(faults) == before
+        if valid and not isinstance(allowed, PathText) and result not in allowed:
             return _misfit(value, annotation, key, faults)
         return result
     if origin in (Union, types.UnionType):
@@ -200,22 +202,11 @@ def _is_choice(annotation: Any) -> bool:
     return get_origin(annotation) is Literal
 
 
-def show(value: Any) -> str:
-    """A value as a message shows it: short, in yaml's words for none, true and false."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits
-        text = "a very long number"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
 def describe(annotation: Any) -> str:
     """The expected values of an annotation, in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return f"{describe(inner[0])} {inner[1]}"
+        return describe(inner[0]) + ("" if isinstance(inner[1], PathText) else f" {inner[1]}")
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(describe(member) for member in inner))
     if origin is Literal:
@@ -232,8 +223,16 @@ def describe(annotation: Any) -> str:
 @functools.cache
 def hints_of(section: Any) -> dict[str, Any]:
     """The evaluated annotations of a dataclass, in the order of its fields."""
-    hints = get_type_hints(section, include_extras=True)
+    hints: dict[str, Any] = {}
+    for one in reversed(section.__mro__):
+        hints |= _own_hints(one)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+@functools.cache
+def _own_hints(section: type) -> dict[str, Any]:
+    """Of one class alone: get_type_hints evaluates those of a base anew for each class on it."""
+    return inspect.get_annotations(section, eval_str=True)
 
 
 def variant_names(section: Any) -> tuple[str, ...]:
@@ -303,7 +302,42 @@ def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
 
 def accepts(annotation: Any, kind: Any) -> bool:
     """True if `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
-    return any(kind in (member, get_origin(member)) for member in _members(annotation))
+    plain = (_plain(member) for member in _members(annotation))
+    return any(kind in (member, get_origin(member)) for member in plain)
+
+
+def section_faults(config: Any) -> Iterator[Fault]:
+    """Validation errors that the sections of a config find in themselves (`errors`)."""
+    for field in dataclasses.fields(config):
+        section = getattr(config, field.name)
+        if not _is_section(section):
+            continue
+        if hasattr(section, "errors"):
+            yield from (Fault(*error) for error in section.errors())
+        yield from section_faults(section)
+
+
+def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, Any]]:
+    """The paths, and lists of paths, that a config has: dotted key, kind and value."""
+    cls: Any = type(section)
+    for name, annotation in hints_of(cls).items():
+        value = getattr(section, name)
+        if _is_section(value):
+            yield from paths_of(value, f"{prefix}{name}.")
+        elif kind := _path_kind(annotation):
+            yield f"{prefix}{name}", kind, value
+
+
+def _path_kind(annotation: Any) -> PathText | None:
+    for member in _members(annotation):
+        item = get_args(member)[0] if get_origin(member) is tuple else member
+        if get_origin(item) is Annotated and isinstance(kind := get_args(item)[1], PathText):
+            return kind
+    return None
+
+
+def _plain(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 _GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import ClassVar
 
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.ge import ge_faults
 from lite_runner.config.offline_checks import offline_faults
 from lite_runner.config.parallel import ranks_of, replica_faults
 from lite_runner.config.prompts import adapter_names, prompt_faults, request_faults
@@ -25,6 +25,18 @@ from lite_runner.config.schema import (
 from lite_runner.records import dataclass
 
 COMPARE = "compare_backend"
+# Options of a generation that MindFormers has; it is asked for none of the others.
+_OF_MINDFORMERS = (
+    *("max_new_tokens", "max_length", "do_sample", "temperature", "top_k", "top_p", "seed"),
+    *("repetition_penalty", "num_beams", "eos_token_id", "pad_token_id"),
+)
+_CALLED = {
+    "stop": "stop strings",
+    "logprobs": "log-probabilities",
+    "prompt_logprobs": "log-probabilities",
+    "num_return_sequences": "several texts of a prompt",
+    "length_penalty": "a length penalty",
+}
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -67,7 +79,6 @@ def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
         yield from strategy_faults(config)
     yield from offline_faults(config)
     yield from mindformers_run_faults(config)
-    yield from ge_faults(config)
     yield from replica_faults(config)
 
 
@@ -94,7 +105,6 @@ def session_faults(config: SessionOptions) -> Iterator[Fault]:
     if not config.runs_given_model:
         yield from strategy_faults(config)
     yield from offline_faults(config)
-    yield from ge_faults(config)
 
 
 def mindformers_available_faults(config: RunConfig) -> Iterator[Fault]:
@@ -144,13 +154,9 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
     options = config.generation()
     past = "model.model_config.use_past"
     refused = {
-        "stop": (options.stop, "stop strings"),
-        "logprobs": (options.logprobs is not None, "log-probabilities"),
-        "prompt_logprobs": (options.prompt_logprobs is not None, "log-probabilities"),
-        "min_p": (options.min_p > 0, "min_p"),
-        "min_new_tokens": (options.min_new_tokens > 0, "min_new_tokens"),
-        "num_return_sequences": (options.num_return_sequences > 1, "several texts of a prompt"),
-        "length_penalty": (options.length_penalty != 1, "a length penalty"),
+        one.name: (getattr(options, one.name) != one.default, _CALLED.get(one.name, one.name))
+        for one in fields(options)
+        if one.name not in _OF_MINDFORMERS
     }
     yield from mindformers_model_faults(config)
     yield from _refused(refused)

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from lite_runner.config.fields import Fault, fault, read
-from lite_runner.records import dataclass
+from lite_runner.records import (
+    Count,
+    Index,
+    NotNegative,
+    Penalty,
+    Probability,
+    TopLogprobs,
+    TopP,
+    dataclass,
+)
 from lite_runner.system.json_file import parse_json
 
 # Why a text ended. "stop": an eos token or a stop text; "error": see Finished.error.
@@ -65,6 +75,28 @@ def without_effect(given: Mapping[str, Any]) -> str:
     return f"{', '.join(idle)}: no effect with {cause}, which is greedy" if idle else ""
 
 
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class RequestOptions:
+    """Options that a run has for all prompts, and a prompt may have of its own; null: not given.
+
+    To add one, add it here and to GenerationConfig, where it is computed (generation/sampling.py),
+    to the requests of the server (serving/schemas.py) and, with its meaning, to
+    conf/keys/sampling.yaml.
+    """
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Index | None = None
+    do_sample: bool | None = None
+    temperature: NotNegative | None = None  # 0: greedy
+    top_k: Index | None = None
+    top_p: TopP | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Penalty | None = None
+    stop: str | tuple[str, ...] | None = None
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = None
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
     """Options of one generation, named as in MindFormers and transformers."""
@@ -87,6 +119,15 @@ class GenerationConfig:
     seed: int = 0
     logprobs: int | None = None  # of each token and its top N alternatives; None: off
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
+
+    def with_options(self, given: Mapping[str, Any]) -> GenerationConfig:
+        """These options with those `given` by the names of RequestOptions, none of them null."""
+        changed = decided(given)
+        if not changed.get("temperature", 1):
+            del changed["temperature"]  # it is said by do_sample
+        if "stop" in changed:
+            changed["stop"] = stop_texts(changed["stop"])
+        return replace(self, **changed) if changed else self
 
     @property
     def reserved_tokens(self) -> int:
@@ -152,6 +193,11 @@ class _StructuredOutputs:
     disable_fallback: bool | None = None  # there is one engine of grammars
     disable_any_whitespace: Literal[False] | None = None
     disable_additional_properties: Literal[False] | None = None
+
+
+def stop_texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The texts that end a completion, of which one may stand alone."""
+    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 def asked_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,20 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from lite_runner.architectures.settings import FAMILY_MODEL, NETWORK_NAMES, UNREAD
+from lite_runner.architectures import NETWORKS, of_mindformers, of_yaml
+from lite_runner.architectures.experts import has_experts, unsupported
+from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.config.fields import did_you_mean, nearest_key, show
-from lite_runner.config.mindformers_model import (
-    EXPERT_SECTIONS,
-    MIXTURE_NETWORK,
-    RENAMED,
-    TRANSLATED,
-    Translation,
-    expert_faults,
-    expert_settings,
-    has_experts,
-    ignored_expert_keys,
-    translate_model,
-)
 from lite_runner.config.yaml_file import at
 
 _IGNORED = {
@@ -181,9 +171,20 @@ def is_only_mindformers(key: str) -> bool:
 _SIZES = ("seq_length", "hidden_size", "num_layers", "num_heads", "vocab_size")
 # Ignored where the folder has the sizes (model=auto).
 _SIZES_OF_FOLDER = ("model.model_config.seq_length",)
-# MindFormers' keys by our names. Those of generation_config are the model's defaults here.
+# MindFormers' keys by our names: newer configs have Hugging Face's of sizes. Those of
+# generation_config are the model's defaults here.
 _RENAMED = {
-    **RENAMED,
+    **{
+        f"{PREFIX}{theirs}": f"{PREFIX}{name}"
+        for theirs, name in {
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+            "num_key_value_heads": "n_kv_heads",
+            "rope_theta": "theta",
+            "padded_vocab_size": "vocab_size",
+            "max_length": "max_decode_length",
+        }.items()
+    },
     "input_data": "predict_data",
     "processor.tokenizer.vocab_file": "processor.tokenizer.tokenizer_file",
     "generation_config.eos_token_id": "eos_token_id",
@@ -198,11 +199,14 @@ _RENAMED = {
 }
 # MindFormers' values by our names.
 _RENAMED_VALUES: dict[str, Mapping[str, Any]] = {
-    "model.arch.type": NETWORK_NAMES,
     "processor.tokenizer.type": TOKENIZERS,
     "parallel.parallel_mode": PARALLEL_MODES,
 }
 
+# dtypes of quantization_config.
+_FLOATS = (None, "", "none", "None", "fp16", "bf16", "float16", "bfloat16")
+_QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int8"): "a8w8"}
+_LORA = ("pet_type", "lora_rank", "lora_alpha", "target_modules")
 _TOKENIZER = "processor.tokenizer."
 _TOKENS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
 # Keys that each class of MindFormers never reads: a ChatGLM's prompt has a form of its own, and
@@ -221,22 +225,26 @@ _TOKENIZER_DEFAULTS = {"Llama3Tokenizer": {"add_bos_token": False, "add_eos_toke
 _MERGES = "merges_file"
 
 
+# Translated here, so not listed as ignored.
+_TRANSLATED = ("hidden_act", "hidden_size_per_attention_head", "pet_config", "quantization_config")
+
+
 def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
     """The model of conf/ that a file is merged over; None where the file names none."""
     name, arch = at(raw, "trainer.model_name"), arch_of(raw)
     if arch is None and at(raw, "pretrained_model_dir"):
         return "auto"  # the folder has the sizes, whatever the model is called
-    if isinstance(name, str) and name in models and not has_experts(raw):
+    found = of_yaml(raw, arch)
+    if isinstance(name, str) and name in models and not (found and found.claims(raw)):
         return name
-    return FAMILY_MODEL.get(arch) if isinstance(arch, str) else None
+    return NETWORKS.get(arch) if isinstance(arch, str) else None
 
 
 def arch_of(raw: Mapping[str, Any]) -> Any:
     """The architecture that a file names, by our name."""
     named = at(raw, "model.arch.type")
-    if has_experts(raw):
-        return MIXTURE_NETWORK
-    return _RENAMED_VALUES["model.arch.type"].get(named, named) if isinstance(named, str) else named
+    found = of_yaml(raw, named)
+    return named if found is None else found.network
 
 
 def translate(
@@ -255,8 +263,10 @@ def translate(
     model is `sized` by conf/.
     """
     result = Translation()
-    kind = at(raw, "model.model_config.type")
-    unread = UNREAD.get(kind, ()) if isinstance(kind, str) else ()
+    settings = at(raw, "model.model_config")
+    kind = of_mindformers(_type(settings, defaults))
+    translated = {f"{PREFIX}{name}" for name in (*_TRANSLATED, *(kind.translated if kind else ()))}
+    unread = {f"{PREFIX}{name}" for name in (kind.unread if kind else ())}
     sections = {key[:i] for key in (*known, *IGNORED) for i, c in enumerate(key) if c == "."}
     for key, value in _leaves(raw, "", known, sections):
         if key.partition(".")[0] in ("parallel", "parallel_config") and not use_parallel:
@@ -264,13 +274,14 @@ def translate(
         elif key in _RENAMED:
             if value not in ("", None):
                 result.assignments[_RENAMED[key]] = value
+        elif key == "model.arch.type" and isinstance(value, str):
+            result.assignments[key] = arch_of(raw)
         elif key in _RENAMED_VALUES and isinstance(value, str):
-            renamed = _RENAMED_VALUES[key].get(value, value)
-            result.assignments[key] = arch_of(raw) if key == "model.arch.type" else renamed
+            result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
         elif key in known:
             result.assignments[key] = value
         elif key in IGNORED or key in _SIZES_OF_FOLDER or key in unread:
-            result.ignored += [] if key in TRANSLATED else [key]
+            result.ignored += [] if key in translated else [key]
         elif key in sections:
             if value is not None:
                 result.faults.append(f"{key}: got {show(value)}, expected a section")
@@ -282,27 +293,125 @@ def translate(
             result.faults.append(f"{key}: no such key{hint}; ~{key} leaves it out")
     _check_disabled(raw, known, result)
     _translate_tokenizer(raw, result)
-    settings = at(raw, "model.model_config")
     if isinstance(settings, Mapping):
-        translate_model(settings, defaults, models, result)
-        _translate_experts(raw, known, result)
+        _translate_model(raw, defaults, models, result)
         keys = () if sized else (f"model.model_config.{name}" for name in _SIZES)
         for key in (key for key in keys if result.assignments.get(key) is None):
             result.faults.append(f"{key}: missing; a model that is not in conf/model needs it")
     return result
 
 
-def _translate_experts(raw: Mapping[str, Any], known: Collection[str], result: Translation) -> None:
-    """Experts of a Llama become a Mixtral's; their sections are no longer without effect."""
-    prefix = "model.model_config."
-    width = result.assignments.get(f"{prefix}intermediate_size")
-    mixture = f"{prefix}num_experts" in known
-    result.faults += expert_faults(raw, width, mixture=mixture)
-    if mixture and has_experts(raw):
-        result.ignored = [key for key in result.ignored if key not in EXPERT_SECTIONS]
-        result.ignored += ignored_expert_keys(raw)
-        values = expert_settings(raw).items()
-        result.assignments |= {f"{prefix}{name}": value for name, value in values}
+def _type(settings: Any, defaults: Mapping[str, Any]) -> Any:
+    """MindFormers' config class of a file."""
+    usual = defaults.get("type")
+    return settings.get("type", usual) if isinstance(settings, Mapping) else usual
+
+
+def _translate_model(
+    raw: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    models: Collection[str],
+    result: Translation,
+) -> None:
+    """Translate keys of model_config that have no direct equivalent."""
+    settings = raw["model"]["model_config"]
+    kind = of_mindformers(_type(settings, defaults))
+    expected = kind.hidden_act if kind else ()
+    if expected and settings.get("hidden_act") not in (None, *expected):
+        result.faults.append(
+            f"{PREFIX}hidden_act: got {show(settings['hidden_act'])}, expected {expected[0]}, which"
+            f" such models are trained with; --{PREFIX}hidden_act {expected[0]} takes it"
+        )
+    # In MindFormers a model's name means its published weights; conf/ has their source.
+    source = settings.get("checkpoint_name_or_path")
+    if source in ("", None) or (isinstance(source, str) and source in models):
+        result.assignments.pop(f"{PREFIX}checkpoint_name_or_path", None)
+    _translate_adapter(settings.get("pet_config"), result)
+    _translate_quantization(settings.get("quantization_config"), result)
+    _check_head_size(settings, defaults, result)
+    if kind is not None:
+        kind.translate(raw, defaults, result)
+    merged_over = of_mindformers(defaults.get("type"))
+    if merged_over is not None and merged_over.claims(raw):
+        merged_over.translate(raw, defaults, result)
+    elif has_experts(raw):
+        result.faults.append(unsupported(raw))
+
+
+def _translate_adapter(given: Any, result: Translation) -> None:
+    """LoRA weights in the checkpoint (lora), or adapters in their own folders (slora)."""
+    section = f"{PREFIX}pet_config"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        result.faults.append(f"{section}: got {show(given)}, expected a section")
+    elif given.get("pet_type") == "lora":
+        result.assignments[section] = {name: given[name] for name in given if name in _LORA}
+        result.ignored += [f"{section}.{name}" for name in given if name not in _LORA]
+        if given.get("exclude_layers"):
+            result.faults.append(
+                f"{section}.exclude_layers: got {show(given['exclude_layers'])}, expected null:"
+                " target_modules says where the adapter is"
+            )
+    elif given.get("adapter_path") not in ("", None):
+        result.assignments["adapter_path"] = given["adapter_path"]
+    else:
+        result.ignored.append(section)
+
+
+def _check_head_size(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation
+) -> None:
+    """A ChatGLM-6B's heads share hidden_size."""
+    name = "hidden_size_per_attention_head"
+    hidden, heads = (settings.get(key, defaults.get(key)) for key in ("hidden_size", "num_heads"))
+    sizes = [size for size in (hidden, heads) if isinstance(size, int) and size]
+    expected = hidden // heads if len(sizes) == 2 else None
+    if settings.get(name) not in (None, expected):
+        result.faults.append(
+            f"{PREFIX}{name}: got {show(settings[name])}, expected hidden_size / num_heads"
+        )
+
+
+def _translate_quantization(given: Any, result: Translation) -> None:
+    """Round-to-nearest quantization becomes quant=; other methods are errors.
+
+    8-bit activations are quantized dynamically per row, so nothing is calibrated.
+    """
+    section = f"{PREFIX}quantization_config"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        result.faults.append(f"{section}: got {show(given)}, expected a section")
+        return
+    method, weight, kv = (
+        given.get(name) for name in ("quant_method", "weight_dtype", "kvcache_dtype")
+    )
+    activation = given.get("activation_dtype")
+    if method not in (None, "rtn"):
+        result.faults.append(
+            f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest):"
+            " nothing is calibrated here"
+        )
+    if kv == "int8":
+        result.assignments["kv_cache"] = "int8"
+    elif kv not in _FLOATS:
+        result.faults.append(f"{section}.kvcache_dtype: got {show(kv)}, expected int8 or none")
+    if weight in _FLOATS and activation in _FLOATS:
+        return
+    quant = _QUANTS.get((str(weight), "float" if activation in _FLOATS else str(activation)))
+    if quant is None:
+        result.faults.append(
+            f"{section}: got weight_dtype {show(weight)} with activation_dtype {show(activation)},"
+            " expected int8 or int4 with fp16, or int8 with int8"
+        )
+        return
+    result.assignments["quant"] = quant
+    understood = {"quant_method", "weight_dtype", "activation_dtype", "kvcache_dtype"}
+    if kept := given.get("modules_to_not_convert"):
+        result.assignments["modules_to_not_convert"] = kept
+    understood.add("modules_to_not_convert")
+    result.ignored += [f"{section}.{name}" for name in given if name not in understood]
 
 
 def _translate_tokenizer(raw: Mapping[str, Any], result: Translation) -> None:

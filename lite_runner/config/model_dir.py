@@ -114,10 +114,8 @@ def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, Config
 
 def _given(key: str, line: CommandLine, file: Mapping[str, Any]) -> str:
     """The text of a key, "" where there is none; the command line goes before the file."""
-    for setting in reversed(line.settings):
-        if setting.key == key and isinstance(setting.value, str):
-            return setting.value
-    return str(at(file, key) or "")
+    typed = line.last(key)
+    return str(at(file, key) or "") if typed is None else typed
 
 
 HEAD = "# Written by an export of lite-runner: the sizes of the model beside it.\n"

@@ -182,9 +182,7 @@ def _given_model(config: ExportedOptions) -> Iterator[Fault]:
             tuple(paths),
             "infer.increment_model_path is the second of a pair; infer.prefill_model_path is empty",
         )
-    if not config.writes_graphs or not any(paths.values()):
-        return
-    if not infer.prefill_model_path:
+    if not config.writes_graphs or not infer.prefill_model_path:
         return
     given = {key: Path(path) for key, path in paths.items() if path}
     keys, names = " and ".join(given), [one.name.removesuffix(".mindir") for one in given.values()]

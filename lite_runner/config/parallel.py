@@ -181,12 +181,6 @@ def parallel_faults(config: RunConfig) -> Iterator[Fault]:
 
 def _size_faults(config: RunConfig) -> Iterator[Fault]:
     asked = config.parallel_config
-    if asked.pipeline_stage != 1:
-        yield Fault(
-            ("parallel_config.pipeline_stage", "parallel"),
-            f"parallel_config.pipeline_stage: got {asked.pipeline_stage}, expected 1: layers are"
-            " cut (model_parallel), not dealt out to stages",
-        )
     sizes = {"data_parallel": asked.data_parallel, "model_parallel": asked.model_parallel}
     more = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
     if not config.use_parallel:

@@ -7,19 +7,9 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from lite_runner.architectures.spec import Prefix
-from lite_runner.config.generation import GenerationConfig, Json, asked_of, decided
+from lite_runner.config.generation import GenerationConfig, Json, RequestOptions, asked_of
 from lite_runner.errors import ConfigError
-from lite_runner.records import (
-    Count,
-    Index,
-    NotNegative,
-    Penalty,
-    Probability,
-    Seed,
-    TopLogprobs,
-    TopP,
-    dataclass,
-)
+from lite_runner.records import Seed, dataclass
 
 BASE = "base"  # what users call the model without an adapter; inside it is None
 _ALSO_BASE = ("", "none", "null")
@@ -39,25 +29,14 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(RequestOptions):
     """A prompt or the messages of a chat; null is what the run says for all."""
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
     adapter: str | None = None
-    max_new_tokens: Count | None = None
     seed: Seed | None = None
     id: int | str | None = None  # comes back with the text
-    min_new_tokens: Index | None = None
-    do_sample: bool | None = None
-    temperature: NotNegative | None = None
-    top_k: Index | None = None
-    top_p: TopP | None = None
-    min_p: Probability | None = None
-    repetition_penalty: Penalty | None = None
-    stop: str | tuple[str, ...] | None = None
-    logprobs: TopLogprobs | None = None
-    prompt_logprobs: TopLogprobs | None = None
     priority: int | None = None  # the smaller, the earlier its turn; null: 0
     response_format: Json | None = None
     guided_json: Json | None = None
@@ -82,12 +61,8 @@ class Request:
 
     def options(self, shared: GenerationConfig) -> GenerationConfig:
         """The options of its text: its own, and where it says nothing those of the run."""
-        own = decided(self.own)
-        if "max_new_tokens" in own:
-            own["max_length"] = None
-        if "stop" in own:
-            own["stop"] = stop_texts(own["stop"])
-        return replace(shared, **own) if own else shared
+        own = self.own
+        return shared.with_options(own | {"max_length": None} if "max_new_tokens" in own else own)
 
     def chat(self, system: str) -> list[dict[str, str]]:
         """Its messages, a prompt being the user's; behind `system` where they have none ("" : no
@@ -117,11 +92,6 @@ class Request:
 OWN = tuple(
     field.name for field in fields(Request) if field.name in GenerationConfig.__dataclass_fields__
 )
-
-
-def stop_texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The texts that end a completion, of which one may stand alone."""
-    return (given,) if isinstance(given, str) else tuple(given or ())
 
 
 # An item of predict_data, and all of them.

@@ -48,7 +48,8 @@ from lite_runner.system.json_file import parse_json
 MAX_PROMPT_BYTES = 64 << 20
 STANDARD_INPUT = "-"
 SEEDS = 2**32
-KEYS = tuple(field.name for field in fields(Request))
+_FIELDS = tuple(field.name for field in fields(Request))
+KEYS = tuple(dict.fromkeys((*Request.__annotations__, *_FIELDS)))  # its own first
 # Options of the whole run, which are errors in a record.
 RUN_LEVEL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
 MAX_RECORDS = 1 << 20

@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
+from lite_runner.architectures import model_of
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, read
-from lite_runner.config.generation import GenerationConfig, Json, sampled
-from lite_runner.config.prompt import Items, Request, stop_texts
+from lite_runner.config.generation import GenerationConfig, Json, RequestOptions
+from lite_runner.config.prompt import Items, Request
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.config.secret import hidden
 from lite_runner.config.sections import (
@@ -34,14 +35,11 @@ from lite_runner.config.sections import (
 from lite_runner.errors import ConfigError
 from lite_runner.records import (
     Count,
-    Index,
+    InputPath,
     NotNegative,
-    Penalty,
-    Probability,
+    OutputPath,
     Range,
     Seed,
-    TopLogprobs,
-    TopP,
     dataclass,
 )
 
@@ -90,9 +88,9 @@ class RunConfig:
     processor: Processor
     seed: Seed | None  # null: drawn for each run that samples
     weights_seed: Seed | None  # null: seed, or 0
-    output_dir: str
-    load_checkpoint: str  # "": pretrained_model_dir, or the model's checkpoint_name_or_path
-    pretrained_model_dir: str  # "": none
+    output_dir: OutputPath
+    load_checkpoint: InputPath  # "": pretrained_model_dir, or the model's checkpoint_name_or_path
+    pretrained_model_dir: InputPath  # "": none
     quant: Quant | None  # null: as the checkpoint is
     quant_group: QuantGroup | None  # of a16w4; null: as the checkpoint is, or 32
     modules_to_not_convert: str | tuple[str, ...] | None  # of quant: these stay floats
@@ -197,7 +195,7 @@ class RunConfig:
 
     def model_config(self) -> Decoder | None:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
-        return self.model.model_config.resolve()
+        return model_of(self.model.model_config)
 
     def weights_dtype(self, device_target: str) -> DType:
         """The type that matrices have on a device ("CPU" or "Ascend"), wider ones rounded to it."""
@@ -245,7 +243,7 @@ DEFAULT_TOLERANCE = 0.05
 class StrategyOptions(RunConfig):
     """Reading sharded checkpoints."""
 
-    src_strategy_path_or_dir: str
+    src_strategy_path_or_dir: InputPath
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -271,8 +269,8 @@ class SaveStrategyOptions(RunConfig):
 class AdapterOptions(RunConfig):
     """LoRA adapters: their folders, and the one of each prompt."""
 
-    adapter_path: str  # "": none
-    adapter_root: str  # "": the adapters may be anywhere
+    adapter_path: InputPath  # "": none
+    adapter_root: InputPath  # "": the adapters may be anywhere
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
 
 
@@ -368,28 +366,17 @@ class ChatOptions(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class SamplingOptions(RunConfig):
+class SamplingOptions(RunConfig, RequestOptions):
     """Sampling and lengths; null: as the model's model_config has it, but that `sampled` says
     whether what was given samples."""
 
     length_key: ClassVar[str] = "max_length"
 
-    do_sample: bool | None
-    max_new_tokens: Count | None
     max_length: Count | None
-    min_new_tokens: Index | None
-    temperature: NotNegative | None  # 0: greedy
-    top_k: Index | None
-    top_p: TopP | None
-    min_p: Probability | None
-    repetition_penalty: Penalty | None
     num_beams: Count | None
     length_penalty: float | None
     num_return_sequences: Count | None
     eos_token_id: TokenIds
-    stop: str | tuple[str, ...] | None
-    logprobs: TopLogprobs | None
-    prompt_logprobs: TopLogprobs | None
 
     def generation(self, model: Decoder | None = None) -> GenerationConfig:
         """The generation options, the model's defaults filled in.
@@ -409,26 +396,22 @@ class SamplingOptions(RunConfig):
                 max_length = context
             elif max_length is not None and context is not None:
                 max_length = min(max_length, context)
-        eos, asked = self.eos_token_id, sampled(vars(self))
-        return GenerationConfig(
+        names = [field.name for field in dataclasses.fields(RequestOptions)]
+        usual = {name: getattr(defaults, name) for name in names if hasattr(defaults, name)}
+        own = ("num_beams", "length_penalty", "num_return_sequences", "seed")
+        given = {name: getattr(self, name) for name in (*names, *own)}
+        ends = token_ids(self.eos_token_id)
+        if self.eos_token_id is None and model is not None:
+            ends = model.eos_token_id
+        options = GenerationConfig(**usual).with_options(
+            {name: value for name, value in given.items() if value is not None}
+        )
+        return dataclasses.replace(
+            options,
             max_new_tokens=max_new_tokens,
             max_length=max_length,
-            min_new_tokens=self.min_new_tokens or 0,
-            do_sample=_or(asked, defaults.do_sample),
-            temperature=self.temperature or defaults.temperature,
-            top_k=_or(self.top_k, defaults.top_k),
-            top_p=_or(self.top_p, defaults.top_p),
-            min_p=self.min_p or 0.0,
-            repetition_penalty=_or(self.repetition_penalty, defaults.repetition_penalty),
-            num_beams=_or(self.num_beams, 1),
-            length_penalty=_or(self.length_penalty, 1.0),
-            num_return_sequences=_or(self.num_return_sequences, 1),
-            eos_token_id=token_ids(eos) if eos is not None else model.eos_token_id if model else (),
+            eos_token_id=ends,
             pad_token_id=model.pad_token_id if model else None,
-            stop=stop_texts(self.stop),
-            seed=self.seed or 0,  # a run that samples has one: see config/seeds.py
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -516,7 +499,3 @@ class CompareOptions(RunConfig):
         """The same run with the backend to compare with; None: there is none."""
         other = self.compare_backend
         return None if other is None else dataclasses.replace(self, backend=other)
-
-
-def _or(given: Any, default: Any) -> Any:
-    return default if given is None else given

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import can_untie_head
-from lite_runner.architectures.settings import ModelSettings, Network
+from lite_runner.architectures import ModelSettings, Network, can_untie_head
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import Count, Index, Range, dataclass
+from lite_runner.config.fields import Fault, did_you_mean, fault, nearest, show, size_faults
+from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
@@ -35,6 +35,15 @@ class Model:
 class Trainer:
     type: Literal["CausalLanguageModelingTrainer"]
     model_name: str  # names the output folder
+
+    def errors(self) -> Iterator[Fault]:
+        """A name that no folder should have."""
+        if not re.fullmatch(r"\w[\w.-]*", self.model_name, re.ASCII):
+            yield fault(
+                "trainer.model_name",
+                f"trainer.model_name: got {show(self.model_name)}, expected letters, digits and"
+                " . _ - (it names the output folder)",
+            )
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,8 @@ class TokenizerSettings:
         "Qwen2Tokenizer",
         "Qwen2TokenizerFast",
     ]
-    tokenizer_file: str | None  # null: beside the checkpoint
-    chat_template: str | None  # a template, or a file; null: the tokenizer's own
+    tokenizer_file: InputPath | None  # null: beside the checkpoint
+    chat_template: InputPath | None  # a template, or a file; null: the tokenizer's own
     # Laid over what the tokenizer's files say, where they are not null.
     add_bos_token: bool | None
     add_eos_token: bool | None
@@ -84,21 +93,40 @@ class Context:
     cache: bool
     cache_limit: str | None  # 10GB; null: a share of the free disk
 
+    def errors(self) -> Iterator[Fault]:
+        """Sizes that are none, and settings that MindSpore would refuse on an Ascend device."""
+        yield from size_faults("context.cache_limit", self.cache_limit)
+        yield from size_faults("context.max_device_memory", self.max_device_memory)
+        for name in self.ascend_config or ():
+            if name not in ASCEND_CONFIG:
+                key = f"context.ascend_config.{name}"
+                near = did_you_mean(nearest(name, ASCEND_CONFIG))
+                yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")
+
 
 @dataclass(frozen=True)
 class Parallel:
     parallel_mode: Annotated[int, Range(0, 3)]
-    strategy_ckpt_save_file: str
+    strategy_ckpt_save_file: OutputPath
     worker_num: Count | None  # null: as many as parallel_config multiplies to
     local_worker_num: Count | None  # null: all of them are on this machine
     master_addr: str
     master_port: Annotated[int, Range(1024, 65535)] | None  # null: a free one
     node_rank: Index
-    rank_table_file: str | None  # "": none; null: that of RANK_TABLE_FILE
-    log_dir: str  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
+    rank_table_file: InputPath | None  # "": none; null: that of RANK_TABLE_FILE
+    log_dir: OutputPath  # of msrun, its scheduler and the ranks; "": msrun/ in the run folder
     rendezvous_timeout: Count  # seconds
     hccl_timeout: Annotated[int, Range(LEAST_HCCL_S, MOST_HCCL_S)]  # seconds
     timeout: Count | None  # seconds; null: none
+
+    def errors(self) -> Iterator[Fault]:
+        """Modes that there are not."""
+        if self.parallel_mode > 1:
+            yield fault(
+                "parallel.parallel_mode",
+                f"parallel.parallel_mode: got {self.parallel_mode}, expected 1 (semi-auto) or 0"
+                " (data parallel): there is no search for a sharding strategy",
+            )
 
 
 @dataclass(frozen=True)
@@ -107,6 +135,15 @@ class ParallelConfig:
     model_parallel: Count
     pipeline_stage: Count
     vocab_emb_dp: bool | None  # true: the embedding and the head are whole on every rank
+
+    def errors(self) -> Iterator[Fault]:
+        """Stages, of which there is one."""
+        if self.pipeline_stage != 1:
+            yield fault(
+                ("parallel_config.pipeline_stage", "parallel"),
+                f"parallel_config.pipeline_stage: got {self.pipeline_stage}, expected 1: layers are"
+                " cut (model_parallel), not dealt out to stages",
+            )
 
 
 @dataclass(frozen=True)
@@ -123,26 +160,25 @@ class Export:
 
 @dataclass(frozen=True)
 class Infer:
-    model_dir: str  # "": the one in the cache
-    prefill_model_path: str
-    increment_model_path: str
+    model_dir: InputPath  # "": the one in the cache
+    prefill_model_path: OutputPath  # these are read as well
+    increment_model_path: OutputPath
     infer_seq_length: Count | None
     model_type: Literal["mindir", "mindir_lite"] | None
     enc_key: str  # "": not encrypted
     rank_id: Index  # of this process among those that share the model
-    ge_config_path: str | tuple[str, ...]  # one file, or [prefill, increment]
+    ge_config_path: InputPath | tuple[InputPath, ...]  # one file, or [prefill, increment]
     ge_preset: Literal["auto"] | None  # auto: those of the machine's processor come first
     ge_options: Mapping[str, Any] | None  # section -> options, whose dots are nesting
+
+    @property
+    def has_ge_options(self) -> bool:
+        return bool(self.ge_config_path) or self.ge_options is not None
 
 
 @dataclass(frozen=True)
 class RunMindFormers:
     release: Literal["1.0.2", "1.9.0"] | None  # null: the first that computes the model
-
-
-@dataclass(frozen=True)
-class MindFormers:
-    release: str | float | None  # null: what is written is for every release
 
 
 # CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but

@@ -12,12 +12,12 @@ from typing import Annotated, Literal, get_args
 
 from lite_runner.architectures.serialize import StoredDecoder, decoder_of, serialize
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config import manifest_file
-from lite_runner.config.manifest_file import FileName, FilePath, Sha256, write_manifest
 from lite_runner.config.model_dir import MANIFEST as MANIFEST
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
 from lite_runner.system.user_cache import digest_of
+from lite_runner.weights import manifest_file
+from lite_runner.weights.manifest_file import FileName, FilePath, Sha256, write_manifest
 
 SCHEMA = 1
 MAX_BYTES = 1 << 20

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from lite_runner import progress
-from lite_runner.config.ge import FILE_NAME
 from lite_runner.config.model_dir import MANIFEST, only_yaml
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ArtifactError
@@ -21,6 +20,7 @@ from lite_runner.system import environment
 if TYPE_CHECKING:
     from lite_runner.mindir.manifest import GraphName, Manifest
 
+FILE_NAME = "config.ini"  # of GE options, as MindFormers wants it beside the graphs
 # A model above 1 GB has _graph in its files' names, MindFormers' documents have it in all.
 PREFILL_ENDS = ("prefill_graph.mindir", "prefill.mindir")
 INCREMENT_ENDS = ("inc_graph.mindir", "inc.mindir")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.ge import FILE_NAME, ge_config, render
+from lite_runner.backends.lite.ge import FILE_NAME, ge_config, render
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import GenerateOptions, RunConfig, StrategyOptions
 from lite_runner.errors import ArtifactError, ConfigError

@@ -22,7 +22,7 @@ from lite_runner.config.composed import Schemas
 from lite_runner.config.fields import Fault, Note, show
 from lite_runner.config.generate_checks import mindformers_available_faults
 from lite_runner.config.groups import options_of
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class RunMode(Protocol):
 @cache
 def schemas() -> Schemas:
     """The configs of the run modes, for lite_runner.config."""
-    return Schemas(lambda name: run_mode(name).Config, faults)
+    return Schemas(lambda name: run_mode(name).Config, faults, notes)
 
 
 def run_mode(name: str) -> RunMode:
@@ -75,6 +75,19 @@ def faults(config: RunConfig) -> Iterator[Fault]:
         from lite_runner.distributed.ascend_ranks import rank_table_faults
 
         yield from rank_table_faults(config)
+    if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
+        from lite_runner.backends.lite.ge import ge_faults
+
+        yield from ge_faults(config)
+
+
+def notes(config: RunConfig) -> list[str]:
+    """What the user is to know of a valid config."""
+    if not isinstance(config, ExportedOptions) or not config.infer.has_ge_options:
+        return []
+    from lite_runner.backends.lite.ge import ge_notes
+
+    return ge_notes(config)
 
 
 def from_dict(raw: dict[str, Any]) -> RunConfig:

@@ -6,14 +6,17 @@ Adapters too, between PEFT's format and MindFormers', or one of them merged into
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar, get_args
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.artifact_checks import ConvertOptions as Config
-from lite_runner.config.artifact_checks import convert_faults as faults
-from lite_runner.config.sections import AdapterFormat, CheckpointFormat
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.generate_checks import adapter_faults
+from lite_runner.config.schema import AdapterOptions, OverwriteOptions
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat, Release
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import adapters_of, with_adapter
 from lite_runner.model.files import RANDOM, ModelFiles
@@ -21,12 +24,80 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.weights.lora.adapter_reader import is_listing
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import check_folder, check_target, config_file, convert, files_folder
 
-__all__ = ["Config", "faults", "plan", "run"]
+_NOT_THEIRS = ("huggingface", "peft")  # formats that MindFormers does not read
+
+
+@dataclass(frozen=True)
+class MindFormers:
+    release: str | float | None  # null: what is written is for every release
+
+    def errors(self) -> Iterator[Fault]:
+        """A release that is none."""
+        try:
+            Release.of(self.release)
+        except ValueError as error:
+            yield fault("mindformers.release", f"mindformers.release: {error}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AdapterOptions, OverwriteOptions):
+    """run_mode=convert"""
+
+    writes_floats: ClassVar[bool] = True
+
+    convert_format: CheckpointFormat | AdapterFormat
+    convert_output: OutputPath
+    merge: bool
+    mindformers: MindFormers | None
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Adapters are converted by the model's sizes alone."""
+        of_adapters = self.convert_format in get_args(AdapterFormat)
+        return not of_adapters or self.model_config() is None
+
+    @property
+    def release(self) -> Release:
+        """The release of MindFormers that is to read what is converted. Raises ValueError."""
+        return Release.of(self.mindformers.release if self.mindformers else None)
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """Validation errors of a conversion."""
+    if not config.convert_output:
+        yield fault("convert_output", "convert_output is empty; give the file or folder to write")
+    if config.mindformers and config.mindformers.release and config.convert_format in _NOT_THEIRS:
+        yield fault(
+            ("mindformers.release", "convert_format"),
+            f"mindformers.release has no effect with convert_format={config.convert_format}, which"
+            " MindFormers is not meant to read",
+        )
+    yield from adapter_faults(config, one=True)
+    keys = ("convert_format", "merge", "adapter_path")
+    path, form = config.adapter_path, config.convert_format
+    if config.merge and not path:
+        yield fault(keys, "merge=true needs adapter_path=, the adapter to merge")
+    elif form in get_args(AdapterFormat):
+        if config.merge:
+            yield fault(
+                keys,
+                f"convert_format={form} is of adapters; merge=true writes a checkpoint: ckpt,"
+                " safetensors or huggingface",
+            )
+        elif not path:
+            yield fault(keys, f"convert_format={form} needs adapter_path=, the adapters to convert")
+    elif path and not config.merge:
+        yield fault(
+            keys,
+            f"convert_format={form} with adapter_path=: expected peft or mindformers to convert"
+            " adapters, or merge=true to merge one into the checkpoint",
+        )
 
 
 def plan(config: Config) -> Plan:

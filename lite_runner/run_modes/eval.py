@@ -41,7 +41,7 @@ from lite_runner.plan.backend import resolve_backend, run_options
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_before_fetching, with_resources
-from lite_runner.records import Count, Range, dataclass
+from lite_runner.records import Count, InputPath, Range, dataclass
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment
 
@@ -58,7 +58,7 @@ class Config(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOptions
     takes_parallel: ClassVar[bool] = False
     length_key: ClassVar[str] = "eval_window"
 
-    eval_data: str
+    eval_data: InputPath
     eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
     eval_stride: Count | None
 

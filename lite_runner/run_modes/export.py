@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 from lite_runner import progress
 from lite_runner.backends.lite.export.job import ExportJob, job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
 from lite_runner.backends.mindformers.export import export_with_mindformers
-from lite_runner.config.artifact_checks import ExportOptions as Config
-from lite_runner.config.artifact_checks import export_faults as faults
-from lite_runner.config.parallel import Ranks, check_divides, ranks_of
+from lite_runner.config.checks import strategy_faults
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.generate_checks import (
+    adapter_faults,
+    mindformers_model_faults,
+    without_mindformers,
+)
+from lite_runner.config.offline_checks import ENGINES, offline_faults
+from lite_runner.config.parallel import DATA_KEYS, Ranks, check_divides, ranks_of
+from lite_runner.config.schema import (
+    AdapterOptions,
+    BatchOptions,
+    ExportedOptions,
+    MindFormersOptions,
+    OverwriteOptions,
+)
 from lite_runner.model.adapters import with_adapter
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
@@ -22,9 +36,74 @@ from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan, described
 from lite_runner.plan.resources import files_to_fetch, with_seat
+from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing.memory import check_memory
 
-__all__ = ["Config", "faults", "plan", "run"]
+
+@dataclass(frozen=True, kw_only=True)
+class Config(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions, MindFormersOptions):
+    """run_mode=export, with an adapter merged where one is named."""
+
+    writes_graphs: ClassVar[bool] = True
+    takes_quantized: ClassVar[bool] = False
+
+    export_output: OutputPath  # "": named in output_dir
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """Validation errors of an export."""
+    infer = config.infer
+    if infer.model_dir:
+        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+    if config.export_output and (infer.prefill_model_path or infer.increment_model_path):
+        yield fault(
+            ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
+            "export_output and infer.prefill_model_path both say where to write; give one of them",
+        )
+    if config.use_parallel and (replicas := config.parallel_config.data_parallel) > 1:
+        yield fault(
+            (*DATA_KEYS, "run_mode"),
+            f"parallel_config.data_parallel: got {replicas}, expected 1 with run_mode=export: all"
+            " replicas run the same graphs",
+        )
+    yield from adapter_faults(config, one=True)
+    yield from strategy_faults(config)
+    yield from offline_faults(config)
+    if config.in_mindformers:
+        yield from mindformers_model_faults(config)
+        yield from _mindformers_faults(config)
+    elif (release := config.mindformers_release) is not None:
+        yield without_mindformers(release)
+
+
+def _mindformers_faults(config: Config) -> Iterator[Fault]:
+    """Options that do not apply to graphs of MindFormers."""
+    if config.use_past:
+        past = "model.model_config.use_past"
+        yield fault(
+            (past, "backend"),
+            "backend=mindformers: its pair of graphs with a cache, which MindSpore 2.0 writes, runs"
+            f" in no engine here; add {past}=false",
+        )
+    refused = {
+        "engine": config.chosen_engine not in (None, *ENGINES["resizable"]),
+        "export.layout": config.export.chosen_layout is not None,
+        "export.target": config.export.target == "Ascend",
+        "export.weight_fp16": config.export.weight_fp16,
+        "infer.model_type": config.infer.model_type == "mindir_lite",
+        "infer.enc_key": config.infer.enc_key,
+        "infer.prefill_model_path": config.infer.prefill_model_path,
+        "model.model_config.is_sample_acceleration": (
+            config.model.model_config.is_sample_acceleration
+        ),
+    }
+    for key, asked in refused.items():
+        if asked:
+            yield fault(
+                (key, "backend"),
+                f"{key}: backend=mindformers exports one graph of float32 for MindSpore Lite;"
+                " backend=ms does this",
+            )
 
 
 def plan(config: Config) -> Plan:

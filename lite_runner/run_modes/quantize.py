@@ -15,7 +15,7 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.records import dataclass
+from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable, weight_bytes
 from lite_runner.system.files import new_folder, require_space
 from lite_runner.weights.quantization.quantize import describe
@@ -32,7 +32,7 @@ from lite_runner.weights.write import check_folder, write_files
 class Config(OverwriteOptions):
     """run_mode=quantize"""
 
-    quantize_output: str
+    quantize_output: OutputPath
 
 
 def faults(config: Config) -> Iterator[Fault]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from lite_runner import progress
-from lite_runner.config.artifact_checks import ShardOptions as Config
-from lite_runner.config.artifact_checks import shard_faults as faults
-from lite_runner.config.checks import check_fits
+from lite_runner.config.checks import check_fits, strategy_faults
+from lite_runner.config.fields import Fault, fault
 from lite_runner.config.parallel import ranks_of
+from lite_runner.config.schema import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
+from lite_runner.records import Count, Index, OutputPath, dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
@@ -29,7 +31,57 @@ if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.model.files import ModelFiles
 
-__all__ = ["Config", "faults", "plan", "run"]
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StrategyOptions, SaveStrategyOptions, OverwriteOptions):
+    """run_mode=shard"""
+
+    takes_parallel: ClassVar[bool] = True
+    writes_floats: ClassVar[bool] = True
+
+    shard_output: OutputPath  # "": named in output_dir
+    shard_format: Literal["ckpt", "safetensors"]
+    transform_process_num: Count
+    transform_rank: Index | None  # null: all
+
+    @property
+    def vocab_parallel(self) -> bool:
+        """As RunConfig's, but whole by default: so a network of MindFormers is loaded, and a run of
+        ours cuts them as it reads."""
+        return self.parallel_config.vocab_emb_dp is False
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """Validation errors of sharding and merging."""
+    yield from strategy_faults(config)
+    strategy = config.src_strategy_path_or_dir
+    if strategy and config.only_save_strategy:
+        yield fault(
+            ("src_strategy_path_or_dir", "only_save_strategy"),
+            f"src_strategy_path_or_dir={strategy} has no effect with only_save_strategy=true,"
+            " which reads no weights",
+        )
+    asked = config.parallel_config
+    ranks = asked.data_parallel * asked.model_parallel if config.use_parallel else 1
+    suffix = f".{config.shard_format}"
+    one_file = ranks == 1 and not config.only_save_strategy
+    if one_file and config.shard_output and not config.shard_output.endswith(suffix):
+        yield fault(
+            ("shard_output", "shard_format", "parallel"),
+            f"shard_output: got {config.shard_output}, expected the name of a {suffix} file to"
+            " merge to; parallel=tp2 (or another) shards for several ranks",
+        )
+    if config.transform_rank is not None and config.transform_rank >= ranks:
+        yield fault(
+            ("transform_rank", "parallel"),
+            f"transform_rank: got {config.transform_rank}, expected less than the {ranks} of the"
+            " parallel group",
+        )
+    if config.transform_rank is not None and config.only_save_strategy:
+        yield fault(
+            ("transform_rank", "only_save_strategy"),
+            "transform_rank has no effect with only_save_strategy=true, which writes no weights",
+        )
 
 
 def plan(config: Config) -> Plan:

@@ -65,6 +65,52 @@ class Serve:
         given = self.model_name
         return (given,) if isinstance(given, str) else given or ()
 
+    def errors(self) -> Iterator[Fault]:
+        """Settings that contradict each other, and names that would never match."""
+        if self.engine == "local" and self.replicas > 1:
+            yield fault(
+                "serve.replicas",
+                f"serve.replicas={self.replicas} needs serve.engine=ray, which runs replicas"
+                " on a Ray cluster",
+            )
+        if self.engine == "ray" and self.load_adapters:
+            yield fault(
+                "serve.load_adapters",
+                "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
+                " would load an adapter",
+            )
+        if self.engine == "ray" and self.drain_delay:
+            yield fault(
+                "serve.drain_delay",
+                "serve.drain_delay needs serve.engine=local: replicas on a Ray cluster do not wait",
+            )
+        if self.is_public and not self.api_key:
+            yield fault(
+                ("serve.host", "serve.api_key"),
+                f"serve.host={self.host} can be reached from other machines, which needs"
+                " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
+            )
+        for origin in self.cors_origins:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                yield fault(
+                    "serve.cors_origins",
+                    f"serve.cors_origins: got {show(origin)}, expected SCHEME://HOST[:PORT]"
+                    " without a path, such as http://localhost:3000, or '*'",
+                )
+        for host in self.allowed_hosts:
+            if host != "*" and not _HOST.fullmatch(host):
+                yield fault(
+                    "serve.allowed_hosts",
+                    f"serve.allowed_hosts: got {show(host)}, expected a name without a port,"
+                    " such as llm.example.com or '*.example.com', or '*'",
+                )
+        names = self.names
+        for name in names:
+            if not name or names.count(name) > 1:
+                yield fault("serve.model_name", f"serve.model_name: {show(name)} is empty or twice")
+        if self.model_name == ():
+            yield fault("serve.model_name", "serve.model_name: no name; null is the model's own")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(SessionOptions):
@@ -91,30 +137,6 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
     for key, why in _OF_REQUESTS.items():
         if (value := getattr(config, key)) is not None:
             yield fault(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
-    if config.serve.engine == "local" and config.serve.replicas > 1:
-        yield fault(
-            "serve.replicas",
-            f"serve.replicas={config.serve.replicas} needs serve.engine=ray, which runs replicas"
-            " on a Ray cluster",
-        )
-    if config.serve.engine == "ray" and config.serve.load_adapters:
-        yield fault(
-            "serve.load_adapters",
-            "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
-            " would load an adapter",
-        )
-    if config.serve.engine == "ray" and config.serve.drain_delay:
-        yield fault(
-            "serve.drain_delay",
-            "serve.drain_delay needs serve.engine=local: replicas on a Ray cluster do not wait",
-        )
-    yield from _name_faults(config.serve)
-    if config.serve.is_public and not config.serve.api_key:
-        yield fault(
-            ("serve.host", "serve.api_key"),
-            f"serve.host={config.serve.host} can be reached from other machines, which needs"
-            " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
-        )
     for key in ("adapter_root", "adapter_path") if config.serve.load_adapters else ():
         if not getattr(config, key):
             why = "below which they are" if key == "adapter_root" else "whose sizes make room"
@@ -123,27 +145,3 @@ def serve_faults(config: ServeOptions) -> Iterator[Fault]:
                 f"serve.load_adapters=true needs {key}=, {why} for those that clients load",
             )
     yield from session_faults(config)
-
-
-def _name_faults(serve: Serve) -> Iterator[Fault]:
-    """Of names that would never match."""
-    for origin in serve.cors_origins:
-        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
-            yield fault(
-                "serve.cors_origins",
-                f"serve.cors_origins: got {show(origin)}, expected SCHEME://HOST[:PORT] without a"
-                " path, such as http://localhost:3000, or '*'",
-            )
-    for host in serve.allowed_hosts:
-        if host != "*" and not _HOST.fullmatch(host):
-            yield fault(
-                "serve.allowed_hosts",
-                f"serve.allowed_hosts: got {show(host)}, expected a name without a port, such as"
-                " llm.example.com or '*.example.com', or '*'",
-            )
-    names = serve.names
-    for name in names:
-        if not name or names.count(name) > 1:
-            yield fault("serve.model_name", f"serve.model_name: {show(name)} is empty or twice")
-    if serve.model_name == ():
-        yield fault("serve.model_name", "serve.model_name: no name; null is the model's own")

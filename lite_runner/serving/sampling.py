@@ -11,11 +11,14 @@ import numpy as np
 
 from lite_runner.backends.base import BackendInfo
 from lite_runner.config.generation import STRUCTURED_KEYS, GenerationConfig, decided
+from lite_runner.config.prompt import OWN
 from lite_runner.generation import Adjustments
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.schemas import ChatRequest, CompletionRequest, Sampling
 from lite_runner.structured.grammars import Grammar, grammar_of
 
+# Options with a meaning, or a form, of OpenAI's.
+_OF_OPENAI = ("max_new_tokens", "seed", "stop", "logprobs", "prompt_logprobs")
 USUAL_TOKENS = 16  # of a completion without max_tokens, as OpenAI has it
 
 
@@ -131,12 +134,9 @@ def _limit(body: Sampling) -> int | None:
 
 def _given(body: Sampling) -> dict[str, Any]:
     """Options that have the server's default where the request has none."""
-    given: dict[str, Any] = {
-        "temperature": body.temperature,
-        "top_p": body.top_p,
+    given = {name: getattr(body, name, None) for name in OWN if name not in _OF_OPENAI}
+    given |= {
         "top_k": None if body.top_k is None else max(0, body.top_k),
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
         "min_new_tokens": body.min_tokens,
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines import lite_release
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
+from lite_runner.backends.lite.ge import SECTIONS, GeConfig, ge_config
 from lite_runner.backends.mindspore import device
 from lite_runner.config.argv import parse
-from lite_runner.config.ge import SECTIONS, GeConfig, ge_config
 from lite_runner.config.sections import ASCEND_CONFIG
 from lite_runner.mindir.graph_inputs import arrays_of, inputs_named
 from lite_runner.mindir.inspect import read_graph

@@ -28,7 +28,7 @@ def options(**changes: Any) -> tuple[BenchOptions | None, list[str]]:
     faults: list[Fault] = []
     found = read({**PLAIN, **changes}, BenchOptions, "bench", faults)
     if found is not None:
-        faults += found.faults()
+        faults += found.errors()
     return found, [fault.text for fault in faults]
 
 

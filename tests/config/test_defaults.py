@@ -12,7 +12,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from lite_runner.architectures.settings import ModelSettings, PetSettings
+from lite_runner.architectures import ModelSettings
+from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import RopeScaling
 from lite_runner.config import schema as options
 from lite_runner.config.fields import free_mapping, hints_of, leaves
@@ -30,7 +31,7 @@ OF_SOME_MODELS = {
     f"model.model_config.{field.name}"
     for section in get_args(ModelSettings)
     for field in dataclasses.fields(section)
-    if field.default is not dataclasses.MISSING
+    if field.default is not dataclasses.MISSING and field.name != "type"
 } | {
     f"model.model_config.{section}.{field.name}"
     for section, settings in (("pet_config", PetSettings), ("rope_scaling", RopeScaling))

@@ -11,11 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.architectures.settings import LlamaSettings
+from lite_runner.architectures.llama import LlamaSettings
+from lite_runner.architectures.llama_settings import feed_forward_width
 from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
 from lite_runner.config import yaml_file
 from lite_runner.config.mindformers import format_keys
-from lite_runner.config.mindformers_model import feed_forward_width
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings
 from lite_runner.config.yaml_file import read_yaml
@@ -147,7 +147,8 @@ def test_the_command_line_wins_over_the_file(resolve: Resolve, file: Callable[..
     assert (config.seed, config.context.device_target, config.do_sample) == (9, "CPU", False)
     assert (config.load_checkpoint, config.output_dir) == ("/a b/c=d", "o")
     assert (config.predict_batch_size, config.max_new_tokens) == (4, 3)
-    assert config.model.model_config.resolve().seq_length == 600  # type: ignore[union-attr]
+    model = config.model_config()
+    assert model is not None and model.seq_length == 600
     assert config.predict_data == ("a\nb", "c")
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.layouts import open_exported
-from lite_runner.config.manifest_file import CHECKSUM
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import (
     MANIFEST,
@@ -27,6 +26,7 @@ from lite_runner.mindir.manifest import (
     read_manifest,
 )
 from lite_runner.system.files import sha256_of
+from lite_runner.weights.manifest_file import CHECKSUM
 from tests.models import model_named
 from tests.mutations import mutated
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.backends.lite.engines import lite
 from lite_runner.backends.lite.engines.lite_release import LITE
-from lite_runner.config.ge import (
+from lite_runner.backends.lite.ge import (
     CONTEXT,
     FILE_NAME,
     RANK_TABLE,

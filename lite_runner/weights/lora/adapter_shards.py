@@ -17,7 +17,6 @@ from typing import Annotated, Any
 from lite_runner import progress
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.manifest_file import Sha256, read_manifest, write_manifest
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
@@ -27,6 +26,7 @@ from lite_runner.weights.formats.safetensors_file import open_safetensors, write
 from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
 from lite_runner.weights.lora.adapter_reader import check_inside, check_listed, digest
+from lite_runner.weights.manifest_file import Sha256, read_manifest, write_manifest
 from lite_runner.weights.sharding.partition import Layout, sliced, strategy_of
 from lite_runner.weights.sharding.shard_manifest import MANIFEST, MAX_RANKS
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.manifest_file import FileName, Sha256, read_manifest, write_manifest
 from lite_runner.config.quantization import QuantGroup, Quantization, Scheme, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
@@ -37,6 +36,7 @@ from lite_runner.weights.formats.safetensors_file import (
     write_entries,
 )
 from lite_runner.weights.layouts import check_tensors
+from lite_runner.weights.manifest_file import FileName, Sha256, read_manifest, write_manifest
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, watched

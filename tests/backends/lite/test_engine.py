@@ -10,8 +10,8 @@ import pytest
 
 from lite_runner.backends.lite.engine import engine_for, ge_of_run, ge_to_write
 from lite_runner.backends.lite.engines import lite
+from lite_runner.backends.lite.ge import GeConfig, ge_config
 from lite_runner.config.argv import parse
-from lite_runner.config.ge import GeConfig, ge_config
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError

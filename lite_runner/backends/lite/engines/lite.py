@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.lite.engines import lite_release
-from lite_runner.config.ge import FILE_NAME, GeConfig, render
+from lite_runner.backends.lite.ge import FILE_NAME, GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
 from lite_runner.system import processor

@@ -24,8 +24,8 @@ from lite_runner.backends.collectives import barrier, broadcast, gather_text
 from lite_runner.backends.lite.engine import check_reads, ge_to_write
 from lite_runner.backends.lite.export.job import ExportJob, check_room
 from lite_runner.backends.lite.export.output_paths import OutputPaths
+from lite_runner.backends.lite.ge import FILE_NAME, render
 from lite_runner.backends.lite.layouts import open_exported
-from lite_runner.config.ge import FILE_NAME, render
 from lite_runner.config.model_dir import model_yaml
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError

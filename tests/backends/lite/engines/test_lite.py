@@ -24,8 +24,8 @@ from mindspore import Parameter, nn, ops
 
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.lite import LiteEngine, available
+from lite_runner.backends.lite.ge import GeConfig, render
 from lite_runner.backends.lite.layouts import StaticPairBackend
-from lite_runner.config.ge import GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, Manifest
 from tests.paths import FIXTURES

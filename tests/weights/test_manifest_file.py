@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from lite_runner.config.manifest_file import (
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.manifest_file import (
     FileName,
     FilePath,
     Sha256,
     read_manifest,
     write_manifest,
 )
-from lite_runner.errors import ArtifactError
 
 SHA = "0" * 64
 

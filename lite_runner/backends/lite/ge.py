@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.config.fields import Fault, did_you_mean, nearest, show
-from lite_runner.config.schema import ExportedOptions, RunConfig
+from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ConfigError
+from lite_runner.model.exported_model import FILE_NAME as FILE_NAME
 from lite_runner.records import dataclass
 from lite_runner.system.files import read_small
 
-FILE_NAME = "config.ini"  # as MindFormers wants it beside the graphs
 # Lite starts HCCL, and sets ge.exec.isUseHcom, only for a rank table in this section.
 CONTEXT, RANK_TABLE = "ascend_context", "rank_table_file"
 # Sections that MindSpore Lite 2.2 to 2.7 reads; it ignores unknown ones silently.
@@ -132,11 +132,9 @@ def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
                     yield Fault((f"{where}.{name}",), text)
 
 
-def ge_notes(config: RunConfig) -> list[str]:
+def ge_notes(config: ExportedOptions) -> list[str]:
     """Notes on sections and lines of the user's files that have no effect."""
     notes: list[str] = []
-    if not isinstance(config, ExportedOptions):
-        return notes
     for path in _files(config):
         unknown = unknown_sections(read_ini(path))
         if unknown:

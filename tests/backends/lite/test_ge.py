@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lite_runner import run_modes
-from lite_runner.config.ge import (
+from lite_runner.backends.lite.ge import (
     SECTIONS,
     GeConfig,
     compiles_with_ge,

@@ -1,7 +1,7 @@
 """Manifests: JSON files that describe an artifact of ours, each with a checksum of itself.
 
-The fields are those of a dataclass, as in configs (fields.py), beside `schema` and `checksum`: the
-SHA-256 of all others as JSON without spaces, with sorted keys.
+The fields are those of a dataclass, as in configs (config/fields.py), beside `schema` and
+`checksum`: the SHA-256 of all others as JSON without spaces, with sorted keys.
 """
 
 from __future__ import annotations
