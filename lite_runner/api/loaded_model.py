@@ -198,7 +198,11 @@ class GrowingEngine:
             return gather_completions([], ranks)
         backend = self.backend_for(config, files, job, tokenizer, min_slots=min_slots)
         if self._engine is None:
-            self._engine = Engine(backend, prefix_cache=config.prefix_cache == "auto")
+            self._engine = Engine(
+                backend,
+                prefix_cache=config.prefix_cache == "auto",
+                speculate=config.speculate == "ngram",
+            )
         with closing(TokenHooks(job, tokenizer, hooks.streamer)) as told:
             outcome = self._engine.generate(
                 job.scheduler_requests(keep_logits=hooks.on_logits is not None),

@@ -12,7 +12,7 @@ import numpy as np
 from lite_runner.chat.conversation import Answer, ContextFull, Messages
 from lite_runner.config.prompt import Request as Options
 from lite_runner.config.prompt import with_ending
-from lite_runner.config.schema import ComputeOptions
+from lite_runner.config.schema import SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Request
 from lite_runner.plan.plan import Plan
@@ -26,7 +26,7 @@ class LocalModel:
     def __init__(self, plan: Plan) -> None:
         """Loads the weights. Raises RunnerError."""
         config = plan.config
-        assert isinstance(config, ComputeOptions) and plan.tokenizer is not None
+        assert isinstance(config, SessionOptions) and plan.tokenizer is not None
         if not plan.tokenizer.has_chat_template:
             raise ConfigError(
                 f"{plan.tokenizer.source} has no chat template",
@@ -35,7 +35,7 @@ class LocalModel:
         self._backend = open_planned(plan)
         self._backend.prepare()
         self._tokenizer, self._defaults = plan.tokenizer, plan.work.generation
-        self._engine = Engine(self._backend)
+        self._engine = Engine(self._backend, speculate=config.speculate == "ngram")
         self._turn = 0
         self.name = config.model_name
         given = plan.work.adapters

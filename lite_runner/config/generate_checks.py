@@ -80,6 +80,12 @@ def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
     yield from offline_faults(config)
     yield from mindformers_run_faults(config)
     yield from replica_faults(config)
+    if config.speculate == "ngram" and config.num_beams is not None and config.num_beams > 1:
+        yield fault(
+            ("speculate", "num_beams"),
+            f"speculate=ngram has no effect with num_beams={config.num_beams}: beams change until"
+            " the end",
+        )
 
 
 def adapter_faults(config: AdapterOptions, *, one: bool) -> Iterator[Fault]:
@@ -158,6 +164,7 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
         for one in fields(options)
         if one.name not in _OF_MINDFORMERS
     }
+    refused["speculate"] = (config.speculate == "ngram", "speculative decoding")
     yield from mindformers_model_faults(config)
     yield from _refused(refused)
     if options.num_beams > 1 and config.use_past:

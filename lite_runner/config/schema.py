@@ -426,6 +426,9 @@ class StructuredOptions(RunConfig):
     structured_outputs: Json | None
 
 
+Speculation = Literal["none", "ngram"]
+
+
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SessionOptions(
     ChatOptions, SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions
@@ -435,6 +438,8 @@ class SessionOptions(
     computes_here: ClassVar[bool] = True
     on_ranks: ClassVar[bool] = False
     takes_parallel: ClassVar[bool] = False
+
+    speculate: Speculation
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -455,6 +460,7 @@ class GenerateOptions(
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
     prefix_cache: Literal["auto", "none"]
+    speculate: Speculation
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

@@ -9,8 +9,9 @@ min_new_tokens apply to log-probabilities.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field, replace
+from itertools import zip_longest
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +30,7 @@ from lite_runner.generation.sampling import (
     process_logits,
     warped,
 )
+from lite_runner.generation.speculation import Drafter
 from lite_runner.records import dataclass
 
 
@@ -37,6 +39,9 @@ class _Sequence:
     index: int
     sampler: Sampler
     logprobs: LogprobCollector | None
+    drafter: Drafter | None
+    drafted: int = 0
+    accepted: int = 0
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     end_token: int | None = None
@@ -45,8 +50,17 @@ class _Sequence:
 class Samples:
     """Several completions of one prompt, drawn independently. A `Search` of the scheduler."""
 
-    def __init__(self, id: int, request: Request, returns: Sequence[int], limit: int) -> None:
-        """`returns`: indices of the sequences; `limit`: maximum tokens of each."""
+    def __init__(
+        self,
+        id: int,
+        request: Request,
+        returns: Sequence[int],
+        limit: int,
+        *,
+        speculate: bool = False,
+    ) -> None:
+        """`returns`: indices of the sequences; `limit`: maximum tokens of each; `speculate`: draft
+        tokens."""
         self._id, self._request, self._limit = id, request, limit
         self._eos = frozenset(request.options.eos_token_id)
         top = request.options.logprobs
@@ -62,6 +76,7 @@ class Samples:
                     keep_scores=request.keep_logits,
                 ),
                 None if top is None else LogprobCollector(top),
+                Drafter(request.prompt) if speculate else None,
             )
             for index in returns
         ]
@@ -74,7 +89,7 @@ class Samples:
             if self._limit == 0:
                 events.append(self._finished(sequence, "length"))
             else:
-                events += self._extended(sequence, logits)
+                events += self._extended(sequence, logits[None], ())
         return events
 
     def tokens(self) -> list[tuple[int, list[int]]]:
@@ -85,11 +100,27 @@ class Samples:
             if sequence.finish_reason is None
         ]
 
-    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
-        """Choose the next tokens from `logits` [running sequences, vocab]; no lane is copied."""
+    def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
+        """Tokens to compute ahead for each running sequence; `most`: how many, by the rate at which
+        its drafts are accepted."""
+        return [
+            []
+            if one.drafter is None
+            else one.drafter.draft(min(most(one.drafter.rate), self._limit - len(one.tokens) - 1))
+            for one in self._running()
+        ]
+
+    def advance(
+        self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]]
+    ) -> tuple[list[Event], list[tuple[int, int]]]:
+        """Choose the next tokens from `logits` [n, vocab]: after the newest token of each running
+        sequence and the drafted ones behind it. No lane is copied."""
         events: list[Event] = []
-        for sequence, row in zip(self._running(), logits, strict=True):
-            events += self._extended(sequence, row)
+        at = 0
+        for sequence, drafted in zip(self._running(), drafts, strict=True):
+            end = at + 1 + len(drafted)
+            events += self._extended(sequence, logits[at:end], drafted)
+            at = end
         return events, []
 
     def lanes(self) -> list[int]:
@@ -104,7 +135,22 @@ class Samples:
     def _running(self) -> list[_Sequence]:
         return [sequence for sequence in self._sequences if sequence.finish_reason is None]
 
-    def _extended(self, sequence: _Sequence, logits: NDArray[np.float32]) -> list[Event]:
+    def _extended(
+        self, sequence: _Sequence, logits: NDArray[np.float32], drafted: Sequence[int]
+    ) -> list[Event]:
+        """Choose a token, and one more as long as it is the drafted one."""
+        events: list[Event] = []
+        for row, draft in zip_longest(logits, drafted):
+            events += self._next(sequence, row)
+            if sequence.finish_reason is not None or sequence.tokens[-1] != draft:
+                break
+        sequence.drafted += len(drafted)
+        sequence.accepted += sum(isinstance(one, Token) for one in events[1:])
+        if sequence.drafter is not None and sequence.finish_reason is None:
+            sequence.drafter.extend(sequence.tokens[-len(events) :], len(drafted))
+        return events
+
+    def _next(self, sequence: _Sequence, logits: NDArray[np.float32]) -> list[Event]:
         try:
             token = sequence.sampler.choose(logits)
         except RunnerError as error:
@@ -113,7 +159,8 @@ class Samples:
         if sequence.logprobs is not None:
             likelihood = sequence.logprobs.add(logits[None], np.array([token], np.int32))
         is_end = token in self._eos
-        event = Token(self._id, sequence.index, token, is_end, logprobs=likelihood)
+        count = len(sequence.tokens) + 1
+        event = Token(self._id, sequence.index, token, count, is_end, logprobs=likelihood)
         if self._request.keep_logits:
             scores = warped(sequence.sampler.scores, self._request.options)
             event = replace(event, logits=logits, scores=scores)
@@ -136,6 +183,8 @@ class Samples:
             list(sequence.tokens),
             reason,
             end_token=sequence.end_token,
+            drafted_tokens=sequence.drafted,
+            accepted_tokens=sequence.accepted,
             logprobs=logprobs,
         )
         return Finished(self._id, completion, error)
@@ -170,14 +219,19 @@ class Beams:
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]:
         """Choose the first tokens from the prompt's last `logits` [vocab]."""
-        events, _ = self.advance(np.broadcast_to(logits, (self.width, len(logits))))
-        return events
+        return self.advance(np.broadcast_to(logits, (self.width, len(logits))))[0]
 
     def tokens(self) -> list[tuple[int, list[int]]]:
         """(lane, tokens) per running beam, equally many each."""
         return [(lane, self._tokens[lane]) for lane in self.lanes()]
 
-    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]:
+    def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
+        """None: what a beam continues changes with each token."""
+        return [[] for _ in self.lanes()]
+
+    def advance(
+        self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]] = ()
+    ) -> tuple[list[Event], list[tuple[int, int]]]:
         """Choose the next beams from `logits` [num_beams, vocab]; also (parent lane, lane) for
         beams that continue another one."""
         try:
@@ -290,7 +344,10 @@ class Search(Protocol):
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]: ...
     def tokens(self) -> list[tuple[int, list[int]]]: ...
-    def advance(self, logits: NDArray[np.float32]) -> tuple[list[Event], list[tuple[int, int]]]: ...
+    def drafts(self, most: Callable[[float], int]) -> list[list[int]]: ...
+    def advance(
+        self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]]
+    ) -> tuple[list[Event], list[tuple[int, int]]]: ...
     def lanes(self) -> list[int]: ...
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]: ...
 
@@ -361,17 +418,21 @@ class SequenceGroup:
         chunk = text[self.prefilled : end]
         return Row(self.filling[0], chunk, self.prefilled, self.adapter_slot, logits, len(text))
 
-    def newest(self) -> list[Row]:
-        """Decode rows: the newest token of every running lane."""
+    def newest(self, most: Callable[[float], int] | None = None) -> list[Row]:
+        """Decode rows: the newest token of every running lane, and where `most` is given those that
+        its search drafts."""
         length = len(self.request.prompt) - 1
+        texts = self.search.tokens()
+        drafts = [[] for _ in texts] if most is None else self.search.drafts(most)
         return [
             Row(
                 self.slots[lane],
-                np.array(tokens[-1:], np.int32),
+                np.array([*tokens[-1:], *drafted], np.int32),
                 length + len(tokens),
                 self.adapter_slot,
+                1 + len(drafted),
             )
-            for lane, tokens in self.search.tokens()
+            for (lane, tokens), drafted in zip(texts, drafts, strict=True)
         ]
 
     def outgrows(self, length: int | None) -> bool:
@@ -423,7 +484,7 @@ class SequenceGroup:
             return [], []
         found = np.stack([self._logits[lane] for lane in self.search.lanes()])
         self._logits.clear()
-        return self.search.advance(found)
+        return self.search.advance(found, [()] * len(found))
 
     def _first(self, event: Event) -> Event:
         """An event of the first token, with the prompt's log-probabilities."""

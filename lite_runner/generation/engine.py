@@ -106,6 +106,7 @@ class Engine:
         *,
         prefix_cache: bool = True,
         step_s: float | None = None,
+        speculate: bool = False,
     ) -> None:
         """The options are those of Scheduler. Raises ConfigError for a budget that does not fit."""
         self.backend = backend
@@ -115,6 +116,7 @@ class Engine:
             token_budget,
             prefix_cache=prefix_cache,
             step_s=step_s,
+            speculate=speculate,
         )
 
     @property
@@ -232,6 +234,7 @@ class Run:
         self._indices: dict[int, int] = {}  # request id -> prompt index
         self._open = 0  # running sequences
         self._done: dict[tuple[int, int], Completion] = {}
+        self._stopped: set[tuple[int, int]] = set()  # sequences that a stop string has ended
         self.events: list[Event] = []  # of the last step, not processed yet
 
     @property
@@ -255,6 +258,8 @@ class Run:
             if isinstance(event, Finished):
                 self._notify(self._done[index, event.completion.return_index])
                 continue
+            if (event.id, event.index) in self._stopped:
+                continue  # computed ahead, in the step of the stop string
             if self._on_logits and event.logits is not None and event.scores is not None:
                 self._on_logits(index, event.index, event.logits, event.scores)
             if not event.is_end and self._completes(index, event):
@@ -288,11 +293,12 @@ class Run:
         with deferred():
             ended = self._generator.finish(event.id, "stop", event.index)
             self._keep(ended)
+            # It may have ended already, by its last token or one computed ahead.
+            key = self._indices[event.id], event.index
+            self._done[key] = self._done[key].stopped(event.count)
+            self._stopped.add((event.id, event.index))
         for one in ended:
             self._notify(self._done[self._indices[one.id], one.completion.return_index])
-        if not ended:  # it was the last token anyway
-            key = self._indices[event.id], event.index
-            self._done[key] = replace(self._done[key], finish_reason="stop")
 
     def _notify(self, completion: Completion) -> None:
         if self._on_finish:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,6 +59,10 @@ class Logprobs:
     top_ids: NDArray[np.int32]  # [n, k], most likely first
     top: NDArray[np.float64]  # [n, k]
 
+    def first(self, tokens: int) -> Logprobs:
+        """Those of the first tokens."""
+        return Logprobs(self.chosen[:tokens], self.top_ids[:tokens], self.top[:tokens])
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -71,6 +75,8 @@ class Completion:
     score: float | None = None  # beams: log-probability over length ** length_penalty
     end_token: int | None = None  # the eos token that ended it, if any
     cached_tokens: int = 0  # prompt tokens reused from the prefix cache
+    drafted_tokens: int = field(default=0, compare=False)  # by speculative decoding
+    accepted_tokens: int = field(default=0, compare=False)  # of these
     logprobs: Logprobs | None = None  # of `drawn`
     prompt_logprobs: Logprobs | None = None  # of the prompt's tokens but the first
     waited_s: float = field(default=0.0, compare=False)  # until it had its cache slots
@@ -80,6 +86,12 @@ class Completion:
         """All sampled tokens: token_ids and the end token."""
         return self.token_ids if self.end_token is None else [*self.token_ids, self.end_token]
 
+    def stopped(self, tokens: int) -> Completion:
+        """As if a stop string had ended it after so many tokens."""
+        logprobs = None if self.logprobs is None else self.logprobs.first(tokens)
+        ids = self.token_ids[:tokens]
+        return replace(self, token_ids=ids, finish_reason="stop", end_token=None, logprobs=logprobs)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
@@ -88,6 +100,7 @@ class Token:
     id: int  # of the request
     index: int  # of the sequence in the request
     token: int
+    count: int  # tokens of the sequence up to it
     is_end: bool = False  # an eos token, not part of the text
     logits: NDArray[np.float32] | None = None  # [vocab], with keep_logits
     scores: NDArray[np.floating[Any]] | None = None  # [vocab], processed logits
@@ -165,6 +178,8 @@ class GenerationTiming:
     time_to_first_token_s: float | None = None  # from the call of generate
     prefill_tokens: int = 0  # prompt tokens computed
     decode_tokens: int = 0  # tokens sampled after each sequence's first, eos included
+    drafted_tokens: int = 0  # computed ahead, by speculative decoding
+    accepted_tokens: int = 0  # of these, that were chosen
 
     @property
     def prefill_tok_s(self) -> float | None:

@@ -11,6 +11,7 @@ import time
 from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from lite_runner.generation.request import (
     check_lengths,
 )
 from lite_runner.generation.slots import Slots
+from lite_runner.generation.speculation import StepCost
 from lite_runner.system.signals import deferred
 
 _FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
@@ -40,14 +42,22 @@ class SchedulerOutput:
     """The rows of a step and their groups."""
 
     rows: list[Row] = field(default_factory=list)
-    decoding: list[tuple[SequenceGroup, int]] = field(default_factory=list)  # with their row counts
-    prompts: list[SequenceGroup] = field(default_factory=list)  # a prefill row each, at last
+    decoding: list[tuple[SequenceGroup, list[Row]]] = field(default_factory=list)  # with their rows
+    prompts: list[SequenceGroup] = field(
+        default_factory=list
+    )  # one prefill row each, after the decode rows
     scored: bool = False  # prompt tokens get log-probabilities
+    sampled: int = 0  # tokens chosen after the decode rows, once it is over
 
     @property
     def of_prompts(self) -> list[Row]:
         """The prefill rows."""
         return self.rows[len(self.rows) - len(self.prompts) :]
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens."""
+        return sum(row.logits - 1 for _, rows in self.decoding for row in rows)
 
 
 class _Pace:
@@ -81,12 +91,14 @@ class Scheduler:
         *,
         prefix_cache: bool = True,
         step_s: float | None = None,
+        speculate: bool = False,
     ) -> None:
         """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
         backend's preference); `prefix_cache`: reuse cached prefixes of prompts; `step_s`: seconds
         of a step to aim at while sequences are decoding, by computing less of prompts (None: no
-        limit). It is of effect where chunks may begin anywhere, and not for ranks, whose clocks
-        differ.
+        limit); `speculate`: compute drafted tokens ahead where that pays. Both go by the clock, so
+        ranks that share a model, whose clocks differ, do without; both take logits that are
+        batch-invariant.
 
         Raises ConfigError if the budget does not fit a chunk besides a token of all other slots.
         """
@@ -102,6 +114,9 @@ class Scheduler:
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
         self._pace = _Pace(step_s) if step_s is not None and self._info.exact else None
+        reusable = info.exact and info.can_continue and info.short_length is None
+        self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
+        self._cost = StepCost()
         self._waiting: list[SequenceGroup] = []  # both in queue order
         self._running: list[SequenceGroup] = []
         self.copies: list[tuple[list[int], list[int]]] = []  # of slots, to be done and removed
@@ -243,7 +258,7 @@ class Scheduler:
         # More sequences than slots: one prefill for every full set of slots.
         returns = range(options.num_return_sequences)
         parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
-        return [Samples(id, request, part, limit) for part in parts]
+        return [Samples(id, request, part, limit, speculate=self._speculates) for part in parts]
 
     def _copy_prefixes(self) -> None:
         """Copy prompt prefixes that are ready now."""
@@ -340,11 +355,15 @@ class Scheduler:
     def _compose(self) -> SchedulerOutput:
         """The decode rows, and prefill chunks up to the budget."""
         step = SchedulerOutput()
-        for group in self._running:
-            if group.decoding:
-                rows = group.newest()
-                step.rows += rows
-                step.decoding.append((group, len(rows)))
+        decoding = [group for group in self._running if group.decoding]
+        most = None
+        # Beside prompts each token counts, and who waits for a slot comes first.
+        if self._speculates and len(decoding) == len(self._running) and not self._waiting:
+            most = partial(self._most_drafted, sum(len(group.search.lanes()) for group in decoding))
+        for group in decoding:
+            rows = group.newest(most)
+            step.rows += rows
+            step.decoding.append((group, rows))
         room, scored = self._budget - len(step.rows), self._info.most_logits
         if step.rows and self._pace is not None:
             room = min(room, self._pace.most(scored=False))
@@ -364,6 +383,11 @@ class Scheduler:
                 step.scored = True
         return step
 
+    def _most_drafted(self, sequences: int, rate: float) -> int:
+        """Tokens to draft for one of so many sequences, whose drafts are accepted at this rate."""
+        room = min(self._budget, self._info.most_logits) // sequences - 1
+        return max(0, min(room, self._cost.most(sequences, rate)))
+
     def _chunk_size(self, group: SequenceGroup, room: int, scored: int) -> int:
         """Size of a group's next prefill chunk within the remaining budget."""
         unit, most = self._info.chunk, room
@@ -378,11 +402,6 @@ class Scheduler:
         """Choose the next tokens from the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
-        prompts = step.of_prompts
-        for row in step.rows[: len(step.rows) - len(prompts)]:
-            self._slots.wrote(row, of_prompt=False)
-        for row in prompts:
-            self._slots.wrote(row, of_prompt=self._info.exact or row.logits < 2)
         at = 0
 
         def chosen(
@@ -392,10 +411,21 @@ class Scheduler:
             sources.extend(group.slots[lane] for lane, _ in moves)
             targets.extend(group.slots[lane] for _, lane in moves)
 
-        for group, count in step.decoding:
-            chosen(group, *group.search.advance(logits[at : at + count]))
-            at += count
-        for group, row in zip(step.prompts, prompts, strict=True):
+        for group, rows in step.decoding:
+            end = at + sum(row.logits for row in rows)
+            texts = [tokens for _, tokens in group.search.tokens()]
+            lengths = [len(tokens) for tokens in texts]
+            drafts = [row.tokens[1:].tolist() for row in rows]
+            events, moves = group.search.advance(logits[at:end], drafts)
+            step.sampled += sum(isinstance(event, Token) for event in events) or len(rows)
+            for row, tokens, length in zip(rows, texts, lengths, strict=True):
+                written = row.tokens[: max(1, len(tokens) - length)]
+                self._slots.wrote(replace(row, tokens=written), of_prompt=False)
+            chosen(group, events, moves)
+            at = end
+        for row in step.of_prompts:
+            self._slots.wrote(row, of_prompt=self._info.exact or row.logits < 2)
+        for group, row in zip(step.prompts, step.of_prompts, strict=True):
             chosen(group, *group.fill(len(row.tokens), logits[at : at + row.logits]))
             at += row.logits
         self._copy(sources, targets)
@@ -417,13 +447,18 @@ class Scheduler:
 
     def _count(self, step: SchedulerOutput, seconds: float) -> None:
         """Account for a step's seconds, without compiling; every token has an equal share."""
-        groups = [group for group, count in step.decoding for _ in range(count)] + step.prompts
+        groups = [group for group, rows in step.decoding for _ in rows] + step.prompts
         prompts = sum(len(row.tokens) for row in step.of_prompts)
         tokens = sum(len(row.tokens) for row in step.rows)
         if self._pace is not None:
             self._pace.took(prompts, seconds, scored=step.scored)
         self.timing.prefill_tokens += prompts
-        self.timing.decode_tokens += tokens - prompts
+        self.timing.decode_tokens += step.sampled
+        self.timing.drafted_tokens += step.drafted
+        if step.drafted:
+            self.timing.accepted_tokens += max(0, step.sampled - len(step.rows))
+        if not step.prompts:
+            self._cost.took(len(step.rows), step.drafted, seconds)
         self.timing.prefill_s += seconds * prompts / tokens
         self.timing.decode_s += seconds * (tokens - prompts) / tokens
         for group, row in zip(groups, step.rows, strict=True):

@@ -72,6 +72,8 @@ class RankResult:
             prefill_tok_s=measured.prefill_tok_s,
             decode_tok_s=measured.decode_tok_s,
             time_to_first_token_s=None if first is None else self.load_s + self.prepare_s + first,
+            drafted_tokens=measured.drafted_tokens,
+            accepted_tokens=measured.accepted_tokens,
         )
 
     def to_bytes(self) -> bytes:
@@ -122,6 +124,8 @@ def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
             time_to_first_token_s=first.generation.time_to_first_token_s,
             prefill_tokens=sum(one.generation.prefill_tokens for one in replicas),
             decode_tokens=sum(one.generation.decode_tokens for one in replicas),
+            drafted_tokens=sum(one.generation.drafted_tokens for one in replicas),
+            accepted_tokens=sum(one.generation.accepted_tokens for one in replicas),
         ),
         load_s=max(one.load_s for one in replicas),
         compile_s=max(one.compile_s for one in replicas),
@@ -261,7 +265,11 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
         options = replace(options_of(plan, job), folder=folder.path)
         return MindFormersGenerator(MindFormers().open(plan.model, options))
     backend = open_planned(plan, job)
-    return Engine(backend, prefix_cache=config.prefix_cache == "auto")
+    return Engine(
+        backend,
+        prefix_cache=config.prefix_cache == "auto",
+        speculate=config.speculate == "ngram",
+    )
 
 
 def adapter_report(

@@ -188,10 +188,11 @@ class MindFormersGenerator:
         one = self._sequences[id]
         if token in one.request.options.eos_token_id:
             one.end_token = token
-            return [Token(id, 0, token, True, logits, logits), *self.finish(id, "stop")]
+            count = len(one.tokens) + 1
+            return [Token(id, 0, token, count, True, logits, logits), *self.finish(id, "stop")]
         one.tokens.append(token)
         ended = self.finish(id, "length") if len(one.tokens) == one.limit else []
-        return [Token(id, 0, token, False, logits, logits), *ended]
+        return [Token(id, 0, token, len(one.tokens), False, logits, logits), *ended]
 
     def _step_logits(self, step: int) -> NDArray[np.float32]:
         """Logits [batch, vocab] of a step."""

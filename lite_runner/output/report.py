@@ -109,6 +109,8 @@ class Timing:
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
     time_to_first_token_s: float | None = None
+    drafted_tokens: int | None = None  # by speculate=ngram
+    accepted_tokens: int | None = None  # of these
 
 
 def peak_rss_mib() -> float:

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lite_runner.backends.base import Backend
 from lite_runner.config.generation import FinishReason
@@ -78,6 +78,9 @@ class Handle:
     put: Put
     transcripts: Sequence[Transcript]
     open: int  # sequences that are not over
+    lengths: dict[int, int] = field(
+        default_factory=dict
+    )  # tokens of those that a stop string ended
     id: int | None = None  # of the scheduler, once it has the request
 
 
@@ -101,6 +104,7 @@ class EngineThread:
         *,
         token_budget: int | None,
         prefix_cache: bool,
+        speculate: bool = False,
         max_queue: int,
         post: Callable[[Sequence[tuple[Put, Output]]], None],
     ) -> None:
@@ -108,7 +112,9 @@ class EngineThread:
         they belong. Raises ConfigError for a budget that does not fit the backend."""
         self.info, self.adapters = backend.info, backend.adapters
         self._tokenizer, self._post = tokenizer, post
-        self._engine = Engine(backend, token_budget, prefix_cache=prefix_cache, step_s=STEP_S)
+        self._engine = Engine(
+            backend, token_budget, prefix_cache=prefix_cache, step_s=STEP_S, speculate=speculate
+        )
         self.most = backend.info.slots + max_queue  # sequences that run or wait
         self._changed = threading.Condition()
         # Guarded by _changed:
@@ -248,7 +254,7 @@ class EngineThread:
                 continue
             if isinstance(event, Finished):
                 self._finished(handle, event)
-            elif not event.is_end:
+            elif not event.is_end and event.index not in handle.lengths:
                 events.extend(self._token(handle, event))
 
     def _token(self, handle: Handle, event: Token) -> Iterable[Finished]:
@@ -259,6 +265,7 @@ class EngineThread:
         self._outputs.append((handle.put, piece))
         if not transcript.stopped:
             return ()
+        handle.lengths[event.index] = event.count
         return self._engine.finish(event.id, "stop", event.index)
 
     def _finished(self, handle: Handle, event: Finished) -> None:
@@ -267,9 +274,12 @@ class EngineThread:
             return
         completion = event.completion
         transcript = handle.transcripts[completion.return_index]
-        # The token that completes a stop string may be the last one allowed, too.
-        reason = "stop" if transcript.stopped else completion.finish_reason
-        ended = Ended(completion.return_index, transcript.finish(), reason, completion)
+        # It may have ended already: by its last token, or one computed ahead.
+        if (length := handle.lengths.get(completion.return_index)) is not None:
+            completion = completion.stopped(length)
+        ended = Ended(
+            completion.return_index, transcript.finish(), completion.finish_reason, completion
+        )
         self._outputs.append((handle.put, ended))
         self._close_sequences(handle, 1)
 

@@ -57,6 +57,8 @@ class Metrics:
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.")
+        self.drafted = counter("spec_decode_num_draft_tokens", "Tokens computed ahead.")
+        self.accepted = counter("spec_decode_num_accepted_tokens", "Of these, that were chosen.")
         self.first_token = histogram("time_to_first_token_seconds", "To the first token.")
         self.between_tokens = histogram(
             "inter_token_latency_seconds", "Between two tokens.", _BETWEEN
@@ -164,6 +166,8 @@ class RequestStats:
         self.open -= 1
         self._metrics.finished(ended.finish_reason, 1)
         completion = ended.completion
+        self._metrics.drafted.inc(completion.drafted_tokens)
+        self._metrics.accepted.inc(completion.accepted_tokens)
         if completion.end_token is not None:
             self.usage.completion += 1
             self._metrics.generation_tokens.inc()

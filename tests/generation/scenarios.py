@@ -30,6 +30,7 @@ class Scenario:
     info: Mapping[str, Any]  # of the mock
     budget: int  # above the least
     prefix_cache: bool
+    speculate: bool
     requests: tuple[tuple[int, Request], ...]  # each with when it is added
     cancels: tuple[tuple[int, int, int | None], ...]  # when, which request, which sequence of it
 
@@ -63,6 +64,7 @@ def scenarios(draw: st.DrawFn, requests: int = 9) -> Scenario:
         info,
         draw(st.sampled_from([0, 0, 1, 3, 17, 100])),
         draw(st.sampled_from([True, True, True, False])),
+        draw(st.booleans()),
         tuple(sorted(numbered, key=lambda one: one[0])),
         tuple(draw(st.lists(st.tuples(st.integers(0, 20), which, index), max_size=5))),
     )
@@ -118,7 +120,12 @@ class Run:
         self.scenario = scenario
         self.backend = scenario.backend(logits)
         self.budget = scenario.least + scenario.budget
-        self.engine = Engine(self.backend, self.budget, prefix_cache=scenario.prefix_cache)
+        self.engine = Engine(
+            self.backend,
+            self.budget,
+            prefix_cache=scenario.prefix_cache,
+            speculate=scenario.speculate,
+        )
         self.requests: dict[int, Request] = {}  # by the scheduler's number
         self.cancelled: set[tuple[int, int]] = set()  # sequences, by number and index
         self.tokens: dict[tuple[int, int], list[int]] = {}  # told of, without eos
@@ -242,6 +249,7 @@ def _most_steps(asked: tuple[int, Request]) -> int:
 def alone(scenario: Scenario, request: Request, logits: Logits = cached_logits) -> Run:
     """The request by itself, on a fresh backend."""
     single = replace(scenario, requests=((0, request),), cancels=(), prefix_cache=False, budget=100)
+    single = replace(single, speculate=False)
     return Run(single, logits).go()
 
 

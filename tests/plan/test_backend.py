@@ -138,6 +138,8 @@ def test_a_named_backend_that_cannot_compute_is_refused_with_one_that_can(
         ("backend=native", "context.mode=1"): ("context.mode=1 runs MindSpore's", "backend=ms"),
         ("backend=ms", "kv_cache=int8"): ("kv_cache=int8 is of", "backend=native"),
         ("backend=mslite", "kv_cache=fp16"): ("kv_cache=fp16 is of", "backend=native"),
+        ("backend=ms", "speculate=ngram"): ("speculate=ngram is of", "backend=native"),
+        ("backend=mslite", "speculate=ngram"): ("speculate=ngram is of", "backend=native"),
     }
     for settings, (why, can) in cases.items():
         refused([*SHORT, *settings], 2)

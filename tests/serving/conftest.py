@@ -128,6 +128,8 @@ def start() -> Iterator[Start]:
         key: bytes | None = None,
         tokenizer: Tokenizer | None = None,
         defaults: GenerationConfig = GenerationConfig(do_sample=True, eos_token_id=(END,)),  # noqa: B008
+        *,
+        speculate: bool = False,
         **settings: Any,
     ) -> Served:
         backend = backend or MockBackend(letters, 4, 256, 4)
@@ -143,6 +145,7 @@ def start() -> Iterator[Start]:
             tokenizer,
             token_budget=chosen.token_budget,
             prefix_cache=True,
+            speculate=speculate,
             max_queue=chosen.max_queue,
             post=post,
         )

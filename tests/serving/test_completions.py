@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from numpy.typing import NDArray
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Request
+from lite_runner.generation.speculation import StepCost
 from tests.generation.mock import MockBackend, served
 from tests.serving.conftest import END, VOCAB, Served, Start, letters
 
@@ -179,6 +183,35 @@ def test_a_stop_string_ends_the_text_before_it(start: Start, stream: bool) -> No
     choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
     assert "".join(choice.text for choice in choices) == whole[: whole.index(stop)]
     assert choices[-1].finish_reason == "stop"
+
+
+def test_a_stop_string_among_drafted_tokens(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing behind it is told or counted; /metrics has what was drafted."""
+
+    def alphabet(history: list[int], _: int) -> NDArray[np.float32]:
+        scores = np.zeros(VOCAB, np.float32)
+        scores[97 + (history[-1] - 96) % 7] = 9
+        return scores
+
+    monkeypatch.setattr(StepCost, "most", lambda *_: 4)
+    server = start(MockBackend(alphabet, 4, 256, 4), speculate=True)
+    asked = {"model": "base", "prompt": "abcdefgabcdefg", "temperature": 0, "max_tokens": 40}
+    whole = server.client.completions.create(**asked)
+    assert whole.choices[0].text == ("abcdefg" * 6)[:40] and whole.usage.completion_tokens == 40
+    assert len(server.backend.steps) < 20
+    for stop in ("d", "fga", "gab"):
+        cut = server.client.completions.create(**asked, stop=[stop], logprobs=1)
+        text = whole.choices[0].text
+        assert cut.choices[0].text == text[: text.index(stop)]
+        assert cut.choices[0].finish_reason == "stop"
+        assert cut.usage.completion_tokens == text.index(stop) + len(stop)
+    metrics = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
+    count = r"^vllm:spec_decode_num_{}_tokens_total\S+ (\S+)$"
+    drafted, accepted = (
+        float(re.search(count.format(one), metrics, re.MULTILINE)[1])
+        for one in ("draft", "accepted")
+    )
+    assert 0 < accepted <= drafted
 
 
 def test_tokens_may_end_it_too_or_nothing_does(start: Start) -> None:

@@ -49,6 +49,12 @@ class Native(Seat):
             reasons.append("context.mode=1 runs MindSpore's operators one by one")
         if not config.use_past:
             reasons.append("model.model_config.use_past=false asks for no KV cache")
+        if getattr(config, "speculate", "none") == "ngram":
+            model = files.model
+            if options.ranks.tensor > 1:
+                reasons.append("speculate=ngram: ranks that share a model do without")
+            if not model.keys_reusable or model.short_length is not None or model.prefix:
+                reasons.append("speculate=ngram: this model's keys change with the text's length")
         return reasons + unsupported(files.model)
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:

@@ -1,0 +1,105 @@
+"""Speculative decoding by prompt lookup.
+
+Where the last tokens of a sequence occurred before, in its prompt or its output, the tokens that
+followed them there are drafted. A step computes the logits after each drafted token; those that
+would have been chosen anyway are kept, so that results do not depend on drafts. It takes a backend
+with batch-invariant logits.
+
+After Saxena, Prompt Lookup Decoding (2023), and transformers' prompt_lookup_num_tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST_DRAFTED = 8  # tokens of a sequence in a step: more cost nearly as much as they give
+_LONGEST, _SHORTEST = 4, 2  # tokens that have to occur again
+_FIRST_RATE = 0.4  # of acceptance, before a draft was checked
+_ROW_COST = 0.2  # a token's share of the time of a step with one, before a draft was timed
+_WEIGHT = 0.2  # of the newest observation
+_FORGOTTEN = 0.01  # of what drafted tokens cost, in a step without
+_MARGIN = 1.2  # by which a draft has to be worth more than it costs
+
+
+class Drafter:
+    """Drafts for one sequence, and their rate of acceptance."""
+
+    def __init__(self, prompt: NDArray[np.int32]) -> None:
+        self._text: list[int] = prompt.tolist()
+        self._places: dict[tuple[int, ...], int] = {}  # n-gram -> where its newest one ends
+        self._indexed = 0  # tokens whose n-grams are known
+        self._expected: list[int] = []  # what the newest match was followed by
+        self.rate = _FIRST_RATE
+
+    def draft(self, most: int) -> list[int]:
+        """At most `most` tokens that may come next."""
+        if not self._expected:
+            self._expected = self._found()
+        return self._expected[:most]
+
+    def extend(self, tokens: Sequence[int], drafted: int) -> None:
+        """Add the tokens that were chosen where `drafted` ones were computed ahead."""
+        expected, self._expected = self._expected, []
+        for place, token in enumerate(tokens):
+            self._text.append(token)
+            # Without a draft it is known all the same whether its first token would have done.
+            if place < len(expected) and place <= max(drafted - 1, 0):
+                right = token == expected[place]
+                self.rate += _WEIGHT * (right - self.rate)
+        if len(expected) > len(tokens) and expected[: len(tokens)] == list(tokens):
+            self._expected = expected[len(tokens) :]
+
+    def _found(self) -> list[int]:
+        """The tokens after the newest earlier occurrence of the last ones."""
+        text, places = self._text, self._places
+        end = len(text)
+        for stop in range(max(self._indexed, _SHORTEST), end):  # all but those that end here
+            for size in range(_SHORTEST, min(_LONGEST, stop) + 1):
+                places[tuple(text[stop - size : stop])] = stop
+        self._indexed = max(self._indexed, end)
+        for size in range(min(_LONGEST, end), _SHORTEST - 1, -1):
+            place = places.get(tuple(text[end - size :]))
+            if place is not None:
+                return text[place : place + 4 * MOST_DRAFTED]
+        return []
+
+
+class StepCost:
+    """The time of decoding steps, with drafted tokens and without, by the number of sequences."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, float] = {}  # sequences -> seconds of a step
+        self._row: dict[int, float] = {}  # sequences -> a drafted token's share of these
+
+    def took(self, sequences: int, drafted: int, seconds: float) -> None:
+        """Account for a step of decoding alone."""
+        if not drafted:
+            before = self._plain.get(sequences, seconds)
+            self._plain[sequences] = before + _WEIGHT * (seconds - before)
+            if (row := self._row.get(sequences)) is not None:  # one slow step is forgotten
+                self._row[sequences] = row + _FORGOTTEN * (_expected(sequences) - row)
+        elif (plain := self._plain.get(sequences)) is not None:
+            found = max(0.0, (seconds / plain - 1.0) / drafted)
+            before = self._row.get(sequences, found)
+            self._row[sequences] = before + _WEIGHT * (found - before)
+
+    def most(self, sequences: int, rate: float) -> int:
+        """Tokens worth drafting for one of so many sequences, each accepted at this rate after
+        those before it."""
+        if sequences not in self._plain:
+            return 0  # nothing to compare with yet
+        # The last one has to give more than it costs: rate ** most tokens, of which a step without
+        # drafts gives one for each sequence.
+        cost = _MARGIN * self._row.get(sequences, _expected(sequences)) * sequences
+        most, gain = 0, rate
+        while most < MOST_DRAFTED and gain > cost:
+            most, gain = most + 1, gain * rate
+        return most
+
+
+def _expected(sequences: int) -> float:
+    """A drafted token's share of a step's time, before one was timed."""
+    return _ROW_COST / (1.0 + _ROW_COST * (sequences - 1))
