@@ -457,6 +457,47 @@ def test_nothing_runs_untrusted_input(path: Path) -> None:
                 assert not unsafe or ast.unparse(keyword.value) == "False", where
 
 
+# Small modules with one importer that are more than a piece of it: an architecture each, what a
+# backend writes, and a program that runs before the package can be imported.
+SMALL_ROOMS = {
+    *("architectures.mistral", "architectures.qwen2"),
+    *("backends.mindformers.export", "system.own_python"),
+}
+
+
+def test_no_module_is_a_slice_of_its_only_importer() -> None:
+    importers: dict[str, set[str]] = {}
+    for path in MODULES:
+        for name in imported_modules(path) & NAMES:
+            importers.setdefault(name, set()).add(module_name(path))
+    small = {
+        name.removeprefix("lite_runner.")
+        for path in MODULES
+        if path.name not in ("__init__.py", "__main__.py")
+        and len(path.read_text("utf-8").splitlines()) < 60
+        and len(importers.get(name := module_name(path), ())) == 1
+    }
+    assert small <= SMALL_ROOMS, f"merge into their importers: {sorted(small - SMALL_ROOMS)}"
+
+
+# A part of a model's description is also the cell, or the struct of the C++ kernels, that computes
+# it; the API has MindFormers' names; each run mode has its Config.
+NAMED_TWICE = {
+    *("Attention", "Norm", "LoraPair", "Config", "GenerationConfig", "Trainer"),
+    *("Generation", "Message", "MindFormers", "Request", "Server"),
+}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module_name(path))
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert set(twice) <= NAMED_TWICE, {name: twice[name] for name in set(twice) - NAMED_TWICE}
+
+
 @over(PYTHON_FILES)
 def test_files_are_of_readable_length(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").count("\n")

@@ -19,9 +19,9 @@ from lite_runner.native.structs import (
     Block,
     Floats,
     Format,
-    Layout,
     Order,
     Part,
+    StructLayout,
 )
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
@@ -55,7 +55,7 @@ def matrix(
     *,
     rounded_input: bool = False,
     dequantize: bool = False,
-) -> Layout:
+) -> StructLayout:
     """Pack a matrix in panels with its bias [out] (a pair for Alternating).
 
     `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too, and that
@@ -81,7 +81,7 @@ def matrix(
     if pair:
         out = 2 * -(-out // PANEL) * PANEL
     fields = structs.Matrix(out=out, inputs=inputs)
-    layout = Layout(fields)
+    layout = StructLayout(fields)
     if blocks:
         fields.format, fields.rounded_input = Format[blocks[0].type_name], rounded_input
         fields.data = layout.add(_block_panels(blocks))
@@ -108,7 +108,7 @@ def _joined(
     *,
     rounded_input: bool,
     by_turns: bool,
-) -> Layout:
+) -> StructLayout:
     """Matrices of different forms as one, each packed by itself."""
     whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
     fields = whole.plain
@@ -116,7 +116,7 @@ def _joined(
     fields.inputs = parts[0].shape[1]
     rows = [part.shape[0] for part in parts]
     fields.out = sum(-(-one // PANEL) * PANEL for one in rows) if by_turns else sum(rows)
-    layout = Layout(whole)
+    layout = StructLayout(whole)
     for index, part in enumerate(parts):
         rounded = rounded_input and isinstance(part, BlockMatrix)
         whole.parts[index] = layout.add(matrix(part, rounded_input=rounded))
@@ -125,7 +125,7 @@ def _joined(
 
 
 def _add_bias(
-    layout: Layout, fields: structs.Matrix, bias: Floats | tuple[Floats, Floats] | None
+    layout: StructLayout, fields: structs.Matrix, bias: Floats | tuple[Floats, Floats] | None
 ) -> None:
     if bias is not None:
         biases = bias if isinstance(bias, tuple) else (bias,)
@@ -133,7 +133,7 @@ def _add_bias(
 
 
 def _add_integers(
-    layout: Layout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
+    layout: StructLayout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
 ) -> None:
     """Add the quantized values and their scales."""
     bits, group = parts[0].bits, parts[0].group

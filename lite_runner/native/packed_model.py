@@ -21,10 +21,10 @@ from lite_runner.native.structs import (
     Block,
     FeedForwardLayer,
     Floats,
-    Layout,
     NormValues,
     Residual,
     Room,
+    StructLayout,
     aligned,
 )
 from lite_runner.records import dataclass
@@ -68,7 +68,7 @@ class Share:
 WHOLE = Share()
 
 
-class Weights(Protocol):
+class WeightSource(Protocol):
     """Source of a model's tensors by canonical name; each can be taken once."""
 
     def matrix(self, name: str) -> Weight:
@@ -90,7 +90,7 @@ class Packed:
 
 def pack(
     model: spec.Decoder,
-    weights: Weights,
+    weights: WeightSource,
     lora: LoraSize | None = None,
     *,
     rounded_input: bool = False,
@@ -199,7 +199,7 @@ class _Packer:
     def __init__(
         self,
         model: spec.Decoder,
-        weights: Weights,
+        weights: WeightSource,
         layouts: PoolLayouts,
         rounded_input: bool,
         dequantize: bool,
@@ -386,7 +386,7 @@ class _Packer:
         self,
         weight: Weight | matrices.Alternating | matrices.Stacked,
         bias: Floats | tuple[Floats, Floats] | None = None,
-    ) -> Layout:
+    ) -> StructLayout:
         return matrices.matrix(
             weight, bias, rounded_input=self._rounded_input, dequantize=self._dequantize
         )

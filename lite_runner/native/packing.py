@@ -15,24 +15,24 @@ from lite_runner.native.structs import (
     Floats,
     HeadLayer,
     Kind,
-    Layout,
     LoraPair,
     NormValues,
+    StructLayout,
     copied,
 )
 
 
 def embedding(
-    table: Layout,
+    table: StructLayout,
     positions: Floats | None,
     norm: NormValues | None,
     adapters: PoolLayout | None,
     *,
     hidden: int,
-) -> Layout:
+) -> StructLayout:
     """`table`: a matrix [vocab, hidden], which a tied head reads too."""
     fields = EmbeddingLayer(hidden=hidden, adapters=_lora_pair(adapters))
-    layout = Layout(fields)
+    layout = StructLayout(fields)
     fields.table = layout.add(table)
     if positions is not None:
         fields.positions = layout.add(matrix(positions))
@@ -42,8 +42,8 @@ def embedding(
 
 def attention(
     fields: AttentionLayer,
-    inward: Layout,
-    outward: Layout,
+    inward: StructLayout,
+    outward: StructLayout,
     norm: NormValues | None,
     adapters: PoolLayout | None = None,
     *,
@@ -51,7 +51,7 @@ def attention(
     query_norm: NormValues | None = None,
     key_norm: NormValues | None = None,
     post_norm: NormValues | None = None,
-) -> Layout:
+) -> StructLayout:
     """Pack an attention layer whose sizes and flags are in `fields`; `inward` is the fused qkv
     projection, `outward` the output one.
 
@@ -59,7 +59,7 @@ def attention(
     each head, or that of all heads together if it is a `joint_norm`. `post_norm`: of the output.
     """
     fields.kind, fields.adapters = Kind.ATTENTION, _lora_pair(adapters)
-    layout = Layout(fields)
+    layout = StructLayout(fields)
     if slopes is not None:
         fields.slopes = layout.add(copied(slopes))
     fields.query_key_value = layout.add(inward)
@@ -72,16 +72,16 @@ def attention(
 
 def feed_forward(
     fields: FeedForwardLayer,
-    up: Layout,
-    down: Layout,
+    up: StructLayout,
+    down: StructLayout,
     norm: NormValues | None,
     adapters: PoolLayout | None = None,
     *,
     post_norm: NormValues | None = None,
-) -> Layout:
+) -> StructLayout:
     """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`."""
     fields.kind, fields.adapters = Kind.FEED_FORWARD, _lora_pair(adapters)
-    layout = Layout(fields)
+    layout = StructLayout(fields)
     fields.up, fields.down = layout.add(up), layout.add(down)
     fields.norm, fields.residual.norm = layout.norm(norm), layout.norm(post_norm)
     return layout
@@ -89,18 +89,18 @@ def feed_forward(
 
 def experts(
     fields: FeedForwardLayer,
-    router: Layout,
-    ups: Sequence[Layout],
-    downs: Sequence[Layout],
+    router: StructLayout,
+    ups: Sequence[StructLayout],
+    downs: Sequence[StructLayout],
     norm: NormValues | None,
     *,
     post_norm: NormValues | None = None,
-) -> Layout:
+) -> StructLayout:
     """Pack a mixture of experts; `router`: a matrix [experts, hidden]; `ups`: gate and up of each
     as Alternating panels."""
     fields.kind, fields.adapters = Kind.EXPERTS, _lora_pair(None)
     fields.gated, fields.experts = True, len(ups)
-    layout = Layout(fields)
+    layout = StructLayout(fields)
     fields.router = layout.add(router)
     fields.up = layout.add(copied(np.array([layout.add(one) for one in ups], np.int64)))
     fields.down = layout.add(copied(np.array([layout.add(one) for one in downs], np.int64)))
@@ -109,15 +109,15 @@ def experts(
 
 
 def head(
-    matrix_layout: Layout | None,
+    matrix_layout: StructLayout | None,
     norm: NormValues | None,
     adapters: PoolLayout | None,
     *,
     hidden: int,
-) -> Layout:
+) -> StructLayout:
     """Pack the head; None: it is tied to the embedding."""
     fields = HeadLayer(hidden=hidden, adapters=_lora_pair(adapters))
-    layout = Layout(fields)
+    layout = StructLayout(fields)
     if matrix_layout is not None:
         fields.matrix_offset = layout.add(matrix_layout)
     fields.norm = layout.norm(norm)

@@ -230,21 +230,21 @@ class NormValues:
     epsilon: float
 
 
-class Layout:
+class StructLayout:
     """Layout of a block: a struct followed by its parts. Only the whole block is written, so no
     part is copied twice."""
 
     def __init__(self, fields: ctypes.Structure) -> None:
         """`fields`: the struct; offsets may be set until the block is written."""
         self._fields = fields
-        self._parts: list[tuple[int, Part | Layout]] = []
+        self._parts: list[tuple[int, Part | StructLayout]] = []
         self._size = ctypes.sizeof(fields)
 
     @property
     def nbytes(self) -> int:
         return -(-self._size // ALIGNMENT) * ALIGNMENT
 
-    def add(self, part: Part | Layout) -> int:
+    def add(self, part: Part | StructLayout) -> int:
         """Append a part; its offset."""
         at = self.nbytes
         self._parts.append((at, part))

@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the model's names, limits and metrics."""
+"""State of the server: the engine, the model's names, limits and metrics."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class ToolUse:
 class CallReader:
     """Separates the text of an answer from the calls in it."""
 
-    def __init__(self, form: Format, tools: Tools, *, several: bool) -> None:
+    def __init__(self, form: CallFormat, tools: Tools, *, several: bool) -> None:
         self._parser, self._several = form.parser(tools), several
         self._short_ids = form.short_ids
         self.calls: list[dict[str, Any]] = []  # so far, as message.tool_calls has them
@@ -188,7 +188,7 @@ def _as_turns(
     ]
 
 
-def _format(tokenizer: Tokenizer, field: str) -> Format:
+def _format(tokenizer: Tokenizer, field: str) -> CallFormat:
     found = format_of(tokenizer.chat_template, tokenizer.chat_form)
     if found is None:
         why = "the model's chat template has no tools, or none in a form that is known"
@@ -212,7 +212,7 @@ def _arguments(text: str, place: int, number: int) -> dict[str, Any]:
     return found
 
 
-def format_of(template: str | None, chat_form: ChatForm | None = None) -> Format | None:
+def format_of(template: str | None, chat_form: ChatForm | None = None) -> CallFormat | None:
     """Of a chat template, or of a form of chats that needs none; None: it does not know tools, or
     how the model calls them is not known here."""
     if template is None and chat_form == "chatglm3":
@@ -241,7 +241,7 @@ def _json_text(arguments: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Format:
+class CallFormat:
     """How a model writes calls. `arguments`: rules in Lark, of which the first is named, for the
     arguments of a tool with a schema."""
 
@@ -279,7 +279,7 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ToolParameter:
     """One that a forced call may have."""
 
     name: str
@@ -288,7 +288,7 @@ class Parameter:
     required: bool
 
 
-def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[Parameter]:
+def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[ToolParameter]:
     """Of a tool's schema, for a grammar. Raises ApiError for what a model that writes them one by
     one cannot be held to, and for a name that is none of `names`."""
     listed, required = tool.get("properties", {}), tool.get("required", [])
@@ -310,7 +310,7 @@ def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[Paramete
             raise refused(f"the property {name[:80]!r}")
         if any(key == "$ref" for key, _ in keywords(schema)):
             schema = {**schema, **definitions}
-        made.append(Parameter(name, schema, resolved(given, tool), name in required))
+        made.append(ToolParameter(name, schema, resolved(given, tool), name in required))
     return made
 
 
@@ -325,7 +325,7 @@ def _is_definition(reference: str) -> bool:
 
 
 def glm45_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
-    """The arguments of a tool. See Format."""
+    """The arguments of a tool. See CallFormat."""
     pairs, values, new_line = [], [], f"{spell(chr(10))}?"
     for number, one in enumerate(parameters(tool, KEYS)):
         value = f"{rule}_{number}"
@@ -335,7 +335,7 @@ def glm45_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
     return [f"{rule}: {' '.join([new_line, *pairs])}", *values]
 
 
-def _value_rules(rule: str, parameter: Parameter, end: str) -> list[str]:
+def _value_rules(rule: str, parameter: ToolParameter, end: str) -> list[str]:
     """A value, and `end`, the mark behind it."""
     if types(parameter.resolved) != TEXT:
         return [f"{rule}: {rule}_json {end}", f"{rule}_json: {json_rule(parameter.schema)}"]
@@ -389,7 +389,7 @@ def _whole(pattern: str) -> str:
 
 
 def chatglm3_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
-    """The arguments of a tool. See Format."""
+    """The arguments of a tool. See CallFormat."""
     listed = parameters(tool, NAMES)
     first, rules = [], [f'{rule}_from_{len(listed)}: ""']
     for number, one in enumerate(listed):
@@ -407,12 +407,14 @@ def chatglm3_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str
     return [f"{rule}: {' | '.join(first)}", *rules]
 
 
-FORMATS: dict[Name, Format] = {
-    "hermes": Format(
+FORMATS: dict[Name, CallFormat] = {
+    "hermes": CallFormat(
         "hermes", (BEGIN, END), hermes, f"{BEGIN}\n{_ARGUMENTS}", f"}}\n{END}", between="\n"
     ),
-    "llama_json": Format("llama_json", (), llama_json, '{"name": "{name}", "parameters": ', "}"),
-    "mistral": Format(
+    "llama_json": CallFormat(
+        "llama_json", (), llama_json, '{"name": "{name}", "parameters": ', "}"
+    ),
+    "mistral": CallFormat(
         "mistral",
         ("[TOOL_CALLS]",),
         mistral,
@@ -422,12 +424,12 @@ FORMATS: dict[Name, Format] = {
         ("[TOOL_CALLS][", "]"),
         short_ids=True,
     ),
-    "glm4": Format("glm4", (), glm4, "{name}\n", "", turn=_json_text),
-    "glm45": Format(
+    "glm4": CallFormat("glm4", (), glm4, "{name}\n", "", turn=_json_text),
+    "glm45": CallFormat(
         "glm45", MARKS, glm45, f"{BEGIN}{{name}}", END, between="\n", arguments=glm45_rules
     ),
     # A sentencepiece vocabulary begins each text with a space.
-    "chatglm3": Format(
+    "chatglm3": CallFormat(
         "chatglm3",
         (TURN_TAG,),
         ChatGLM3,

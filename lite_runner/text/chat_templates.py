@@ -40,7 +40,7 @@ _ENVIRONMENT = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")  # that it
 
 
 @dataclass(frozen=True)
-class Limits:
+class TemplateLimits:
     """Limits of one rendering."""
 
     seconds: int = 5  # of a processor
@@ -49,13 +49,13 @@ class Limits:
     chars: int = 16 << 20  # of what it writes
 
 
-LIMITS = Limits()
+LIMITS = TemplateLimits()
 _lock = threading.Lock()
 _process: TemplateProcess | None = None  # guarded by the lock
 
 
 def render_template(
-    template: str, values: Mapping[str, Any], *, source: str, limits: Limits = LIMITS
+    template: str, values: Mapping[str, Any], *, source: str, limits: TemplateLimits = LIMITS
 ) -> str:
     """Render `template` with `values`, which are JSON. Threads take turns.
 
@@ -97,7 +97,7 @@ def render_template(
             raise
 
 
-def _started(limits: Limits) -> TemplateProcess:
+def _started(limits: TemplateLimits) -> TemplateProcess:
     """The process of this one; after a fork, the other's is left alone."""
     global _process
     if _process is None or not _process.is_alive or _process.limits != limits:
@@ -117,7 +117,7 @@ def _close() -> None:
 class TemplateProcess:
     """A process that renders one template after another. Not to be shared between threads."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TemplateLimits) -> None:
         """Start it. Raises OSError where it cannot be."""
         self.limits = limits
         self._owner = os.getpid()

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.text import byte_tokenizer, chat_templates, load_tokenizer
-from lite_runner.text.chat_templates import Limits, TemplateProcess, render_template
+from lite_runner.text.chat_templates import TemplateLimits, TemplateProcess, render_template
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -143,7 +143,7 @@ def test_hostile_templates_are_stopped(template: str) -> None:
         render(template)
 
 
-SMALL = Limits(seconds=1, memory=256 << 20)
+SMALL = TemplateLimits(seconds=1, memory=256 << 20)
 # What makes a text of 2**24 characters, or of 2**29.
 LONG = "{% set x = 'a' * 2**24 %}"
 LONGER = f"{LONG}{{% set x = x ~ x ~ x ~ x ~ x ~ x ~ x ~ x %}}{{% set x = x ~ x ~ x ~ x %}}"
@@ -236,7 +236,9 @@ def test_the_message_says_what_was_exceeded() -> None:
 
 def test_a_process_that_is_not_given_the_processor() -> None:
     with pytest.raises(ArtifactError, match=r"it takes more than 0\.5 s"):
-        render_template(TOO_LONG["nested loops"], {}, source="s", limits=Limits(wall_seconds=0.5))
+        render_template(
+            TOO_LONG["nested loops"], {}, source="s", limits=TemplateLimits(wall_seconds=0.5)
+        )
 
 
 def test_one_process_for_all_templates_and_threads() -> None:
@@ -279,7 +281,7 @@ def test_who_asked_a_process_that_is_ended_from_outside_gets_an_answer(end: sign
 def test_a_process_that_is_ended_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     started = chat_templates._started
 
-    def ended(limits: Limits) -> TemplateProcess:
+    def ended(limits: TemplateLimits) -> TemplateProcess:
         process = started(limits)
         os.kill(process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
