@@ -112,7 +112,7 @@ def model_of(overrides: Sequence[str]) -> Decoder:
 def opened(model: Decoder, length: int, threads: int) -> NativeBackend:
     """Prompts of `length` tokens, or a step of short ones, fit."""
     weights = QuantizedWeights(random_checkpoint(model, 0), model)
-    layers = pack(model, weights)
+    layers = list(pack(model, weights))
     weights.close()
     options = NativeOptions(slots=STEP // SHORT, length=max(length, SHORT))
     return NativeBackend(model, layers, options, threads=threads)
