@@ -6,13 +6,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from lite_runner.architectures import KNOWN, Architecture, CustomNetwork
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
-from lite_runner.native import packed_model
 from lite_runner.native.packed_model import unsupported
 
 
@@ -64,11 +62,3 @@ def test_packing_needs_no_mindspore() -> None:
     script = "import lite_runner.native.packed_model, sys; print('mindspore' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("attention", [{}, {"window": 8}, {"scale": 0.5}, {"softcap": 5.0}])
-def test_which_layers_are_the_general_ones(attention: dict[str, Any]) -> None:
-    """They compute what plain ones do, and more, a little slower."""
-    model = decoder(replace(PLAIN, **attention))
-    general = bool({"scale", "softcap"} & attention.keys())
-    assert packed_model._is_general(model, model.blocks[0]) is general
