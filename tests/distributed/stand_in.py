@@ -41,7 +41,7 @@ def main(fault: str, message: str) -> None:
                 ENDS_OF_SCHEDULERS[fault]()
             while not finished.exists():
                 time.sleep(0.05)
-            time.sleep(0.3)  # as MindSpore's, it ends later than the ranks
+            time.sleep(1)  # as MindSpore's, it ends later than the ranks
         return
     rank = int(os.environ["RANK_ID"])
     sender = connect(rank)

@@ -8,8 +8,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from tests.prediction.test_real_mindformers import random_tensors
-
 from lite_runner.backends.mindformers.process import (
     MindFormersProcess,
     WorkerGroup,
@@ -24,6 +22,7 @@ from lite_runner.config.generate_checks import PredictOptions
 from lite_runner.errors import ArtifactError
 from lite_runner.model.files import ModelFiles
 from lite_runner.run_modes import heads, resolve
+from tests.output.test_real_mindformers import random_tensors
 
 # MindSpore 2.0.0 gives up a worker whose heartbeat a busy machine delays, before the two have met
 # (then MindFormers' notice is what it says) or after; it has no setting for it.
