@@ -41,6 +41,11 @@ class RunOptions:
     folder: Path | None = None  # of the run, for files of an engine
 
     @property
+    def speculates(self) -> bool:
+        """True if tokens are to be computed ahead, which run modes that score texts never ask."""
+        return getattr(self.config, "speculate", "none") == "ngram"
+
+    @property
     def adapter_slots(self) -> int:
         """Adapters to keep loaded on the device; by default as many as can run in one batch."""
         if self.adapters is None or not isinstance(self.config, AdapterSlotOptions):

@@ -54,11 +54,6 @@ class SchedulerOutput:
         """The prefill rows."""
         return self.rows[len(self.rows) - len(self.prompts) :]
 
-    @property
-    def drafted(self) -> int:
-        """Drafted tokens."""
-        return sum(row.logits - 1 for _, rows in self.decoding for row in rows)
-
 
 class _Pace:
     """Bounds the prompt tokens of a step by the time that they took in earlier ones."""
@@ -415,12 +410,13 @@ class Scheduler:
             end = at + sum(row.logits for row in rows)
             texts = [tokens for _, tokens in group.search.tokens()]
             lengths = [len(tokens) for tokens in texts]
-            drafts = [row.tokens[1:].tolist() for row in rows]
+            drafts = [row.tokens[1:].tolist() if row.logits > 1 else () for row in rows]
             events, moves = group.search.advance(logits[at:end], drafts)
             step.sampled += sum(isinstance(event, Token) for event in events) or len(rows)
             for row, tokens, length in zip(rows, texts, lengths, strict=True):
-                written = row.tokens[: max(1, len(tokens) - length)]
-                self._slots.wrote(replace(row, tokens=written), of_prompt=False)
+                if row.logits > 1:  # of the drafted tokens those that were chosen
+                    row = replace(row, tokens=row.tokens[: max(1, len(tokens) - length)])
+                self._slots.wrote(row, of_prompt=False)
             chosen(group, events, moves)
             at = end
         for row in step.of_prompts:
@@ -454,11 +450,11 @@ class Scheduler:
             self._pace.took(prompts, seconds, scored=step.scored)
         self.timing.prefill_tokens += prompts
         self.timing.decode_tokens += step.sampled
-        self.timing.drafted_tokens += step.drafted
-        if step.drafted:
+        if self._speculates and not step.prompts:  # drafts are of steps without prompts
+            drafted = sum(row.logits - 1 for row in step.rows)
+            self.timing.drafted_tokens += drafted
             self.timing.accepted_tokens += max(0, step.sampled - len(step.rows))
-        if not step.prompts:
-            self._cost.took(len(step.rows), step.drafted, seconds)
+            self._cost.took(len(step.rows), drafted, seconds)
         self.timing.prefill_s += seconds * prompts / tokens
         self.timing.decode_s += seconds * (tokens - prompts) / tokens
         for group, row in zip(groups, step.rows, strict=True):

@@ -59,7 +59,7 @@ class Drafter:
         for stop in range(max(self._indexed, _SHORTEST), end):  # all but those that end here
             for size in range(_SHORTEST, min(_LONGEST, stop) + 1):
                 places[tuple(text[stop - size : stop])] = stop
-        self._indexed = max(self._indexed, end)
+        self._indexed = end
         for size in range(min(_LONGEST, end), _SHORTEST - 1, -1):
             place = places.get(tuple(text[end - size :]))
             if place is not None:

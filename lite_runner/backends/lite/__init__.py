@@ -24,7 +24,7 @@ class Lite(Seat):
             reasons.append("context.mode=1 (pynative): an exported model is a graph")
         if options.adapters is not None:
             reasons.append("an exported model takes no adapters beside it")
-        if getattr(config, "speculate", "none") == "ngram":
+        if options.speculates:
             reasons.append("speculate=ngram is of backend=native")
         if options.prompt_logits:
             reasons.append("an exported graph gives the logits of the last token alone")

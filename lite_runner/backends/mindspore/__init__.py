@@ -61,7 +61,7 @@ class MindSpore(Seat):
             f"kv_cache={config.kv_cache}": config.kv_cache != "fp32",
             "adapter_dtype=bf16": getattr(config, "adapter_dtype", "auto") != "auto",
             "quant=a8": config.quant == "a8",
-            "speculate=ngram": getattr(config, "speculate", "none") == "ngram",
+            "speculate=ngram": options.speculates,
         }
         reasons += [
             f"{setting} is of backend=native" for setting, given in native_only.items() if given

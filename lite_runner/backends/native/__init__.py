@@ -49,7 +49,7 @@ class Native(Seat):
             reasons.append("context.mode=1 runs MindSpore's operators one by one")
         if not config.use_past:
             reasons.append("model.model_config.use_past=false asks for no KV cache")
-        if getattr(config, "speculate", "none") == "ngram":
+        if options.speculates:
             model = files.model
             if options.ranks.tensor > 1:
                 reasons.append("speculate=ngram: ranks that share a model do without")
