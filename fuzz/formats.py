@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from fuzz.values import DEPTHS, NUMBERS, TEXTS, change_tree, flip_bytes, integer
+from lite_runner.system.protobuf import varint
 
 
 def json_text(data: bytes, random: Random) -> bytes:
@@ -232,23 +233,15 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 def _encoded(message: Fields) -> bytes:
     made = bytearray()
     for number, wire, value in message:
-        made += _as_varint(number << 3 | wire)
+        made += varint(number << 3 | wire)
         if wire == 0:
-            made += _as_varint(value)
+            made += varint(value)
             continue
         held = _encoded(value) if isinstance(value, list) else value
         if wire == 2:
-            made += _as_varint(len(held))
+            made += varint(len(held))
         made += held
     return bytes(made)
-
-
-def _as_varint(value: int) -> bytes:
-    made = bytearray()
-    while value > 127:
-        made.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*made, value])
 
 
 def torch_zip(data: bytes, random: Random) -> bytes:
