@@ -11,7 +11,7 @@ from lite_runner import progress
 from lite_runner.backends.lite.export.job import ExportJob, job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
-from lite_runner.backends.mindformers.export import export_with_mindformers
+from lite_runner.backends.mindformers.run import export_with_mindformers
 from lite_runner.config.checks import strategy_faults
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import (

@@ -1,4 +1,5 @@
-"""A run on the real MindFormers: its yaml, options and memory; starting it with a checkpoint.
+"""A run on the real MindFormers: its yaml, options and memory; starting it with a checkpoint; an
+export by it.
 
 Ranks that share a model meet on the processor, to agree and to gather results; their workers meet
 once more on the device, through a scheduler of their own, and MindFormers shards the model over
@@ -8,8 +9,9 @@ them.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ import yaml
 from lite_runner import progress
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.lite.export.job import ExportJob
+from lite_runner.backends.lite.export.output_paths import OutputPaths
+from lite_runner.backends.lite.export.writer import adopt
 from lite_runner.backends.mindformers.process import (
     START_SECONDS,
     MindFormersProcess,
@@ -41,6 +46,7 @@ from lite_runner.config.parallel import cluster_of, ranks_of
 from lite_runner.config.schema import ExportedOptions, MindFormersOptions, RunConfig
 from lite_runner.config.sections import AscendSettings, Release, hccl_timeouts
 from lite_runner.errors import ConfigError
+from lite_runner.mindir.manifest import Manifest
 from lite_runner.model.files import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import (
@@ -413,3 +419,33 @@ def join_group(
         more=hccl_timeouts(config.parallel.hccl_timeout) if on_ascend else {},
     )
     return Path(first["work"]), group.variables(ranks.tensor_index), scheduler
+
+
+def export_with_mindformers(job: ExportJob, paths: OutputPaths) -> Manifest:
+    """As `export_artifact`: the graph of MindFormers' network without a cache. Raises
+    RunnerError."""
+    config, spec, files = job.config, job.spec, job.files
+    paths.check()
+    paths.make_parent()
+    with temporary_folder("mindformers") as work, paths.temporary() as folder:
+        exported = work / "graph"  # MindSpore takes no path with spaces, as `folder` may be
+        exported.mkdir()
+        options = RunOptions(
+            config=config, device="CPU", slots=spec.slots, length=spec.length, folder=work
+        )
+        with closing(open_mindformers(files, options)) as opened:
+            with progress.step(f"export {config.model_name} ({spec.layout})"):
+                opened.process.export(exported / "model.mindir")
+            made_by, release = dict(opened.process.versions), opened.run.release
+        _move(exported, folder)
+        hidden = release.hidden_tokens(files.model, use_past=False)
+        (graph,) = folder.glob("*.mindir")  # MindSpore names large ones model_graph.mindir
+        return adopt(folder, graph, job, paths, made_by=made_by, hidden=hidden)
+
+
+def _move(exported: Path, folder: Path) -> None:
+    """Files that MindSpore made readable by the owner only."""
+    for path in exported.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    for path in list(exported.iterdir()):
+        shutil.move(path, folder)
