@@ -297,8 +297,9 @@ class Tokenizer:
     ) -> Tokenizer:
         """The same vocabulary with other SpecialTokens (by field), or another `chat_template`.
 
-        `prefix_space` writes a space before every text; `more` tokens are special too. Raises
-        ArtifactError if a token is not in the vocabulary.
+        `prefix_space` writes a space before every text; `more` tokens are special too, and text is
+        split at them as at those that begin or end it. Raises ArtifactError if a token is not in
+        the vocabulary.
         """
         if len(changes.keys() & {"add_bos", "add_eos"}) == 1:  # the other stays as it is
             ids = self.encode("")
@@ -311,7 +312,9 @@ class Tokenizer:
             if token is not None and self.id_of(token) is None:
                 raise ArtifactError(f"{self.source}: {token!r} is not in the vocabulary")
         copied = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        copied.add_special_tokens(special_tokens(more))
+        given = [changes.get("bos"), *changes.get("eos", ()), *more]
+        new = [one for one in given if one and self.id_of(one) not in self.special_ids]
+        copied.add_special_tokens(special_tokens(new))
         if prefix_space:
             rest = [copied.normalizer] if copied.normalizer is not None else []
             copied.normalizer = normalizers.Sequence([normalizers.Prepend(" "), *rest])

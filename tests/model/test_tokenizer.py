@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sentencepiece
 
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.model.locate import locate, locate_cached
 from lite_runner.model.tokenizer import end_tokens, side_files, tokenizer_for_plan, tokenizer_of
 from lite_runner.text.tokenizer import byte_tokenizer
-from tests.paths import REFERENCE
+from tests.paths import REFERENCE, ROOT
 from tests.tiny_gguf import write_tiny_gguf
 
 Configure = Callable[..., RunConfig]
 GGUF = ["model=auto", "load_checkpoint=model.gguf"]
 RANDOM = ["model=tiny_llama", "load_checkpoint=random"]
+BOOLS = (True, False)
 
 
 def test_a_gguf_has_its_own(configure: Configure) -> None:
@@ -117,6 +121,72 @@ def test_the_tokens_of_a_config_are_laid_over_the_files(configure: Configure) ->
     config = configure(*GGUF, f"processor.tokenizer.additional_special_tokens=[{other}]")
     special = tokenizer_of(config, locate(config))
     assert text[0] in special.special_ids and special.decode(text) != files.decode(text)
+
+
+TEXTS = ["the of and to in a is that for it was on are as with his they at be this have from"] * 30
+FROM_MINDFORMERS = """
+import json, sys
+
+sys.path.insert(0, sys.argv[1])
+from worker import import_mindspore
+
+import_mindspore("CPU")
+from mindformers.models.llama.llama_tokenizer import LlamaTokenizer
+
+given = json.load(sys.stdin)
+ids = [
+    [LlamaTokenizer("tokenizer.model", **keys)(text)["input_ids"] for text in given["texts"]]
+    for keys in given["keys"]
+]
+print("ids", json.dumps(ids))
+"""
+
+
+def test_token_ids_are_those_of_the_real_mindformers(
+    configure: Configure, mindformers_python: Path
+) -> None:
+    """Each key of a LlamaTokenizer that changes them, where a yaml has it and where none does."""
+    with Path("tokenizer.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=iter(TEXTS),
+            model_writer=file,
+            model_type="bpe",
+            vocab_size=300,
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+    keys: list[dict[str, Any]] = [
+        *({"add_bos_token": bos, "add_eos_token": eos} for bos in BOOLS for eos in BOOLS),
+        {},
+        {"add_eos_token": True},
+        {"add_bos_token": False, "bos_token": "a", "eos_token": "e"},
+        {"add_eos_token": True, "bos_token": "</s>", "eos_token": "<s>"},
+    ]
+    texts = ["the of and", "", " the", "of  and", "word\nthe", "the</s> of", "<s>the"]
+    done = subprocess.run(
+        [mindformers_python, "-c", FROM_MINDFORMERS, ROOT / "lite_runner/backends/mindformers"],
+        input=json.dumps({"keys": keys, "texts": texts}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = json.loads(done.stdout.rpartition("ids ")[2])
+    for given, theirs in zip(keys, expected, strict=True):
+        raw = {
+            "trainer": {"model_name": "llama2_7b"},
+            "model": {"model_config": {"type": "LlamaConfig", "vocab_size": 300}},
+            "processor": {
+                "tokenizer": {"type": "LlamaTokenizer", "vocab_file": "tokenizer.model", **given}
+            },
+        }
+        Path("llama.yaml").write_text(json.dumps(raw), encoding="utf-8")
+        config = configure("--config", "llama.yaml", "load_checkpoint=random")
+        tokenizer = tokenizer_of(config, locate(config))
+        for text, ids in zip(texts, theirs, strict=True):
+            if given.get("bos_token") != "a" or "<" not in text:  # <s> is three letters then
+                assert tokenizer.encode(text) == ids, (given, text)
 
 
 @pytest.mark.parametrize("run_mode", ["predict predict_data=x", "chat", "serve"])
