@@ -33,7 +33,7 @@ from lite_runner.serving.errors import (
     shortened,
     told,
 )
-from lite_runner.serving.middleware import Body, Guard, parse_body, read_body
+from lite_runner.serving.middleware import Body, Guard, parse_body
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.schemas import (
     ChatRequest,
@@ -274,8 +274,9 @@ async def made(request: Request, kind: type[Body], make: Callable[[Body], T]) ->
     """What `make` makes of the body of a request. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Content-Type: expected application/json")
-    data = await read_body(request.stream())
-    return await server_of(request).read(data, lambda: make(parse_body(data, kind)))
+    return await server_of(request).read(
+        request.stream(), lambda data: make(parse_body(data, kind))
+    )
 
 
 async def disconnected(request: Request) -> None:

@@ -222,7 +222,9 @@ class Ingress:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = bytes(await read_body(_parts(receive)))
+            data = bytearray()
+            await read_body(_parts(receive), data)
+            body = bytes(data)
             await asyncio.to_thread(check_values, body)
         except ApiError as refusal:
             await JSONResponse(refusal.body(), refusal.status)(scope, receive, send)

@@ -12,7 +12,7 @@ import re
 import resource
 import secrets
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import h11
@@ -33,7 +33,7 @@ from lite_runner.serving.errors import (
     of_validation,
     shortened,
 )
-from lite_runner.system.memory import check_memory, return_freed
+from lite_runner.system.memory import check_memory, free_memory, return_freed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -60,6 +60,7 @@ _OUT_OF_MEMORY = (
     b"Retry-After: %d\r\nContent-Length: %d\r\n\r\n%b" % (RETRY_AFTER_S, len(_CONTENT), _CONTENT)
 )
 MAX_BODY = 8 << 20  # bytes
+_UNCHECKED = 1 << 18  # bytes of a body between two looks at the free memory, of 0.5 ms each
 MAX_VALUES = 1 << 18  # in a body; parsing and validating them takes some 30 ms
 _OPENING = b",:[{"  # each value but the first has one of these before it
 _PART = 1 << 18  # bytes that are looked at together
@@ -258,23 +259,29 @@ def most_connections() -> int:
     return max(_KEPT, soft) - _KEPT + 16 if soft != resource.RLIM_INFINITY else 1 << 20
 
 
-async def read_body(parts: AsyncIterable[bytes]) -> bytearray:
-    """The bytes of a body. Raises ApiError beyond MAX_BODY, or BODY_S; MemoryError."""
+async def read_body(
+    parts: AsyncIterable[bytes], data: bytearray, left: Callable[[], int] = free_memory
+) -> None:
+    """Append a body to `data`. Raises ApiError beyond MAX_BODY, or BODY_S; MemoryError where `left`
+    has too few bytes for it: where a cgroup's end, the system kills without a warning."""
     try:
-        return await asyncio.wait_for(_joined(parts), BODY_S)
+        await asyncio.wait_for(_append(parts, data, left), BODY_S)
     except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
         raise ApiError(408, f"the body has not come within {BODY_S:g} s") from None
 
 
-async def _joined(parts: AsyncIterable[bytes]) -> bytearray:
-    data = bytearray()
+async def _append(parts: AsyncIterable[bytes], data: bytearray, left: Callable[[], int]) -> None:
+    unchecked = 0
     async for part in parts:
         data += part
-        if len(data) > _READ:
+        unchecked += len(part)
+        if unchecked > _UNCHECKED:
+            unchecked = 0
+            check_memory(len(data), left())
+        elif len(data) > _READ:
             check_memory(len(data))
         if len(data) > MAX_BODY:
             raise ApiError(413, f"the body has more than {MAX_BODY} bytes")
-    return data
 
 
 def parse_body(data: bytes | bytearray, kind: type[Body]) -> Body:

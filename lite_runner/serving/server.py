@@ -89,6 +89,7 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
             slots.slots if slots else 0,
             build={"backend": config.backend, "engine": backend.info.engine},
         ),
+        need=plan.memory.total if plan.memory is not None else 0,
         open_adapter=opener(plan, slots),
     )
 

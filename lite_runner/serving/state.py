@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import field, replace
 from typing import Any, TypeVar
@@ -21,11 +21,12 @@ from lite_runner.records import dataclass
 from lite_runner.serving.engine import EngineThread, Output
 from lite_runner.serving.errors import ApiError, shortened, told
 from lite_runner.serving.metrics import Metrics
+from lite_runner.serving.middleware import read_body
 from lite_runner.serving.options import Serve
 from lite_runner.serving.schemas import Message
 from lite_runner.serving.tools import plain_messages
 from lite_runner.structured.grammars import Grammar, Grammars
-from lite_runner.system.memory import check_memory, free_memory, return_freed
+from lite_runner.system.memory import check_memory, free_memory, resident, return_freed
 from lite_runner.text.tokenizer import Tokenizer, TooManyTokens
 
 T = TypeVar("T")
@@ -48,11 +49,13 @@ class Server:
     settings: Serve
     key: bytes | None
     metrics: Metrics
+    need: int = 0  # bytes that this process takes for the model, at most
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     open_adapter: OpenAdapter | None = None  # None: adapters stay as they are
     adapter_uses: Counter[str] = field(default_factory=Counter)  # requests that are not over
     changing_adapters: set[str] = field(default_factory=set)  # names that come or go now
+    _bodies: dict[int, bytearray] = field(default_factory=dict)  # by id: as far as they have come
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ASIDE))
 
@@ -118,17 +121,28 @@ class Server:
                 400, f"{field}: {error.message}", field, "context_length_exceeded"
             ) from None
 
-    async def read(self, data: bytes | bytearray, work: Callable[[], T]) -> T:
-        """The result of `work` on a body: in another thread, one at a time, unless it is short."""
-        if len(data) <= _SHORT:
-            return work()
-        async with self._reading:
-            check_memory(len(data), free_memory())
-            try:
-                return await asyncio.to_thread(work)
-            finally:
-                if len(data) > _LARGE:
-                    await asyncio.to_thread(return_freed)
+    async def read(self, parts: AsyncIterable[bytes], work: Callable[[bytearray], T]) -> T:
+        """The result of `work` on a body: in another thread, one at a time, unless it is short.
+        Raises ApiError, MemoryError."""
+        data = bytearray()
+        self._bodies[id(data)] = data
+        try:
+            await read_body(parts, data, self._left)
+            if len(data) <= _SHORT:
+                return work(data)
+            async with self._reading:
+                check_memory(len(data), self._left())
+                return await asyncio.to_thread(work, data)
+        finally:
+            del self._bodies[id(data)]
+            if len(data) > _LARGE:
+                data.clear()
+                await asyncio.to_thread(return_freed)
+
+    def _left(self) -> int:
+        """Free memory without what the model's cache and steps have not taken yet."""
+        taken = resident() - sum(map(len, self._bodies.values()))
+        return free_memory() - max(0, self.need - taken)
 
     async def aside(self, work: Callable[[], T]) -> T:
         """The result of `work`, done in another thread."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -488,3 +490,27 @@ def test_a_long_body_is_refused_before_memory_ends(
         monkeypatch.setattr(f"lite_runner.{module}", lambda left=left: left)
         body["prompt"] = "x" * size
         assert call(served, "/v1/completions", body)[0] == expected, (left, size)
+
+
+def test_what_the_cache_has_not_taken_yet_is_not_free(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system kills a process at its cgroup's limit without a warning: bodies leave the memory
+    to the model that its plan gave it, and count as long as they are there."""
+    served, mebibyte = start(), 1 << 20
+    monkeypatch.setattr("lite_runner.serving.state.free_memory", lambda: 300 * mebibyte)
+    taken = 100
+    monkeypatch.setattr("lite_runner.serving.state.resident", lambda: taken * mebibyte)
+    body = {"prompt": "x" * mebibyte, "max_tokens": 1}  # 32 MiB, and 16 of each byte
+    for need, taken, expected in ((353, 100, 503), (353, 200, 400), (340, 100, 400)):
+        served.server.need = need * mebibyte
+        assert call(served, "/v1/completions", body)[0] == expected, (need, taken)
+    served.server.need, while_read = 200 * mebibyte, []
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"x" * (4 * mebibyte)
+        while_read.append(served.server._left())
+
+    served.server._reading = asyncio.Lock()  # of this loop
+    assert asyncio.run(served.server.read(parts(), len)) == 4 * mebibyte
+    assert [*while_read, served.server._left()] == [196 * mebibyte, 200 * mebibyte]
