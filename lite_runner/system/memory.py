@@ -39,17 +39,12 @@ _SAID = re.compile(
 
 def resident() -> int:
     """Resident set size of this process in bytes."""
-    import psutil  # type: ignore[import-untyped]
-
-    return int(psutil.Process().memory_info().rss)
+    return _kilobytes("self/status", "VmRSS:")
 
 
 def free_memory() -> int:
     """Bytes available to this process: the minimum of the machine's and its container's."""
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
-    return max(0, min([free, *_left_in_cgroups()]))
+    return max(0, min([_kilobytes("meminfo", "MemAvailable:"), *_left_in_cgroups()]))
 
 
 def peak() -> int:
@@ -57,7 +52,7 @@ def peak() -> int:
 
     Not getrusage, which begins with what the process that started this one held.
     """
-    return sum(1024 * (number(Path(f"/proc/{one}/status"), "VmHWM:") or 0) for one in _family())
+    return sum(_kilobytes(f"{one}/status", "VmHWM:") for one in _family())
 
 
 def forget_peak() -> None:
@@ -69,12 +64,10 @@ def forget_peak() -> None:
 
 def free_addresses() -> int | None:
     """Bytes of address space left by `ulimit -v`; None: it sets no limit."""
-    import psutil
-
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
-    return max(0, limit - int(psutil.Process().memory_info().vms))
+    return max(0, limit - _kilobytes("self/status", "VmSize:"))
 
 
 def check_memory(size: int, free: int | None = None) -> None:
@@ -166,9 +159,14 @@ def return_freed() -> None:
         trim(0)
 
 
+# psutil knows all of these, but its import takes a hundredth of a second of every run.
+def _kilobytes(file: str, key: str) -> int:
+    """Bytes by a line of a file in /proc, which has kB; 0 where it has none."""
+    return 1024 * (number(Path("/proc", file), key) or 0)
+
+
 def _family() -> list[str]:
-    """This process and all that it and they have started. Not with psutil, whose import takes a
-    hundredth of a second of every run."""
+    """This process and all that it and they have started."""
     children: dict[str, list[str]] = {}
     for process in os.scandir("/proc"):
         if process.name.isdigit():

@@ -7,31 +7,32 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import http.client
+import http
 import os
 import queue
 import re
 import shutil
-import ssl
 import threading
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import IO
-
-from filelock import FileLock, Timeout
+from typing import IO, TYPE_CHECKING
 
 from lite_runner import __version__, progress
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, sha256_of
 from lite_runner.system.user_cache import CACHE_HINT, digest_of
+
+# What speaks to a network is imported where that begins: it takes a tenth of a run that needs none.
+if TYPE_CHECKING:
+    import http.client
+    import ssl
 
 CONNECTIONS = 4
 QUIET_SECONDS = 20.0  # without a byte: the connection is given up
@@ -72,6 +73,8 @@ def without_credentials(text: str) -> str:
 def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
     """The answer to a request. Credentials, of the headers or the address, go to its host alone,
     not to where that redirects. Raises OSError."""
+    import urllib.request
+
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     request = urllib.request.Request(parts._replace(netloc=host).geturl())
@@ -94,6 +97,8 @@ def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
 @cache
 def _certificates() -> ssl.SSLContext:
     """Trusted certificates: the variables of OpenSSL and of requests, the system, or certifi."""
+    import ssl
+
     chosen = os.environ.get("REQUESTS_CA_BUNDLE")
     places = ssl.get_default_verify_paths()
     if not chosen and places.cafile is None and places.capath is None:
@@ -112,6 +117,8 @@ def unwritable(path: Path, error: OSError) -> EnvironmentFault:
 def one_process(lock_file: Path, name: str) -> Iterator[None]:
     """Context in which no other process downloads `name`. Raises EnvironmentFault where the lock
     cannot be written."""
+    from filelock import FileLock, Timeout
+
     make_folder(lock_file.parent, CACHE_HINT)
     lock = FileLock(lock_file)
     try:
@@ -206,6 +213,8 @@ class _Transfer:
             self._ended.put(None)
 
     def _fetch(self, file: Remote) -> None:
+        from http.client import HTTPException
+
         with _on_disk(file.part):
             part = file.part.open("ab")
         with part:
@@ -215,7 +224,7 @@ class _Transfer:
                 try:
                     self._receive(file, part)
                     break
-                except (OSError, http.client.HTTPException) as error:
+                except (OSError, HTTPException) as error:
                     failures = failures + 1 if part.tell() <= before else 1
                     if failures == ATTEMPTS or not _may_pass(error):
                         raise

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import html
 import importlib
 import importlib.util
 import os
@@ -464,8 +463,10 @@ def _wheels(page: str, folder: Path) -> Iterator[Remote]:
             digest = file.get("hashes", {}).get("sha256", "")
             yield Remote(url, folder / file["filename"], file.get("size"), digest)
         return
+    from html import unescape
+
     for link in _LINK.findall(text):
-        url, _, fragment = urllib.parse.urljoin(base, html.unescape(link)).partition("#")
+        url, _, fragment = urllib.parse.urljoin(base, unescape(link)).partition("#")
         url = _with_credentials(url, page)
         name = urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
         yield Remote(url, folder / name, digest=dict(_HASH.findall(fragment)).get("sha256", ""))
