@@ -194,7 +194,7 @@ async def tokenize(request: Request) -> Response:
     server.adapter_of(body.model)
     if body.messages is not None:
         generates = body.add_generation_prompt is not False
-        ids = await server.encode_chat(body.messages, generates, None)
+        ids = await server.encode_chat(body.messages, generates, None, body.chat_template_kwargs)
     else:
         ids = await server.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": server.engine.info.max_length, "tokens": ids}

@@ -6,8 +6,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
+from lite_runner.generation import Adjustments
 from lite_runner.serving.completions import chat_entry, of_prompt, prompt_logprobs, usage_of
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
@@ -15,6 +17,7 @@ from lite_runner.serving.metrics import RequestStats
 from lite_runner.serving.sampling import adjustments, generation_options, grammar_for
 from lite_runner.serving.schemas import ChatRequest
 from lite_runner.serving.state import Server
+from lite_runner.serving.thinking import Thinking, template_kwargs
 from lite_runner.serving.tools import CallReader, ToolUse
 
 
@@ -42,6 +45,8 @@ class ChatCompletion:
         if body.tools and body.tool_choice != "none":
             self._tools = ToolUse(body, server.tokenizer, self._grammar)
             self._grammar = self._tools.grammar
+        self._thinking = Thinking(body, server.tokenizer)
+        self._template_kwargs = template_kwargs(body, server.tokenizer)
         self.streams = bool(body.stream)
         self.is_large = body.prompt_logprobs is not None  # see Completions
         self._readers: list[CallReader] = []  # of each answer, where there are tools
@@ -53,21 +58,31 @@ class ChatCompletion:
         body, server = self._body, self._server
         generates = body.add_generation_prompt is not False
         tools = self._tools.definitions if self._tools is not None else None
-        self._prompt = await server.encode_chat(body.messages, generates, tools)
+        self._prompt = await server.encode_chat(
+            body.messages, generates, tools, self._template_kwargs
+        )
+        self._thinking.follow(self._prompt)
         info = server.engine.info
         self._options = generation_options(body, server.defaults, self._prompt, info)
-        self._adjustments = await server.restricted(self._adjustments, self._grammar)
+        restricted = await server.restricted(self._adjustments, self._grammar) or Adjustments()
+        restricted = replace(restricted, guide=self._thinking.guide(restricted.guide))
+        self._adjustments = None if restricted == Adjustments() else restricted
         self.stats = RequestStats(server.metrics, [len(self._prompt)], body.n or 1)
+        self._thoughts = [self._thinking.reader() for _ in range(body.n or 1)]
+        if self._thoughts[0] is not None:
+            self.stats.usage.reasoning = 0
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
         texts: dict[int, str] = {}
+        thoughts: dict[int, str] = {}
         content: dict[int, list[Any]] = {}
         ended: dict[int, Ended] = {}
         async with aclosing(self._outputs()) as outputs:
             async for output in outputs:
-                text, _ = self._read(output)
+                thought, text, _ = self._read(output)
                 texts[output.index] = texts.get(output.index, "") + text
+                thoughts[output.index] = thoughts.get(output.index, "") + thought
                 if isinstance(output, Ended):
                     ended[output.index] = output
                 elif output.logprobs is not None:
@@ -76,7 +91,7 @@ class ChatCompletion:
         choices = [
             {
                 "index": index,
-                "message": self._message(index, texts[index]),
+                "message": self._message(index, texts[index], thoughts[index]),
                 "logprobs": {"content": content.get(index, []), "refusal": None}
                 if self._body.logprobs
                 else None,
@@ -101,8 +116,10 @@ class ChatCompletion:
                         if body.prompt_logprobs is not None and index == 0:
                             head["prompt_logprobs"] = await self._prompt_logprobs(output)
                         yield head
-                text, calls = self._read(output)
-                delta: dict[str, Any] = {"content": text}
+                thought, text, calls = self._read(output)
+                delta: dict[str, Any] = _reasoning(thought) if thought else {"content": text}
+                if thought and text:
+                    delta["content"] = text
                 if calls:
                     delta["tool_calls"] = calls
                 if isinstance(output, Piece):
@@ -112,7 +129,7 @@ class ChatCompletion:
                         found = {"content": [entry], "refusal": None}
                     yield self._chunk(output.index, delta, found)
                     continue
-                if text or calls:
+                if thought or text or calls:
                     yield self._chunk(output.index, delta)
                 yield self._chunk(output.index, {}, reason=self._reason(output))
         if body.stream_options is not None and body.stream_options.include_usage:
@@ -125,7 +142,9 @@ class ChatCompletion:
 
     async def _outputs(self) -> AsyncGenerator[Piece | Ended, None]:
         work = [(self._prompt, self._options)]
-        special = self._tools is not None and self._tools.keeps_special
+        special = self._thinking.keeps_special or (
+            self._tools is not None and self._tools.keeps_special
+        )
         answer = self._server.answer(
             work, self._adapter, self._adjustments, self._priority, special_tokens=special
         )
@@ -133,15 +152,23 @@ class ChatCompletion:
             async for _, output in followed:
                 yield output
 
-    def _read(self, output: Piece | Ended) -> tuple[str, list[dict[str, Any]]]:
-        """The text of an output, and the calls in it, which are not text."""
-        if not self._readers:
-            return output.text, []
-        reader = self._readers[output.index]
-        return reader.put(output.text, last=isinstance(output, Ended))
+    def _read(self, output: Piece | Ended) -> tuple[str, str, list[dict[str, Any]]]:
+        """The thinking in an output, its text, and the calls in it, which are not text."""
+        thought, text, last = "", output.text, isinstance(output, Ended)
+        if (thoughts := self._thoughts[output.index]) is not None:
+            before = thoughts.stage
+            thought, text = thoughts.put(text, last=last)
+            if not last and "inside" in (before, thoughts.stage):
+                self.stats.usage.reasoning = (self.stats.usage.reasoning or 0) + 1
+        calls: list[dict[str, Any]] = []
+        if self._readers:
+            text, calls = self._readers[output.index].put(text, last=last)
+        return thought if self._thinking.is_told else "", text, calls
 
-    def _message(self, index: int, text: str) -> dict[str, Any]:
+    def _message(self, index: int, text: str, thought: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if thought:
+            message |= {"content": text or None, **_reasoning(thought)}
         if self._readers and (calls := self._readers[index].calls):
             message |= {"content": text or None, "tool_calls": calls}
         return message
@@ -155,3 +182,8 @@ class ChatCompletion:
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._head | {"choices": [choice]}
+
+
+def _reasoning(text: str) -> dict[str, str]:
+    """Thinking by vLLM's name, and by the older one."""
+    return {"reasoning": text, "reasoning_content": text}

@@ -191,12 +191,15 @@ def of_prompt(output: Piece | Ended) -> Logprobs | None:
 
 def usage_of(usage: Usage) -> dict[str, Any]:
     """`usage` of an answer."""
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
+    if usage.reasoning is not None:
+        found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
+    return found
 
 
 def prompt_logprobs(

@@ -112,6 +112,7 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    reasoning: int | None = None  # of the completion; None: the model does not think
 
 
 class RequestStats:

@@ -226,6 +226,8 @@ class Message(_Body):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None  # the thinking of an earlier answer
+    reasoning_content: str | None = None  # the same by its older name
     annotations: list[Any] | None = None  # of an earlier answer
 
     @property
@@ -271,18 +273,21 @@ class ChatRequest(Sampling):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # null: auto
     parallel_tool_calls: bool | None = None
+    # Thinking.
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
+    enable_thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    include_reasoning: bool | None = None  # null: true
     # Not supported.
     functions: Annotated[Any, only([])] = None  # of OpenAI before tools
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     verbosity: Annotated[Any, only("medium")] = None
-    reasoning_effort: Annotated[Any, only("medium")] = None
-    include_reasoning: Annotated[Any, only(True)] = None
     echo: Annotated[Any, only(False)] = None
     continue_final_message: Annotated[Any, only(False)] = None
     add_special_tokens: Annotated[Any, only(False)] = None  # the template has them
     documents: Annotated[Any, only([])] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
     mm_processor_kwargs: Annotated[Any, only({})] = None
 
     @model_validator(mode="after")
@@ -338,12 +343,14 @@ class TokenizeRequest(_Described):
     return_token_strs: Annotated[Any, only(False)] = None
     continue_final_message: Annotated[Any, only(False)] = None
     tools: Annotated[Any, only([])] = None
-    chat_template_kwargs: Annotated[Any, only({})] = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise FieldFault("prompt", "expected either prompt or messages")
+        if self.messages is None and self.chat_template_kwargs:
+            raise FieldFault("chat_template_kwargs", "only with messages")
         return self
 
 

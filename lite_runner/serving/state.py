@@ -98,7 +98,11 @@ class Server:
         return await self._encoded("prompt", lambda: self.tokenizer.encode(text, special, most))
 
     async def encode_chat(
-        self, messages: Sequence[Message], generates: bool, tools: list[dict[str, Any]] | None
+        self,
+        messages: Sequence[Message],
+        generates: bool,
+        tools: list[dict[str, Any]] | None,
+        template_kwargs: dict[str, Any] | None,
     ) -> list[int]:
         """The token ids of a chat. Raises ApiError for messages that the template does not take,
         and those that are far too long."""
@@ -106,7 +110,7 @@ class Server:
 
         def encode() -> list[int]:
             plain = plain_messages(messages, self.tokenizer)
-            return self.tokenizer.encode_chat(plain, generates, tools, most)
+            return self.tokenizer.encode_chat(plain, generates, tools, most, template_kwargs)
 
         try:
             return await self._encoded("messages", encode)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
+from lite_runner.text.thinking import overlap
 
 SPACE = " \t\r\n"
 Spell = Callable[[str], str]  # a text with marks in it, in Lark
@@ -60,12 +61,6 @@ def call_of(found: Any, key: str) -> Call | None:
     if not isinstance(arguments, dict):
         return None
     return Call(name, json.dumps(arguments, ensure_ascii=False))
-
-
-def overlap(text: str, mark: str) -> int:
-    """Characters at the end of `text` that may begin `mark`."""
-    sizes = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((size for size in sizes if mark.startswith(text[-size:])), 0)
 
 
 BEGIN, END = "<tool_call>", "</tool_call>"

@@ -44,11 +44,9 @@ from lite_runner.serving.tool_parsers import (
 from lite_runner.structured.grammars import Grammar, json_rule, keywords, regex_terminal
 from lite_runner.system.json_file import parse_json
 from lite_runner.text.chatglm_chat import ChatForm
-from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.text.tokenizer import Tokenizer, reads
 
 Name = Literal["hermes", "llama_json", "mistral", "glm4", "glm45", "chatglm3"]
-_BLOCK = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)
-_TOOLS = re.compile(r"(?<![\w.'\"])tools(?![\w'\"])")
 _ARGUMENTS = '{"name": "{name}", "arguments": '
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _DEFINITIONS = ("$defs", "definitions")
@@ -144,6 +142,11 @@ def plain_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[di
     for place, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role
         made: dict[str, Any] = {"role": role, "content": message.text}
+        thought = message.reasoning_content or message.reasoning
+        if thought:  # the template keeps it or not
+            names = ("reasoning_content", "reasoning", "thinking")
+            read = (name for name in names if tokenizer.template_reads(name, of_messages=True))
+            made |= dict.fromkeys(read, thought)
         if not message.tool_calls and role != "tool":
             plain.append(made)
             continue
@@ -217,8 +220,7 @@ def format_of(template: str | None, chat_form: ChatForm | None = None) -> CallFo
     how the model calls them is not known here."""
     if template is None and chat_form == "chatglm3":
         return FORMATS["chatglm3"]
-    blocks = _BLOCK.findall(template or "")
-    if template is None or not any(_TOOLS.search(block) for block in blocks):
+    if template is None or not reads(template, "tools"):
         return None
     if "<tool_call>" in template:
         return FORMATS["glm45" if "<arg_key>" in template else "hermes"]

@@ -31,6 +31,8 @@ _MARKS = ("\ue000", "\uf8ff", "\U000f0000", "\U0010fffd")
 _STAND_IN = 0x100000  # the first of those for tokens of a single character
 
 
+_BLOCK = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)  # of a template
+_CHAT_VARIABLES = {"messages", "tools", "add_generation_prompt"}
 _PART = 1 << 15  # characters of a text that are looked at together
 _USUAL_CHARS = 4  # of a token in a text that fits: up to these for each, only encoding tells
 
@@ -94,6 +96,7 @@ class Tokenizer:
         single = sorted(text for text in texts if len(text) == 1)
         self._stand_ins = {text: chr(_STAND_IN + place) for place, text in enumerate(single)}
         self.special_in_messages = True  # written out there, special tokens are recognized
+        self.template_kwargs: Mapping[str, Any] = {}  # variables of the chat template
 
     def encode(
         self, text: str, add_special_tokens: bool = True, most: int | None = None
@@ -111,12 +114,16 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
         most: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a rendered chat. The template writes bos itself, so none is added. `tools`
-        are as OpenAI's protocol has them, `most` as `encode` has it."""
+        are as OpenAI's protocol has them, `most` as `encode` has it, and `template_kwargs` are
+        variables of the template on top of the tokenizer's own. Raises ConfigError for one that the
+        template does not read."""
         for message in messages:
             self._check_length(message.get("content") or "", most)
         if self.chat_form is not None and self._chat_template is None:
+            self._check_template_kwargs(template_kwargs or {}, None)
             messages = _with_content(messages)
             return [
                 id
@@ -126,8 +133,12 @@ class Tokenizer:
                 )
             ]
         if not self.special_in_messages:
-            return self._literal_chat(messages, add_generation_prompt, tools or (), most)
-        text = self.render_chat(messages, add_generation_prompt, tools=tools)
+            return self._literal_chat(
+                messages, add_generation_prompt, tools or (), most, template_kwargs
+            )
+        text = self.render_chat(
+            messages, add_generation_prompt, tools=tools, template_kwargs=template_kwargs
+        )
         return self.encode(text, False, most)
 
     def _literal_chat(
@@ -136,19 +147,24 @@ class Tokenizer:
         add_generation_prompt: bool,
         tools: Sequence[dict[str, Any]],
         most: int | None,
+        template_kwargs: Mapping[str, Any] | None,
     ) -> list[int]:
         """Token ids of a chat where special tokens written out in messages and tools are text, and
         those of the template are not: a mark within the former hides them from the library, and
         the mark's own tokens are dropped. Nothing goes within one character, which another one
         stands in for."""
-        given = json.dumps([messages, tools], ensure_ascii=False)
+        kwargs = template_kwargs or {}
+        given = json.dumps([messages, tools, kwargs], ensure_ascii=False)
         if any(stand_in in given for stand_in in self._stand_ins.values()):
             raise _not_text()
         for mark in _MARKS:
             if mark in given:
                 continue
             hidden, offered = self._marked(messages, mark), self._marked(tools, mark)
-            text = self.render_chat(hidden, add_generation_prompt, tools=offered)
+            chosen = self._marked(kwargs, mark)
+            text = self.render_chat(
+                hidden, add_generation_prompt, tools=offered, template_kwargs=chosen
+            )
             self._check_unicode(text)
             self._check_length(text, most)
             if (ids := self._ids_without(text, mark)) is not None:
@@ -247,11 +263,15 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         template: str | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render chat `messages` ({"role", "content"} each) with `template` or the model's own."""
+        """Render chat `messages` ({"role", "content"} each) with `template` or the model's own. See
+        encode_chat."""
         messages = _with_content(messages)
         source = self.source if template else self._template_source
         template = template or self._chat_template
+        variables = {**self.template_kwargs, **(template_kwargs or {})}
+        self._check_template_kwargs(variables, template)
         if template is None and self.chat_form is not None:
             return "".join(chat_parts(self.chat_form, messages, add_generation_prompt, tools))
         if template is None:
@@ -269,9 +289,25 @@ class Tokenizer:
                 "add_generation_prompt": add_generation_prompt,
                 **({"tools": [dict(tool) for tool in tools]} if tools else {}),
                 **self.named_tokens(),
+                **variables,
             },
             source=source,
         )
+
+    def template_reads(self, name: str, *, of_messages: bool = False) -> bool:
+        """True where the chat template has a variable, or a message's field, of this name."""
+        return reads(self._chat_template, name, fields=of_messages)
+
+    def _check_template_kwargs(self, given: Mapping[str, Any], template: str | None) -> None:
+        for name in given:
+            if name in _CHAT_VARIABLES:
+                raise ConfigError(f"chat_template_kwargs: {name} is not a setting of the template")
+            if not reads(template, name):
+                raise ConfigError(
+                    f"chat_template_kwargs: the model's chat template does not read {name!r}",
+                    "leave it out, or name a template that does"
+                    " (processor.tokenizer.chat_template=)",
+                )
 
     def files(self) -> dict[str, str]:
         """This tokenizer as tokenizer.json and tokenizer_config.json: text by file name.
@@ -327,6 +363,7 @@ class Tokenizer:
             chat_form=self.chat_form,
         )
         made.special_in_messages = self.special_in_messages
+        made.template_kwargs = self.template_kwargs
         return made
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -461,6 +498,13 @@ def _with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
         {**message, "content": ""} if message.get("content", "") is None else dict(message)
         for message in messages
     ]
+
+
+def reads(template: str | None, name: str, *, fields: bool = False) -> bool:
+    """True where a template has a variable of this name; or `fields`, that of a message."""
+    before, behind = (r"\b", r"\b") if fields else (r"(?<![\w.'\"])", r"(?![\w'\"])")
+    word = f"{before}{re.escape(name)}{behind}"
+    return any(re.search(word, block) for block in _BLOCK.findall(template or ""))
 
 
 def special_tokens(texts: Iterable[str]) -> list[AddedToken]:

@@ -1,0 +1,122 @@
+"""Thinking before an answer: switched on and off, told apart, bounded, and outside of grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.generation import Guide
+from lite_runner.serving.errors import ApiError
+from lite_runner.serving.schemas import ChatRequest
+from lite_runner.text.thinking import Stage, ThinkingReader, stage_of, thinking_marks
+from lite_runner.text.tokenizer import Tokenizer
+
+_SWITCHES = ("enable_thinking", "thinking")  # of chat templates
+_TAIL = 64  # tokens of a prompt in which its template may have begun the thinking
+
+
+def template_kwargs(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The variables of the chat template that a request asks for. Raises ApiError for what the
+    template cannot do."""
+    given = dict(body.chat_template_kwargs or {})
+    if body.enable_thinking is not None:
+        given = _switch(tokenizer, body.enable_thinking, "enable_thinking") | given
+    effort = body.reasoning_effort
+    if effort is not None and not given.keys() & {"reasoning_effort", *_SWITCHES}:
+        if tokenizer.template_reads("reasoning_effort"):
+            given["reasoning_effort"] = effort
+        elif effort != "medium" or "enable_thinking" in tokenizer.template_kwargs:
+            given |= _switch(tokenizer, effort != "none", "reasoning_effort")
+    return given
+
+
+def _switch(tokenizer: Tokenizer, on: bool, field: str) -> dict[str, Any]:
+    for name in _SWITCHES:
+        if tokenizer.template_reads(name):
+            return {name: on}
+    if on is (thinking_marks(tokenizer.chat_template) is not None):
+        return {}
+    does = "does not think" if on else "thinks, and its chat template has no switch for that"
+    raise ApiError(400, f"{field}: the model {does}", field, "unsupported_parameter")
+
+
+class Thinking:
+    """The thinking of the answers to one request."""
+
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer) -> None:
+        """Raises ApiError for what cannot be done."""
+        self._tokenizer, self._budget = tokenizer, body.thinking_token_budget
+        self.is_told = body.include_reasoning is not False
+        self._marks = thinking_marks(tokenizer.chat_template)
+        if self._marks is None and self._budget is not None:
+            raise ApiError(
+                400, "thinking_token_budget: the model does not think", "thinking_token_budget"
+            )
+        ids = [] if self._marks is None else [self._marks.begin, self._marks.end]
+        self._begin, self._end = [tokenizer.id_of(text) for text in ids] or [None, None]
+        self.keeps_special = not tokenizer.special_ids.isdisjoint((self._begin, self._end))
+        self._stage: Stage = "over"
+
+    def follow(self, prompt: Sequence[int]) -> None:
+        """Note what the prompt says of its answers."""
+        if self._marks is not None:
+            tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
+            self._stage = stage_of(tail, self._marks)
+
+    def reader(self) -> ThinkingReader | None:
+        """Reads one answer; None: the model does not think."""
+        return None if self._marks is None else ThinkingReader(self._marks, self._stage)
+
+    def guide(self, rest: Callable[[], Guide] | None) -> Callable[[], Guide] | None:
+        """Guides of answers whose text behind the thinking is restricted to `rest`. Raises ApiError
+        where the end of the thinking is no token of its own."""
+        stage = self._stage
+        if stage == "over" or (rest is None and self._budget is None):
+            return rest
+        if self._end is None or (stage == "open" and self._begin is None):
+            if stage == "open" and self._budget is None:
+                return rest  # an answer in a grammar does without
+            field = "thinking_token_budget" if self._budget is not None else "chat_template_kwargs"
+            why = "the marks of the model's thinking are several tokens each"
+            raise ApiError(400, f"{field}: not supported: {why}", field, "unsupported_parameter")
+        begin, end, budget = self._begin, self._end, self._budget
+        return lambda: ThinkingGuide(rest and rest(), stage, begin, end, budget)
+
+
+class ThinkingGuide:
+    """Restricts a sequence behind its thinking alone, and the thinking to its budget. See Guide."""
+
+    def __init__(
+        self, rest: Guide | None, stage: Stage, begin: int | None, end: int, budget: int | None
+    ) -> None:
+        self._rest, self._stage, self._begin, self._end = rest, stage, begin, end
+        self._left = budget  # tokens of thinking; None: as many as it takes
+
+    def mask(self, scores: NDArray[np.floating[Any]]) -> None:
+        if self._stage == "inside":
+            if self._left == 0:
+                score = scores[self._end]
+                scores[:] = -np.inf
+                scores[self._end] = score
+        elif self._rest is not None:
+            may_begin = self._stage == "open"
+            score = scores[self._begin] if may_begin else None
+            self._rest.mask(scores)
+            if may_begin:
+                scores[self._begin] = score
+
+    def take(self, token: int) -> None:
+        if self._stage == "inside":
+            if token == self._end:
+                self._stage = "over"
+            elif self._left:
+                self._left -= 1
+        elif self._stage == "open" and token == self._begin:
+            self._stage = "inside"
+        else:
+            self._stage = "over"
+            if self._rest is not None:
+                self._rest.take(token)

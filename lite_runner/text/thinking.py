@@ -1,0 +1,95 @@
+"""Thinking: what a model writes before its answer, between marks of its own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lite_runner.records import dataclass
+
+_SPACE = " \t\r\n"
+Stage = Literal["open", "inside", "over"]  # it may begin; has begun; has ended, or does not come
+
+
+@dataclass(frozen=True)
+class ThinkingMarks:
+    """The texts around it."""
+
+    begin: str
+    end: str
+
+
+# Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and most others; Magistral; Seed-OSS; Command A.
+_KNOWN = (
+    ThinkingMarks("<think>", "</think>"),
+    ThinkingMarks("[THINK]", "[/THINK]"),
+    ThinkingMarks("<seed:think>", "</seed:think>"),
+    ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+
+
+def thinking_marks(template: str | None) -> ThinkingMarks | None:
+    """The marks that a chat template knows; None: its model does not think."""
+    return next((marks for marks in _KNOWN if marks.end in (template or "")), None)
+
+
+def stage_of(prompt: str, marks: ThinkingMarks) -> Stage:
+    """What a prompt, or its end, says of the answer: some templates begin the thinking themselves,
+    or write an empty one to do without."""
+    text = prompt.rstrip(_SPACE)
+    if text.endswith(marks.end):
+        return "over"
+    return "inside" if text.endswith(marks.begin) else "open"
+
+
+class ThinkingReader:
+    """Separates the thinking from the text of an answer, as it comes."""
+
+    def __init__(self, marks: ThinkingMarks, stage: Stage) -> None:
+        self._marks, self.stage = marks, stage
+        self._text = ""  # not yet certain
+        self._begun = stage == "over"  # what is read now has begun: no more white space is dropped
+
+    def put(self, text: str, *, last: bool = False) -> tuple[str, str]:
+        """The thinking, and the text behind it, that are certain now, without the marks and the
+        white space around both; `last`: no more follows."""
+        self._text += text
+        if self.stage == "open" and not self._has_begun(last):
+            return "", ""
+        thinking = self._thinking(last) if self.stage == "inside" else ""
+        if self.stage == "inside":
+            return thinking, ""
+        return thinking, self._taken(self._text)
+
+    def _has_begun(self, last: bool) -> bool:
+        """Whether it is certain that an answer begins with thinking, or with none."""
+        begin, text = self._marks.begin, self._text.lstrip(_SPACE)
+        if text.startswith(begin):
+            self.stage, self._text = "inside", text.removeprefix(begin)
+        elif last or not begin.startswith(text):
+            self.stage, self._begun = "over", True
+        return self.stage != "open"
+
+    def _thinking(self, last: bool) -> str:
+        before, mark, after = self._text.partition(self._marks.end)
+        if mark:
+            thinking = self._taken(before).rstrip(_SPACE)
+            self.stage, self._text, self._begun = "over", after, False
+            return thinking
+        held = 0 if last else overlap(before, self._marks.end)
+        certain = before[: len(before) - held].rstrip(_SPACE)
+        thinking = self._taken(certain)
+        self._text = before[len(certain) :]
+        return thinking
+
+    def _taken(self, text: str) -> str:
+        """A text that is told now, and taken off."""
+        self._text = ""
+        text = text if self._begun else text.lstrip(_SPACE)
+        self._begun = self._begun or bool(text)
+        return text
+
+
+def overlap(text: str, mark: str) -> int:
+    """Characters at the end of `text` that may begin `mark`."""
+    sizes = range(min(len(text), len(mark) - 1), 0, -1)
+    return next((size for size in sizes if mark.startswith(text[-size:])), 0)

@@ -1,0 +1,207 @@
+"""Thinking: switched by a request, told apart from the answer, bounded, and outside of grammars."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.text.tokenizer import Tokenizer
+from tests.generation.mock import MockBackend
+from tests.serving.conftest import END, Served, Start, tokenizer_with_chat
+from tests.serving.test_app import call
+from tests.serving.test_schema import sent
+
+MESSAGES = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+)
+# As Qwen3's: the model begins by itself, or an empty thinking is written for it.
+SWITCHED = (
+    MESSAGES + "{% if add_generation_prompt %}[assistant]{% if enable_thinking is false %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+# As DeepSeek-R1's: always.
+BEGUN = MESSAGES + "{# </think> #}{% if add_generation_prompt %}[assistant]<think>\n{% endif %}"
+EFFORT = MESSAGES + "{{ reasoning_effort }}{# <think></think> #}[assistant]"
+PLAIN = MESSAGES + "[assistant]"
+CHAT = "/v1/chat/completions"
+MARKS = ("<think>", "</think>")
+THOUGHT = "<think>\nWhy?\n</think>\n\nYes."
+ASKED: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def says(text: str, tokenizer: Tokenizer) -> MockBackend:
+    """A model that always answers the same behind the prompt, but for what may not come next."""
+    script = [*tokenizer.encode(text, add_special_tokens=False), END]
+    starts: list[list[int]] = []  # of the prompts
+
+    def logits(history: list[int], _: int) -> NDArray[np.float32]:
+        said = next((len(one) for one in starts if history[: len(one)] == one), None)
+        if said is None:
+            starts.append(list(history))
+            said = len(history)
+        scores = np.zeros(tokenizer.vocab_size, np.float32)
+        scores[script[min(len(history) - said, len(script) - 1)]] = 50
+        return scores
+
+    return MockBackend(logits, 4, 4096, 4)
+
+
+def start_with(start: Start, template: str, text: str, *, tokens: bool = True) -> Served:
+    tokenizer = tokenizer_with_chat(template, MARKS if tokens else ())
+    return start(says(text, tokenizer), tokenizer=tokenizer)
+
+
+def asked(served: Served, **more: Any) -> dict[str, Any]:
+    """The message, and reasoning_tokens as `counted`, the same streamed."""
+    whole = json.loads(sent(served, CHAT, {**ASKED, **more}))
+    message, usage = whole["choices"][0]["message"], whole["usage"]
+    message["counted"] = usage.get("completion_tokens_details", {}).get("reasoning_tokens")
+    streamed: dict[str, str] = {}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    content = sent(served, CHAT, {**ASKED, **more, **options}).decode()
+    chunks = [json.loads(line.removeprefix("data: ")) for line in content.split("\n\n")[:-2]]
+    cached = chunks[-1]["usage"].pop("prompt_tokens_details")["cached_tokens"]
+    assert {**chunks[-1]["usage"], "prompt_tokens_details": {"cached_tokens": 0}} == {
+        **usage,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    } and cached
+    for chunk in chunks[:-1]:
+        delta = chunk["choices"][0]["delta"]
+        for name in ("content", "reasoning", "reasoning_content"):
+            streamed[name] = streamed.get(name, "") + delta.get(name, "")
+    for name, text in streamed.items():
+        assert text == (message.get(name) or "")
+    return message
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_it_is_told_apart_from_the_answer(start: Start, tokens: bool) -> None:
+    served = start_with(start, SWITCHED, THOUGHT, tokens=tokens)
+    message = asked(served)
+    assert message["content"] == "Yes."
+    assert message["reasoning"] == message["reasoning_content"] == "Why?"
+    assert message["counted"] == (8 if tokens else 15)  # from where it is known to have begun
+    hidden = asked(served, include_reasoning=False)
+    assert hidden["content"] == "Yes." and "reasoning" not in hidden
+    assert hidden["counted"] == message["counted"]
+
+
+def test_one_that_is_cut_is_no_answer(start: Start) -> None:
+    message = asked(start_with(start, SWITCHED, THOUGHT), max_tokens=4)
+    assert message["content"] is None and message["reasoning"] == "Wh" and message["counted"] == 4
+
+
+def test_a_template_may_begin_it(start: Start) -> None:
+    message = asked(start_with(start, BEGUN, "Why?</think>Yes."))
+    assert (message["reasoning"], message["content"], message["counted"]) == ("Why?", "Yes.", 5)
+
+
+def test_a_model_that_does_not_think(start: Start) -> None:
+    served = start_with(start, PLAIN, THOUGHT, tokens=False)
+    message = asked(served, enable_thinking=False, reasoning_effort="none")
+    assert message["content"] == THOUGHT and message["counted"] is None
+    for field in ({"enable_thinking": True}, {"reasoning_effort": "high"}):
+        assert refused(served, **field) == f"{next(iter(field))}: the model does not think"
+    assert "does not think" in refused(served, thinking_token_budget=3)
+
+
+def refused(served: Served, **more: Any) -> str:
+    status, _, content = call(served, CHAT, {**ASKED, **more})
+    assert status == 400
+    said: str = json.loads(content)["error"]["message"]
+    return said
+
+
+def rendered(served: Served, **body: Any) -> str:
+    """What /tokenize makes of messages."""
+    found = json.loads(sent(served, "/tokenize", {"messages": ASKED["messages"], **body}))
+    return served.tokenizer.decode(found["tokens"], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    "off",
+    [
+        {"enable_thinking": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "none"},
+    ],
+)
+def test_a_request_switches_it_off(start: Start, off: dict[str, Any]) -> None:
+    message = asked(start_with(start, SWITCHED, "<think> Yes."), **off)
+    assert (message["content"], message["counted"]) == ("<think> Yes.", 0)
+
+
+def test_tokenize_counts_what_a_chat_does(start: Start) -> None:
+    served = start_with(start, SWITCHED, "Yes.")
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert rendered(served).endswith("[assistant]")
+    assert rendered(served, **off).endswith("[assistant]<think>\n\n</think>\n\n")
+    assert "low[assistant]" in rendered(
+        start_with(start, EFFORT, ""), chat_template_kwargs={"reasoning_effort": "low"}
+    )
+    said = json.loads(call(served, "/tokenize", {"prompt": "a", **off})[2])["error"]["message"]
+    assert said == "chat_template_kwargs: only with messages"
+
+
+def test_an_effort_is_the_templates(start: Start) -> None:
+    served = start_with(start, EFFORT, THOUGHT)
+    assert asked(served, reasoning_effort="low")["reasoning"] == "Why?"
+    refused(served, chat_template_kwargs={"effort": "low"})
+
+
+def test_a_switch_that_a_template_lacks_is_refused(start: Start) -> None:
+    served = start_with(start, BEGUN, THOUGHT)
+    asked(served, enable_thinking=True)
+    why = "the model thinks, and its chat template has no switch for that"
+    assert refused(served, enable_thinking=False) == f"enable_thinking: {why}"
+    said = refused(served, chat_template_kwargs={"enable_thinking": False})
+    assert "the model's chat template does not read 'enable_thinking'" in said
+    assert "messages is not a setting" in refused(served, chat_template_kwargs={"messages": []})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_an_earlier_turns_goes_to_the_template(start: Start, name: str) -> None:
+    served = start_with(start, SWITCHED, THOUGHT)
+    earlier = {"role": "assistant", "content": "Yes.", name: "Why?"}
+    said = {"messages": [ASKED["messages"][0], earlier, {"role": "user", "content": "Sure?"}]}
+    asked(served, **said)
+    assert "[assistant]Why?Yes.[user]Sure?" in rendered(served, **said)
+
+
+@pytest.mark.parametrize(("template", "text"), [(SWITCHED, THOUGHT), (BEGUN, THOUGHT[7:])])
+@pytest.mark.parametrize("budget", [0, 2])
+def test_a_budget_ends_it(start: Start, template: str, text: str, budget: int) -> None:
+    message = asked(start_with(start, template, text), thinking_token_budget=budget, max_tokens=40)
+    assert message["counted"] == budget + 1 + (template is SWITCHED)
+    assert (message["reasoning"] if budget else "") == "\nWhy?"[:budget].lstrip()
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "thought"),
+    [
+        (SWITCHED, "<think>No JSON.</think>no JSON", "No JSON."),
+        (SWITCHED, "no JSON", None),
+        (BEGUN, "No JSON.</think>no JSON", "No JSON."),
+    ],
+)
+def test_a_grammar_begins_behind_it(
+    start: Start, template: str, text: str, thought: str | None
+) -> None:
+    served = start_with(start, template, text)
+    message = asked(served, guided_choice=["yes", "no, never"])
+    assert message["content"] in ("yes", "no, never")
+    assert message.get("reasoning") == thought
+    off = {"enable_thinking": False} if template is SWITCHED else {}
+    assert asked(served, guided_choice=["yes"], **off)["content"] == "yes"
+
+
+def test_marks_of_several_tokens_have_no_grammar_behind_them(start: Start) -> None:
+    served = start_with(start, BEGUN, "Why?</think>no", tokens=False)
+    assert "are several tokens each" in refused(served, guided_choice=["yes"])
+    assert "are several tokens each" in refused(served, thinking_token_budget=2)
+    without = start_with(start, SWITCHED, "no", tokens=False)
+    assert asked(without, guided_choice=["yes"])["content"] == "yes"

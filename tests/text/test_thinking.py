@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lite_runner.text.thinking import Stage, ThinkingMarks, ThinkingReader, stage_of, thinking_marks
+
+MARKS = ThinkingMarks("<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("template", "begin"),
+    [
+        ("{% if '</think>' in content %}", "<think>"),
+        ("[THINK]{{ x }}[/THINK]", "[THINK]"),
+        ("<seed:think></seed:think>", "<seed:think>"),
+        ("<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>"),
+        ("I think", None),
+        (None, None),
+    ],
+)
+def test_the_marks_are_those_of_the_template(template: str | None, begin: str | None) -> None:
+    found = thinking_marks(template)
+    assert (found and found.begin) == begin
+
+
+@pytest.mark.parametrize(
+    ("prompt", "stage"),
+    [
+        ("<|im_start|>assistant\n", "open"),
+        ("<think>a</think>b<|im_start|>assistant\n", "open"),
+        ("<|im_start|>assistant\n<think>\n", "inside"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "over"),
+    ],
+)
+def test_a_prompt_may_begin_the_thinking_or_end_it(prompt: str, stage: Stage) -> None:
+    assert stage_of(prompt, MARKS) == stage
+
+
+@pytest.mark.parametrize(
+    ("stage", "text", "thinking", "rest"),
+    [
+        ("open", "<think>\nI  see.\n\n</think>\n\nYes.\n", "I  see.", "Yes.\n"),
+        ("open", "\n<think>a<b</thin</think>c</think>", "a<b</thin", "c</think>"),
+        ("open", " <thin> is none", "", " <thin> is none"),
+        ("open", "<thi", "", "<thi"),
+        ("open", "<think>cut </thi", "cut </thi", ""),
+        ("open", "", "", ""),
+        ("inside", "\nI see. \n</think>Yes", "I see.", "Yes"),
+        ("inside", "cut\n", "cut", ""),
+        ("inside", "</think>\n", "", ""),
+        ("over", " <think>text</think>", "", " <think>text</think>"),
+    ],
+)
+def test_it_is_the_same_however_the_text_comes(
+    stage: Stage, text: str, thinking: str, rest: str
+) -> None:
+    cuts = itertools.combinations(range(1, len(text)), 2) if len(text) > 2 else [(0, 0)]
+    for first, second in [(0, 0), *cuts]:
+        reader = ThinkingReader(MARKS, stage)
+        parts = [text[:first], text[first:second], text[second:]]
+        read = [*map(reader.put, parts), reader.put("", last=True)]
+        assert ["".join(one) for one in zip(*read, strict=True)] == [thinking, rest], parts
+
+
+def test_thinking_is_told_as_it_comes() -> None:
+    reader = ThinkingReader(MARKS, "open")
+    told = [
+        reader.put(piece) for piece in ("<think>", "\nI", " see", " </", "b", "</think>", "\nA")
+    ]
+    assert told == [("", ""), ("I", ""), (" see", ""), ("", ""), (" </b", ""), ("", ""), ("", "A")]
