@@ -1,4 +1,5 @@
-"""Parsers of tool calls, by families of models: hermes, llama_json, mistral, glm4, glm45, chatglm3.
+"""Parsers of tool calls, by families of models: hermes, llama_json, mistral, glm4, glm45,
+qwen3_coder, chatglm3.
 
 Each reads an answer as it comes, gives text as soon as it is certain, and holds back what may be a
 call. A new one is a function from the tools of a request to a Parser, and a row in FORMATS of
@@ -220,24 +221,58 @@ def glm4(tools: Tools) -> Parser:
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 MARKS = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
 KEYS = re.compile("[^<]+")
-_NAME = re.compile(r"\s*([^\s<]+)")
-_PAIR = re.compile(rf"\s*{KEY}({KEYS.pattern}){KEY_END}\s*{VALUE}")
-# JSON, as far as its texts are concerned: the mark that closes a value may stand in one. It does
-# not backtrack, for no alternative begins as another does.
-_JSON = re.compile(rf'\s*(?=[\[{{"])(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!{VALUE_END[1:]}))*', re.DOTALL)
+PARAMETER_NAMES = re.compile(r"[^<>\s]+")
+PARAMETER_END, FUNCTION_END = "</parameter>", "</function>"
+
+
+@dataclass(frozen=True)
+class Tags:
+    """How a call has its arguments one by one. The first groups are the tool's name and a key."""
+
+    name: re.Pattern[str]
+    key: re.Pattern[str]  # up to the value
+    end: str  # of a value
+    last: str = ""  # behind the arguments
+
+    def json(self) -> re.Pattern[str]:
+        """JSON, as far as its texts are concerned: the end of a value may stand in one. It does
+        not backtrack, for no alternative begins as another does."""
+        return re.compile(
+            rf'\s*(?=[\[{{"])(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!{self.end[1:]}))*', re.DOTALL
+        )
+
+
+_GLM = Tags(
+    re.compile(r"\s*([^\s<]+)"),
+    re.compile(rf"\s*{KEY}({KEYS.pattern}){KEY_END}\s*{VALUE}"),
+    VALUE_END,
+)
+_QWEN = Tags(
+    re.compile(r"\s*<function=([^<>\s]+)>"),
+    re.compile(rf"\s*<parameter=({PARAMETER_NAMES.pattern})>\n?"),
+    PARAMETER_END,
+    FUNCTION_END,
+)
 
 
 def glm45(tools: Tools) -> Parser:
     """Reads several, with texts between."""
-    reader = _Reader(tools)
+    reader = _Reader(tools, _GLM)
+    return Marked(reader.ends, reader.read)
+
+
+def qwen3_coder(tools: Tools) -> Parser:
+    """Reads several, with texts between. Values are in lines of their own."""
+    reader = _Reader(tools, _QWEN)
     return Marked(reader.ends, reader.read)
 
 
 class _Reader:
     """Reads what is between the marks of a call."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, tags: Tags) -> None:
         self._types = {name: types_of(schema) for name, schema in tools.items()}
+        self._tags, self._json = tags, tags.json()
 
     def ends(self, text: str) -> int:
         """Where END is, if not in a value; -1: nowhere yet."""
@@ -251,39 +286,44 @@ class _Reader:
             return None
         name, pairs, at = found
         values = {key: _value(value, self._allowed(name, key)) for key, value in pairs}
-        if not name or len(values) < len(pairs) or text[at:].strip(SPACE):
+        rest = text[at:].strip(SPACE)
+        if not name or len(values) < len(pairs) or rest not in ("", self._tags.last):
             return None
         return Call(name, json.dumps(values, ensure_ascii=False))
 
     def _pairs(self, text: str) -> tuple[str, list[tuple[str, str]], int] | None:
         """The name, the keys and values, and where they end; None: a value has no end yet."""
-        if (begin := _NAME.match(text)) is None:
+        tags = self._tags
+        if (begin := tags.name.match(text)) is None:
             return "", [], 0
         name, at, pairs = begin[1], begin.end(), []
-        while pair := _PAIR.match(text, at):
-            end = _value_end(text, pair.end(), self._allowed(name, pair[1]))
+        while pair := tags.key.match(text, at):
+            end = self._value_end(text, pair.end(), self._allowed(name, pair[1]))
             if end < 0:
                 return None
-            pairs.append((pair[1], text[pair.end() : end]))
-            at = end + len(VALUE_END)
+            value = text[pair.end() : end]
+            pairs.append((pair[1], value.removesuffix("\n") if tags.last else value))
+            at = end + len(tags.end)
         return name, pairs, at
 
     def _allowed(self, name: str, key: str) -> Types | None:
         """The types of a parameter; None: it is not known."""
         return self._types.get(name, {}).get(key)
 
-
-def _value_end(text: str, at: int, allowed: Types | None) -> int:
-    """Of the value that begins at `at`; -1: nowhere yet."""
-    if allowed != TEXT and (found := _JSON.match(text, at)):
-        return found.end() if text.startswith(VALUE_END, found.end()) else -1
-    return text.find(VALUE_END, at)
+    def _value_end(self, text: str, at: int, allowed: Types | None) -> int:
+        """Of the value that begins at `at`; -1: nowhere yet."""
+        end = self._tags.end
+        if allowed != TEXT and (found := self._json.match(text, at)):
+            return found.end() if text.startswith(end, found.end()) else -1
+        return text.find(end, at)
 
 
 def _value(text: str, allowed: Types | None) -> Any:
     """A text where it may be nothing else, or is no JSON, or JSON of a type that may not be."""
     if allowed == TEXT:
         return text
+    if allowed is not None and "string" not in allowed:  # Python's constants are meant, too
+        text = _CONSTANTS.get(text.strip(SPACE), text)
     value = json_of(text)
     if value is None and text.strip(SPACE) != "null":
         return text

@@ -15,11 +15,14 @@ from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedToo
 from lite_runner.serving.tool_parsers import (
     BEGIN,
     END,
+    FUNCTION_END,
     KEY,
     KEY_END,
     KEYS,
     MARKS,
     NAMES,
+    PARAMETER_END,
+    PARAMETER_NAMES,
     TEXT,
     TURN_BEGIN,
     TURN_END,
@@ -37,6 +40,7 @@ from lite_runner.serving.tool_parsers import (
     hermes,
     llama_json,
     mistral,
+    qwen3_coder,
     resolved,
     types,
     write_turn,
@@ -46,7 +50,7 @@ from lite_runner.system.json_file import parse_json
 from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.tokenizer import Tokenizer, reads
 
-Name = Literal["hermes", "llama_json", "mistral", "glm4", "glm45", "chatglm3"]
+Name = Literal["hermes", "llama_json", "mistral", "glm4", "glm45", "qwen3_coder", "chatglm3"]
 _ARGUMENTS = '{"name": "{name}", "arguments": '
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _DEFINITIONS = ("$defs", "definitions")
@@ -223,6 +227,8 @@ def format_of(template: str | None, chat_form: ChatForm | None = None) -> CallFo
     if template is None or not reads(template, "tools"):
         return None
     if "<tool_call>" in template:
+        if "<function=" in template:
+            return FORMATS["qwen3_coder"]
         return FORMATS["glm45" if "<arg_key>" in template else "hermes"]
     if "[TOOL_CALLS]" in template:
         return FORMATS["mistral"]
@@ -333,32 +339,44 @@ def glm45_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
         value = f"{rule}_{number}"
         key = f"{spell(f'{KEY}{one.name}{KEY_END}')} {new_line} {spell(VALUE)}"
         pairs.append(f"({key} {value} {new_line}){'' if one.required else '?'}")
-        values += _value_rules(value, one, spell(VALUE_END))
+        values += _value_rules(value, one, VALUE_END, spell(VALUE_END))
     return [f"{rule}: {' '.join([new_line, *pairs])}", *values]
 
 
-def _value_rules(rule: str, parameter: ToolParameter, end: str) -> list[str]:
-    """A value, and `end`, the mark behind it."""
+def qwen3_coder_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
+    """The arguments of a tool. See CallFormat."""
+    pairs, values, end = [], [], spell(f"\n{PARAMETER_END}\n")
+    for number, one in enumerate(parameters(tool, PARAMETER_NAMES)):
+        value = f"{rule}_{number}"
+        key = spell(f"<parameter={one.name}>\n")
+        pairs.append(f"({key} {value}){'' if one.required else '?'}")
+        values += _value_rules(value, one, PARAMETER_END, end)
+    listed = " ".join(pairs) or '""'
+    return [f"{rule}: {listed}", *values]
+
+
+def _value_rules(rule: str, parameter: ToolParameter, mark: str, end: str) -> list[str]:
+    """A value, and `end`, in which is the mark behind it."""
     if types(parameter.resolved) != TEXT:
         return [f"{rule}: {rule}_json {end}", f"{rule}_json: {json_rule(parameter.schema)}"]
-    text, terminal = _text(parameter.resolved), rule.upper()
+    text, terminal = _text(parameter.resolved, mark), rule.upper()
     if end.startswith("<"):  # a token of its own, which no terminal can have in it
         return [f"{rule}: {terminal} {end}", f"{terminal}: {text}"]
     # A terminal takes as much as it can: on its own it would take the first half of the mark.
     return [f"{rule}: {terminal}", f"{terminal}: ({text}) {end}"]
 
 
-def _text(schema: Any) -> str:
+def _text(schema: Any, mark: str) -> str:
     """The texts of a schema, but for those with the mark in them; `format` is a remark."""
     if not isinstance(schema, dict):
         raise refused(f"the schema {schema!r} of a text")
     for key in _NOT_HERE:
         if key in schema:
             raise refused(f"{key} of a text")
-    parts = [_TEXTS, f"~/(?s:.*)<\\{VALUE_END[1:]}(?s:.*)/"]
+    parts = [_TEXTS, f"~/(?s:.*)<\\{mark[1:]}(?s:.*)/"]
     choices = [schema["const"]] if "const" in schema else _get(schema, "enum", list, [])
     if choices:
-        texts = [one for one in choices if isinstance(one, str) and VALUE_END not in one]
+        texts = [one for one in choices if isinstance(one, str) and mark not in one]
         if not texts:
             raise refused(f"a text that is one of {str(choices)[:80]}")
         parts.append(_one_of(map(json.dumps, texts)))
@@ -368,7 +386,7 @@ def _text(schema: Any) -> str:
     if "pattern" in schema:
         parts.append(regex_terminal(_whole(_get(schema, "pattern", str, ""))))
     if members := _get(schema, "anyOf", list, []):
-        parts.append(_one_of(map(_text, members)))
+        parts.append(_one_of(_text(member, mark) for member in members))
     return " & ".join(parts)
 
 
@@ -429,6 +447,15 @@ FORMATS: dict[Name, CallFormat] = {
     "glm4": CallFormat("glm4", (), glm4, "{name}\n", "", turn=_json_text),
     "glm45": CallFormat(
         "glm45", MARKS, glm45, f"{BEGIN}{{name}}", END, between="\n", arguments=glm45_rules
+    ),
+    "qwen3_coder": CallFormat(
+        "qwen3_coder",
+        (BEGIN, END),
+        qwen3_coder,
+        f"{BEGIN}\n<function={{name}}>\n",
+        f"{FUNCTION_END}\n{END}",
+        between="\n",
+        arguments=qwen3_coder_rules,
     ),
     # A sentencepiece vocabulary begins each text with a space.
     "chatglm3": CallFormat(

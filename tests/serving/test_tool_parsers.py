@@ -15,7 +15,7 @@ from lite_runner.serving.tool_parsers import (
     write_arguments,
     write_turn,
 )
-from lite_runner.serving.tools import FORMATS
+from lite_runner.serving.tools import FORMATS, Name
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
 READ: list[tuple[str, dict[str, Any]]] = [
@@ -101,6 +101,7 @@ TOOLS: dict[str, Any] = {
             "one_of": {"enum": ["1", "2"]},
             "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
             "number": {"type": "number"},
+            "flag": {"type": "boolean"},
             "list": {"type": "array"},
             "any": {},
         },
@@ -116,6 +117,14 @@ def pair(key: str, value: str) -> str:
 
 def call(*pairs: str, name: str = "f") -> str:
     return f"<tool_call>{name}\n{''.join(pairs)}</tool_call>"
+
+
+def qwen3_pair(key: str, value: str) -> str:
+    return f"<parameter={key}>\n{value}\n</parameter>\n"
+
+
+def qwen3_call(*pairs: str, name: str = "f") -> str:
+    return f"<tool_call>\n<function={name}>\n{''.join(pairs)}</function>\n</tool_call>"
 
 
 VALUES: list[tuple[str, str, Any]] = [
@@ -145,13 +154,47 @@ VALUES: list[tuple[str, str, Any]] = [
 ]
 
 
-def test_the_schema_tells_texts_from_json(subtests: pytest.Subtests) -> None:
+@pytest.mark.parametrize("form", ["glm45", "qwen3_coder"])
+def test_the_schema_tells_texts_from_json(subtests: pytest.Subtests, form: Name) -> None:
     for key, value, expected in VALUES:
+        said = call(pair(key, value)) if form == "glm45" else qwen3_call(qwen3_pair(key, value))
         with subtests.test(key=key, value=value):
-            assert read_however_cut("glm45", call(pair(key, value)), TOOLS) == (
-                "",
-                [("f", {key: expected})],
-            )
+            assert read_however_cut(form, said, TOOLS) == ("", [("f", {key: expected})])
+
+
+QWEN3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
+    (f"a\n{qwen3_call()}", "a", [("f", {})]),
+    (f"{qwen3_call()}\n{qwen3_call(name='g')}\n", "", [("f", {}), ("g", {})]),
+    (qwen3_call(qwen3_pair("text", "\na\n")), "", [("f", {"text": "\na\n"})]),
+    (qwen3_call("<parameter=number>7</parameter>"), "", [("f", {"number": 7})]),
+    (qwen3_call(qwen3_pair("flag", "True")), "", [("f", {"flag": True})]),
+    (qwen3_call(qwen3_pair("text", "</function></tool_call>")), "",
+     [("f", {"text": "</function></tool_call>"})]),
+    (qwen3_call(qwen3_pair("text", "x")).replace("</function>\n", ""), "", [("f", {"text": "x"})]),
+    (qwen3_call(qwen3_pair("text", "x")).removesuffix(END), "", [("f", {"text": "x"})]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "text", "calls"), QWEN3_CALLS)
+def test_calls_of_qwen3_coder(
+    said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    assert read_however_cut("qwen3_coder", said, TOOLS) == (text, calls)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<tool_call>\n</tool_call>",
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+        qwen3_call("what"),
+        qwen3_call(qwen3_pair("text", "a"), qwen3_pair("text", "b")),
+        qwen3_call("<parameter=text>\nnever closed"),
+        "<function=f>\n</function>",
+    ],
+)
+def test_what_is_no_call_of_qwen3_coder_stays_text(said: str) -> None:
+    assert read_however_cut("qwen3_coder", said, TOOLS) == (said, [])
 
 
 CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
@@ -215,9 +258,14 @@ def test_texts_stream_and_calls_come_when_they_are_complete() -> None:
     ],
     ids=lambda said: said[20:60],
 )
-def test_what_is_hostile_takes_no_time_of_glm45(said: str) -> None:
+@pytest.mark.parametrize("form", ["glm45", "qwen3_coder"])
+def test_hostile_calls_take_no_time(form: Name, said: str) -> None:
+    if form == "qwen3_coder":
+        said = said.replace("<tool_call>f", "<tool_call><function=f>")
+        said = said.replace("<arg_key>", "<parameter=").replace("</arg_key>\n<arg_value>", ">")
+        said = said.replace("</arg_value>", "</parameter>")
     began = time.process_time()
-    read("glm45", [said], TOOLS)
+    read(form, [said], TOOLS)
     assert time.process_time() - began < 2
 
 

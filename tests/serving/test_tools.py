@@ -27,7 +27,7 @@ from tests.serving.conftest import (
     tokenizer_with_chat,
 )
 from tests.serving.test_sampling import chaos
-from tests.serving.test_tool_parsers import call, pair
+from tests.serving.test_tool_parsers import call, pair, qwen3_call, qwen3_pair
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
 BODY = (
@@ -41,6 +41,7 @@ TEMPLATES = {
     "mistral": BODY + "{# [TOOL_CALLS] #}",
     "glm4": BODY + "{# [gMASK] <|observation|> #}",
     "glm45": BODY + "{# [gMASK] <|observation|> <tool_call> <arg_key> #}",
+    "qwen3_coder": BODY + "{# <tool_call> <function= #}",
 }
 FORMS = [*TEMPLATES, "chatglm3"]
 WEATHER = {
@@ -205,7 +206,7 @@ def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
         assert made.function.name == "get_weather"
         checked.validate_json(made.function.arguments, strict=True)
     names = set()
-    for seed in range(6):
+    for seed in range(9):
         answer = client.chat.completions.create(
             **ASKED, tool_choice="required", seed=seed, temperature=2, parallel_tool_calls=False
         )
@@ -397,6 +398,8 @@ def test_the_template_tells() -> None:
     assert format_of("{% if tools %}<tool_call>{% endif %}") is FORMATS["hermes"]
     glm45 = "[gMASK]{% if tools %}<tool_call><arg_key>{% endif %}<|observation|>"
     assert format_of(glm45) is FORMATS["glm45"]
+    qwen = "{% if tools %}<tool_call><function=name><parameter=key>{% endif %}"
+    assert format_of(qwen) is FORMATS["qwen3_coder"]
     assert format_of(None, "chatglm3") is FORMATS["chatglm3"]
 
 
@@ -408,7 +411,7 @@ def test_templates_that_know_no_tools() -> None:
     assert format_of(None) is None
 
 
-@pytest.mark.parametrize("form", ["glm45", "chatglm3"])
+@pytest.mark.parametrize("form", ["glm45", "qwen3_coder", "chatglm3"])
 def test_what_is_forced_is_read(form: Name) -> None:
     """Random ways through the grammar, in pieces that are likely to mislead the parser."""
     allowed, chance, texts = Allowed(form, TOOLS, several=True), random.Random(1), set()
@@ -448,13 +451,17 @@ def test_garbage_is_read_alike_however_it_is_cut(form: Name) -> None:
         read_however_cut(form, "".join(chance.choices(PIECES, k=12)), TOOLS)
 
 
-def allowed(schema: Any, *values: str) -> list[str]:
+def allowed(form: Name, schema: Any, *values: str) -> list[str]:
     """Which values a parameter may have."""
     tools = {"f": {"properties": {"x": schema}, "required": ["x"]}}
-    grammar = Allowed("glm45", tools)
-    found = [value for value in values if call(pair("x", value)) in grammar]
+    grammar = Allowed(form, tools)
+
+    def spelled(value: str) -> str:
+        return call(pair("x", value)) if form == "glm45" else qwen3_call(qwen3_pair("x", value))
+
+    found = [value for value in values if spelled(value) in grammar]
     for value in found:
-        text, calls = read_however_cut("glm45", call(pair("x", value)), tools)
+        text, calls = read_however_cut(form, spelled(value), tools)
         assert not text and len(calls) == 1
     return found
 
@@ -478,8 +485,16 @@ SCHEMAS: list[tuple[Any, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "right", "wrong"), SCHEMAS, ids=str)
-def test_values_are_of_the_schema(schema: Any, right: list[str], wrong: list[str]) -> None:
-    assert allowed(schema, *right, *wrong) == right
+@pytest.mark.parametrize("form", ["glm45", "qwen3_coder"])
+def test_values_are_of_the_schema(
+    form: Name, schema: Any, right: list[str], wrong: list[str]
+) -> None:
+    if form == "qwen3_coder":
+        right, wrong = (
+            [one.replace("arg_valu", "paramete") for one in right],
+            [one.replace("arg_value", "parameter") for one in wrong],
+        )
+    assert allowed(form, schema, *right, *wrong) == right
 
 
 def test_references_are_to_the_tools_definitions() -> None:
