@@ -46,16 +46,22 @@ class RemoteModel:
             "stream_options": {"include_usage": True},
             **_fields(options),
         }
-        text, reason, usage, first = "", "interrupted", dict[str, Any](), 0.0
+        text, thinks, reason, usage, first = "", False, "interrupted", dict[str, Any](), 0.0
         began = time.perf_counter()
         try:
             for chunk in self._events(body):
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices", ()):
-                    piece = choice["delta"].get("content") or ""
-                    first = first or (time.perf_counter() - began if piece else 0.0)
-                    text += piece
-                    on_text(piece)
+                    delta = choice["delta"]
+                    for name in ("reasoning", "content"):
+                        if not (piece := delta.get(name)):
+                            continue
+                        first = first or time.perf_counter() - began
+                        if thinks is (name == "content"):
+                            on_text("\n</think>\n\n" if thinks else "<think>\n")
+                            thinks = not thinks
+                        text += piece if not thinks else ""
+                        on_text(piece)
                     reason = choice.get("finish_reason") or reason
         except KeyboardInterrupt:  # the connection is closed, which frees the server's slot
             pass

@@ -12,6 +12,7 @@ from lite_runner.chat.remote import RemoteModel
 from lite_runner.errors import EnvironmentFault, RunnerError
 from tests.serving.conftest import Start
 from tests.serving.test_completions import alone, text_of
+from tests.serving.test_thinking import SWITCHED, THOUGHT, start_with
 
 
 def test_it_says_what_the_model_says_and_goes_on(start: Start) -> None:
@@ -31,6 +32,14 @@ def test_it_says_what_the_model_says_and_goes_on(start: Start) -> None:
     conversation.choose("base")
     again, _ = conversation.ask("and?", lambda _: None)
     assert again.cached_tokens > 0 and again.prompt_tokens > first.prompt_tokens
+
+
+def test_thinking_is_shown_and_not_said_again(start: Start) -> None:
+    conversation = Conversation(RemoteModel(start_with(start, SWITCHED, THOUGHT).url))
+    pieces: list[str] = []
+    answer, _ = conversation.ask("hi", pieces.append)
+    assert "".join(pieces) == "<think>\nWhy?\n</think>\n\nYes."
+    assert answer.text == conversation.messages()[-1]["content"] == "Yes."
 
 
 def test_what_the_context_does_not_hold_is_dropped(start: Start) -> None:

@@ -33,7 +33,7 @@ export class Api {
     }
   }
 
-  /** {text, isToken, reason, usage} of each chunk of an answer. */
+  /** {text, thinking, isToken, reason, usage} of each chunk of an answer. */
   async *stream(chats, body, signal) {
     const path = chats ? "v1/chat/completions" : "v1/completions";
     const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
@@ -46,6 +46,7 @@ export class Api {
       const choice = chunk.choices[0];
       yield {
         text: choice?.delta?.content ?? choice?.text ?? "",
+        thinking: choice?.delta?.reasoning ?? "",
         isToken: Boolean(choice && !choice.finish_reason && !choice.delta?.role),
         reason: choice?.finish_reason ?? null,
         usage: chunk.usage ?? null,

@@ -14,6 +14,7 @@ class Message {
   text = "";
   #node = document.createTextNode(""); // of text that is not formatted
   #markdown = null;
+  #thoughts = null; // the text of what is thought before the answer
   #frame = null; // the next drawing of what is formatted
   #figures = element("p", "figures");
   #began = performance.now();
@@ -49,7 +50,7 @@ class Message {
   }
 
   /** A chunk of an answer. */
-  take({ text, isToken, reason, usage }) {
+  take({ text, thinking, isToken, reason, usage }) {
     this.#reason = reason ?? this.#reason;
     this.#usage = usage ?? this.#usage;
     if (isToken) {
@@ -59,9 +60,20 @@ class Message {
     }
     const list = this.element.parentElement;
     const follows = isAtEnd(list);
+    if (thinking) this.#think(thinking);
     this.append(text);
     this.#show([this.#rate()]);
     if (follows) list.scrollTop = list.scrollHeight;
+  }
+
+  #think(text) {
+    if (!this.#thoughts) {
+      this.#thoughts = document.createTextNode("");
+      const body = element("p", "text", this.#thoughts);
+      const summary = element("summary", "", "Thinking");
+      this.element.firstChild.after(element("details", "", summary, body));
+    }
+    this.#thoughts.appendData(text);
   }
 
   fail(error) {
