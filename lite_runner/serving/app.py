@@ -44,6 +44,7 @@ from lite_runner.serving.schemas import (
     UnloadAdapter,
 )
 from lite_runner.serving.state import Gone, OpenAdapter, Server, or_gone
+from lite_runner.serving.thinking import checked_kwargs
 from lite_runner.system.memory import return_freed
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,8 @@ async def tokenize(request: Request) -> Response:
     server.adapter_of(body.model)
     if body.messages is not None:
         generates = body.add_generation_prompt is not False
-        ids = await server.encode_chat(body.messages, generates, None, body.chat_template_kwargs)
+        kwargs = checked_kwargs(body.chat_template_kwargs, server.tokenizer)
+        ids = await server.encode_chat(body.messages, generates, None, kwargs)
     else:
         ids = await server.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": server.engine.info.max_length, "tokens": ids}

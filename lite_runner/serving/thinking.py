@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.errors import ConfigError
 from lite_runner.generation import Guide
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.schemas import ChatRequest
@@ -21,7 +22,7 @@ _TAIL = 64  # tokens of a prompt in which its template may have begun the thinki
 def template_kwargs(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
     """The variables of the chat template that a request asks for. Raises ApiError for what the
     template cannot do."""
-    given = dict(body.chat_template_kwargs or {})
+    given = checked_kwargs(body.chat_template_kwargs, tokenizer)
     if body.enable_thinking is not None:
         given = _switch(tokenizer, body.enable_thinking, "enable_thinking") | given
     effort = body.reasoning_effort
@@ -31,6 +32,18 @@ def template_kwargs(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
         elif effort != "medium" or "enable_thinking" in tokenizer.template_kwargs:
             given |= _switch(tokenizer, effort != "none", "reasoning_effort")
     return given
+
+
+def checked_kwargs(given: Mapping[str, Any] | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """`chat_template_kwargs` of a request. Raises ApiError for one that the template does not
+    read."""
+    try:
+        tokenizer.check_template_kwargs(given or {})
+    except ConfigError as error:
+        raise ApiError(
+            400, error.message, "chat_template_kwargs", "unsupported_parameter"
+        ) from None
+    return dict(given or {})
 
 
 def _switch(tokenizer: Tokenizer, on: bool, field: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class Tokenizer:
         for message in messages:
             self._check_length(message.get("content") or "", most)
         if self.chat_form is not None and self._chat_template is None:
-            self._check_template_kwargs(template_kwargs or {}, None)
+            self.check_template_kwargs(template_kwargs or {})
             messages = _with_content(messages)
             return [
                 id
@@ -271,7 +271,7 @@ class Tokenizer:
         source = self.source if template else self._template_source
         template = template or self._chat_template
         variables = {**self.template_kwargs, **(template_kwargs or {})}
-        self._check_template_kwargs(variables, template)
+        self.check_template_kwargs(variables, template)
         if template is None and self.chat_form is not None:
             return "".join(chat_parts(self.chat_form, messages, add_generation_prompt, tools))
         if template is None:
@@ -298,7 +298,9 @@ class Tokenizer:
         """True where the chat template has a variable, or a message's field, of this name."""
         return reads(self._chat_template, name, fields=of_messages)
 
-    def _check_template_kwargs(self, given: Mapping[str, Any], template: str | None) -> None:
+    def check_template_kwargs(self, given: Mapping[str, Any], template: str | None = None) -> None:
+        """Raises ConfigError for a name that `template`, or the model's own, does not read."""
+        template = template or self._chat_template
         for name in given:
             if name in _CHAT_VARIABLES:
                 raise ConfigError(f"chat_template_kwargs: {name} is not a setting of the template")
