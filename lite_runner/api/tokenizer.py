@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -167,13 +168,15 @@ class PreTrainedTokenizer:
         chat_template: str | None = None,
         add_generation_prompt: bool = False,
         tokenize: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> Any:
         """A conversation ([{"role", "content"}, ...]) in the model's template: its ids, or without
         `tokenize` the text; of a list of conversations a list of these.
 
-        `options` are those of a call (max_length, padding, return_tensors, ...). Raises ConfigError
-        where there is no template, ArtifactError where it fails.
+        `options` are those of a call (max_length, padding, return_tensors, ...), and variables of
+        the template (enable_thinking, ...). Raises ConfigError where there is no template, or one
+        that does not read such a variable, ArtifactError where it fails.
         """
         messages = getattr(conversation, "messages", conversation)
         if not isinstance(messages, (list, tuple)) or not messages:
@@ -183,18 +186,29 @@ class PreTrainedTokenizer:
             )
         several = not isinstance(messages[0], Mapping)
         template = chat_template or self.chat_template
+        known = {*inspect.signature(self.__call__).parameters, *_OFF}
+        kwargs = {name: options.pop(name) for name in [*options] if name not in known}
+        asked = (add_generation_prompt, template, tools, kwargs)
         texts = [
-            self._chat(getattr(one, "messages", one), add_generation_prompt, template)
+            self._chat(getattr(one, "messages", one), *asked)
             for one in (messages if several else [messages])
         ]
         text = texts if several else texts[0]
         return self.encode(text, add_special_tokens=False, **options) if tokenize else text
 
-    def _chat(self, messages: Any, add_generation_prompt: bool, template: str | None) -> str:
-        text = self.core.render_chat(messages, add_generation_prompt, template)
+    def _chat(
+        self,
+        messages: Any,
+        add_generation_prompt: bool,
+        template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        text = self.core.render_chat(messages, add_generation_prompt, template, tools, kwargs)
         if template or self.core.chat_form is None:
             return text
-        return _Chat(text, self.core.encode_chat(messages, add_generation_prompt))
+        listed = [dict(tool) for tool in tools or ()]
+        return _Chat(text, self.core.encode_chat(messages, add_generation_prompt, listed))
 
     def decode(
         self,

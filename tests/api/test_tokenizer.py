@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -123,6 +124,19 @@ TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+
+
+def test_variables_and_tools_of_a_chat_template(tokenizer: PreTrainedTokenizer) -> None:
+    template = "{{ tools[0].name }} {% if enable_thinking is false %}no{% endif %}"
+    asked: dict[str, Any] = {"chat_template": template, "tools": [{"name": "f"}]}
+    found = tokenizer.apply_chat_template(CHAT, tokenize=False, enable_thinking=False, **asked)
+    assert found == "f no"
+    ids = tokenizer.apply_chat_template(
+        CHAT, enable_thinking=True, max_length=9, padding="max_length", **asked
+    )
+    assert len(ids) == 9 and tokenizer.decode(ids, skip_special_tokens=True) == "f "
+    with pytest.raises(ConfigError, match="does not read 'thinking'"):
+        tokenizer.apply_chat_template(CHAT, thinking=False, **asked)
 
 
 def test_chat_templates(tokenizer: PreTrainedTokenizer, tmp_path: Path) -> None:
