@@ -87,6 +87,8 @@ class Architecture:
     text_of: str = ""  # a model with other parts, of which this architecture's text model is read
     norms_less_one: bool = False  # transformers stores the weights of norms less 1
     custom: CustomNetwork | None = None
+    # What of a model transformers' of that name computes otherwise; its config.json is ours then.
+    not_theirs: Callable[[Decoder], str | None] = lambda model: None
 
 
 _SHARED = (

@@ -57,9 +57,11 @@ def read(fields: Fields) -> Decoder:
     wide = fields.integer("n_inner", default=4 * hidden)
     if wide != 4 * hidden:
         raise fields.fault("n_inner", wide, f"4 * hidden_size = {4 * hidden}")
+    fields.choice("hidden_act", ("gelu", gpt2.QUICK_GELU))
     return decoder(
         **gpt2.sizes(fields, hidden),
         intermediate_size=wide,
+        activation=gpt2.QUICK_GELU if fields.raw.get("hidden_act") == gpt2.QUICK_GELU else None,
         seq_length=fields.integer("seq_length", default=2048),
     )
 
@@ -73,6 +75,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "n_head": model.num_heads,
         "layer_norm_epsilon": model.norm_eps,
         "seq_length": model.seq_length,
+        **({"hidden_act": gpt2.QUICK_GELU} if gpt2.quick(model) else {}),
     }
 
 
@@ -96,7 +99,6 @@ BLOOM = Architecture(
         lambda given: decoder(**gpt2.sizes_of_settings(given)),
         sizes={"expand_ratio": "expand_ratio"},
         model="bloom_560m",
-        hidden_act=("gelu",),
     ),
     GGUF(gpt2.KEYS),
     no_effect=dict.fromkeys(
@@ -108,4 +110,5 @@ BLOOM = Architecture(
     ),
     stored_rows=naming.by_head,
     always_tied=True,
+    not_theirs=lambda model: "hidden_act=fast_gelu" if gpt2.quick(model) else None,
 )

@@ -10,6 +10,7 @@ from lite_runner.architectures.fields import CLASSES, KERNEL, MAX_LAYERS, TRAINI
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Translation
 from lite_runner.architectures.spec import (
+    Activation,
     Attention,
     Block,
     Decoder,
@@ -19,6 +20,7 @@ from lite_runner.architectures.spec import (
 from lite_runner.errors import show
 from lite_runner.records import Count, Positive, dataclass
 
+QUICK_GELU: Activation = "quick_gelu"
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # aliases of the tanh approximation
 _ATTENTION, _BLOCK = "backbone.blocks.{}.attention", "transformer.h.{}"
 
@@ -51,12 +53,13 @@ def decoder(
     intermediate_size: int,
     norm_eps: float,
     alibi: bool = False,
+    activation: Activation | None = None,
     **rest: Any,
 ) -> Decoder:
     """A decoder with the blocks of GPT-2 and BLOOM; `rest` are fields of Decoder."""
     norm = Norm("layer", norm_eps)
     attention = Attention(num_heads, num_heads, head_dim, alibi=alibi, qkv_bias=True, out_bias=True)
-    block = Block(norm, attention, FeedForward(intermediate_size, gated=False, bias=True))
+    block = Block(norm, attention, FeedForward(intermediate_size, False, True, activation))
     rest.setdefault("learned_positions", not alibi)
     return Decoder(architecture, blocks=(block,) * num_layers, norm=norm, **rest)
 
@@ -64,11 +67,12 @@ def decoder(
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields.neutral(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    fields.choice("activation_function", TANH_GELU)
+    fields.choice("activation_function", (*TANH_GELU, QUICK_GELU))
     hidden = fields.integer("hidden_size", "n_embd")
     return decoder(
         **sizes(fields, hidden),
         intermediate_size=fields.integer("n_inner", default=4 * hidden),
+        activation=QUICK_GELU if fields.raw.get("activation_function") == QUICK_GELU else None,
         seq_length=fields.integer("max_position_embeddings", "n_positions", "n_ctx", default=1024),
     )
 
@@ -103,7 +107,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "n_inner": model.intermediate_size,
         "n_positions": model.seq_length,
         "layer_norm_epsilon": model.norm_eps,
-        "activation_function": "gelu_new",
+        "activation_function": QUICK_GELU if quick(model) else "gelu_new",
     }
 
 
@@ -113,6 +117,7 @@ class LayerNormSettings(DecoderSettings):
 
     expand_ratio: Count  # feed-forward width / hidden_size
     layernorm_epsilon: Positive
+    hidden_act: Literal["gelu", "fast_gelu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +132,13 @@ def settings(model: Decoder) -> dict[str, Any]:
     return {
         "expand_ratio": model.intermediate_size // model.hidden_size,
         "layernorm_epsilon": model.norm_eps,
+        "hidden_act": "fast_gelu" if quick(model) else "gelu",
     }
+
+
+def quick(model: Decoder) -> bool:
+    """True where the activation is MindSpore's fast_gelu, which transformers calls quick_gelu."""
+    return model.feed_forward.activation == QUICK_GELU
 
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +147,7 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": given["hidden_size"] // given["num_heads"],
         "intermediate_size": given["expand_ratio"] * given["hidden_size"],
         "norm_eps": given["layernorm_epsilon"],
+        "activation": QUICK_GELU if given["hidden_act"] == "fast_gelu" else None,
     }
 
 
@@ -164,7 +176,6 @@ GPT2 = Architecture(
         lambda given: decoder(**sizes_of_settings(given)),
         sizes={"expand_ratio": "expand_ratio"},
         model="gpt2",
-        hidden_act=("gelu",),
         translated=frozenset({"max_position_embeddings"}),
         translate=translate,
     ),

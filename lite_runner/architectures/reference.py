@@ -200,6 +200,9 @@ def activated(function: Activation, x: Floats) -> Floats:
     if function == "gelu_exact":
         error: Floats = np.vectorize(math.erf, [np.float64])(x / math.sqrt(2))
         return x * (1 + error) / 2
+    if function == "quick_gelu":
+        quick: Floats = 1 / (1 + np.exp(-1.702 * x))
+        return x * quick
     cubic = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     share: Floats = 1 / (1 + np.exp(-x)) if function == "silu" else (1 + np.tanh(cubic)) / 2
     return x * share

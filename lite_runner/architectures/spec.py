@@ -13,7 +13,8 @@ from lite_runner.records import dataclass
 
 RopeType = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 # gelu: the tanh form; gelu_exact: x times the normal distribution function
-Activation = Literal["silu", "gelu", "gelu_exact"]
+# GELU by tanh, by the normal distribution function, and as x * sigmoid(1.702 x).
+Activation = Literal["silu", "gelu", "gelu_exact", "quick_gelu"]
 
 
 @dataclass(frozen=True)

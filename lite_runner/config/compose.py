@@ -327,8 +327,9 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
     where, models = f" (in {file.source})", options_of("model", composed.folders)
     every = leaves(composed.schema, composed.raw)
     others = composed.others
-    # A MindFormers key that is ours only with another run mode is ignored here.
-    known = {key for key in every if key not in IGNORED or key in composed.raw}
+    # A MindFormers key that is ours only with another run mode, or model, is ignored here.
+    raw = composed.raw
+    known = {key for key in every if key not in IGNORED or key in raw or at(raw, key) is not None}
     known |= {key for key in others if key not in IGNORED}
     named = at(file.raw, "trainer.model_name") in models or arch_of(file.raw) is None
     result = translate(

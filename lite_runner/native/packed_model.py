@@ -49,6 +49,7 @@ _ACTIVATIONS: dict[spec.Activation, Activation] = {
     "silu": Activation.SILU,
     "gelu": Activation.GELU,
     "gelu_exact": Activation.GELU_EXACT,
+    "quick_gelu": Activation.QUICK_GELU,
 }
 
 

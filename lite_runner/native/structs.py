@@ -90,6 +90,7 @@ class Activation(IntEnum):
     SILU = 0
     GELU = 1
     GELU_EXACT = 2
+    QUICK_GELU = 3
 
 
 def _integers(names: str) -> list[tuple[str, type[c_int64]]]:

@@ -209,12 +209,20 @@ class ExactGELU(nn.Cell):
         return x * 0.5 * (ops.erf(x * 0.7071067811865476) + 1.0)  # sqrt(1 / 2)
 
 
+class QuickGELU(nn.Cell):
+    """x * sigmoid(1.702 x), MindSpore's FastGeLU."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        return x * ops.sigmoid(x * 1.702)
+
+
 def activation_of(function: Activation) -> Callable[[Tensor], Tensor]:
     """An elementwise function."""
     functions: dict[Activation, Callable[[Tensor], Tensor]] = {
         "silu": ops.silu,
         "gelu": GELU(),
         "gelu_exact": ExactGELU(),
+        "quick_gelu": QuickGELU(),
     }
     return functions[function]
 

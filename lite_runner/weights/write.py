@@ -65,6 +65,11 @@ def convert(
     check_target(target, format, overwrite)
     if format == "huggingface":
         hf_from_model_config(config)  # is it a family that the format has?
+        if what := architecture_of(config).not_theirs(config):
+            raise ConfigError(
+                f"convert_format=huggingface: transformers' {config.architecture} has no {what}",
+                "convert_format=ckpt or convert_format=safetensors",
+            )
     tensors: Mapping[str, LazyTensor] = open_checkpoint(source, config)
     if adapter is not None:
         tensors, config = merged(tensors, adapter, config), merged_model(config, adapter)

@@ -397,12 +397,12 @@ def test_keys_without_effect_are_taken_and_listed(
     assert name in note or name == "max_position_embeddings"  # of gpt2 it means something
 
 
-def test_an_approximation_of_gelu_is_refused_with_the_way_out(
-    resolve: Resolve, faults: Faults
-) -> None:
+def test_the_activations_that_a_network_has(resolve: Resolve, faults: Faults) -> None:
     flags = ["--model", "gpt2", "--predict_data", "hi", "--model.model_config.hidden_act"]
-    assert "--model.model_config.hidden_act gelu takes it" in faults(*flags, "fast_gelu")
-    assert resolve(*flags, "gelu").model_name == "gpt2"
+    for name, expected in (("gelu", None), ("fast_gelu", "quick_gelu")):
+        model = resolve(*flags, name).model_config()
+        assert model is not None and model.feed_forward.activation == expected
+    assert "got 'relu', expected one of gelu, fast_gelu" in faults(*flags, "relu")
 
 
 @pytest.mark.parametrize("kind", ["LlamaProcessor", "LLaMATokenizer", "LlamaTokenizerFast"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.native import matrices, packing
-from lite_runner.native.structs import NormValues, aligned
+from lite_runner.native.structs import Activation, NormValues, aligned
 from tests.native.in_numpy import (
     CLOSE,
     Floats,
@@ -106,13 +107,18 @@ def gelu(x: Wide) -> Wide:
         return x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def activations(operators: Any, inputs: Floats, gated: bool) -> Floats:
-    """silu(inputs) or gelu(inputs), through a layer whose only weights are ones that pass on what
-    becomes of its biases."""
+def activations(
+    operators: Any, inputs: Floats, gated: bool, function: Activation | None = None
+) -> Floats:
+    """silu(inputs), gelu(inputs) or another function of them, through a layer whose only weights
+    are ones that pass on what becomes of its biases."""
     size = len(inputs)
     zeros = np.zeros((size, size), np.float32)
+    fields = feed_forward_fields(size, size, gated)
+    if function is not None:
+        fields.activation = function
     block = packing.feed_forward(
-        feed_forward_fields(size, size, gated),
+        fields,
         matrices.matrix(matrices.Alternating(zeros, zeros), (inputs, np.ones_like(inputs)))
         if gated
         else matrices.matrix(zeros, inputs),
@@ -137,6 +143,18 @@ def test_activations_are_accurate(operators: Any, gated: bool) -> None:
         inner = abs(wide) if gated else abs(2 * np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))
         units = 4 if gated else 4 + 3 * np.minimum(inner, 88) * (wide < 0)
         assert (error <= units * 2.0**-23 * abs(exact) + 1e-30).all()
+
+
+def test_other_activations_are_accurate(operators: Any) -> None:
+    x = np.concatenate([np.linspace(-12, 12, 1023), [1e4]]).astype(np.float32)
+    wide = x.astype(np.float64)
+    normal = np.vectorize(lambda one: 0.5 * math.erfc(-one / math.sqrt(2)))(wide)
+    quick = activations(operators, x, False, Activation.QUICK_GELU)
+    expected = wide / (1 + np.exp(-1.702 * wide))
+    units = 4 + 3 * 1.702 * abs(wide) * (wide < 0)  # see above
+    assert (abs(quick - expected) <= units * 2.0**-23 * abs(expected)).all()
+    exact = activations(operators, x, False, Activation.GELU_EXACT)
+    assert (abs(exact - wide * normal) <= 4e-7 * abs(wide)).all()
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -4,7 +4,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from lite_runner.networks.layers import parameter
+from lite_runner.networks.layers import activation_of, parameter
 
 
 def test_a_parameter_shares_the_memory_of_its_weights() -> None:
@@ -19,6 +19,12 @@ def test_a_read_only_view_of_a_file_will_do() -> None:
     values = np.arange(6, dtype=np.float32)
     values.setflags(write=False)
     assert np.array_equal(parameter(values, "weight").asnumpy(), values)
+
+
+def test_the_quick_gelu_is_mindspores_fast_gelu() -> None:
+    x = ms.Tensor(np.linspace(-8, 8, 999).astype(np.float32))
+    expected = ms.nn.get_activation("fast_gelu")(x).asnumpy()
+    np.testing.assert_allclose(activation_of("quick_gelu")(x).asnumpy(), expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.bfloat16])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -201,6 +202,16 @@ def test_wrong_source_leaves_no_target(
     with pytest.raises(ArtifactError, match="not those of the model"):
         convert(tmp_path / "x.ckpt", configs["bloom"], tmp_path / "hf", "huggingface")
     assert [item.name for item in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+def test_what_transformers_computes_otherwise_is_not_written_for_it(
+    configs: Mapping[str, Decoder], tmp_path: Path
+) -> None:
+    model = configs["bloom"]
+    fast = replace(model.feed_forward, activation="quick_gelu")
+    model = replace(model, blocks=tuple(replace(one, feed_forward=fast) for one in model.blocks))
+    with pytest.raises(ConfigError, match="transformers' bloom has no hidden_act=fast_gelu"):
+        convert(tmp_path / "x.ckpt", model, tmp_path / "hf", "huggingface")
 
 
 def test_progress(configs: Mapping[str, Decoder], values: Values, tmp_path: Path) -> None:

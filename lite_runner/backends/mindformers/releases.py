@@ -323,6 +323,7 @@ def _layer_norm_faults(model: Decoder) -> Iterator[str]:
 def _layer_norm(model: Decoder) -> dict[str, Any]:
     return {
         "expand_ratio": model.intermediate_size // model.hidden_size,
+        "hidden_act": _own_settings(model)["hidden_act"],
         "embedding_dropout_prob": 0.0,
         "hidden_dropout_rate": 0.0,
         "attention_dropout_rate": 0.0,

@@ -215,8 +215,8 @@ struct AttentionLayer : Layer {
   LoraPair adapters;
 };
 
-// GELU with tanh, and with the normal distribution function.
-enum class Activation : int64_t { kSilu = 0, kGelu = 1, kExactGelu = 2 };
+// GELU with tanh, with the normal distribution function, and x * sigmoid(1.702 x).
+enum class Activation : int64_t { kSilu = 0, kGelu = 1, kExactGelu = 2, kQuickGelu = 3 };
 
 struct FeedForwardLayer : Layer {
   Kind kind;

@@ -319,6 +319,10 @@ struct ExactGelu {
   }
 };
 
+struct QuickGelu {
+  static Floats of(Floats x) { return x / (1.0f + exponential(x * -1.702f)); }
+};
+
 // Calls body with the function.
 template <class Body>
 inline void with_activation(Activation activation, Body&& body) {
@@ -326,8 +330,10 @@ inline void with_activation(Activation activation, Body&& body) {
     body(Silu{});
   else if (activation == Activation::kGelu)
     body(Gelu{});
-  else
+  else if (activation == Activation::kExactGelu)
     body(ExactGelu{});
+  else
+    body(QuickGelu{});
 }
 
 inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapters adapters,
