@@ -206,3 +206,16 @@ def test_marks_of_several_tokens_have_no_grammar_behind_them(start: Start) -> No
     assert "are several tokens each" in refused(served, thinking_token_budget=2)
     without = start_with(start, SWITCHED, "no", tokens=False)
     assert asked(without, guided_choice=["yes"])["content"] == "yes"
+
+
+def test_calls_come_behind_it(start: Start) -> None:
+    """Read where the model makes one, and forced there where it makes none."""
+    template = "{% if tools %}{{ tools[0].function.name }}{# <tool_call> #}{% endif %}" + SWITCHED
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    made = (
+        '<think>Hm. <tool_call></think>\n<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    )
+    for text, choice in ((made, "auto"), ("<think>Hm. <tool_call></think>no", "required")):
+        message = asked(start_with(start, template, text), tools=tools, tool_choice=choice)
+        assert (message["reasoning"], message["content"]) == ("Hm. <tool_call>", None)
+        assert [one["function"]["name"] for one in message["tool_calls"]] == ["clock"]
