@@ -191,15 +191,19 @@ def of_prompt(output: Piece | Ended) -> Logprobs | None:
 
 def usage_of(usage: Usage) -> dict[str, Any]:
     """`usage` of an answer."""
-    found: dict[str, Any] = {
+    details = {}
+    if usage.reasoning is not None:
+        details["reasoning_tokens"] = usage.reasoning
+    if usage.drafted:  # as OpenAI calls them
+        details["accepted_prediction_tokens"] = usage.accepted
+        details["rejected_prediction_tokens"] = usage.drafted - usage.accepted
+    return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        **({"completion_tokens_details": details} if details else {}),
     }
-    if usage.reasoning is not None:
-        found["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning}
-    return found
 
 
 def prompt_logprobs(

@@ -113,6 +113,8 @@ class Usage:
     completion: int = 0
     cached: int = 0
     reasoning: int | None = None  # of the completion; None: the model does not think
+    drafted: int = 0  # computed ahead
+    accepted: int = 0  # of these
 
 
 class RequestStats:
@@ -167,6 +169,8 @@ class RequestStats:
         self.open -= 1
         self._metrics.finished(ended.finish_reason, 1)
         completion = ended.completion
+        self.usage.drafted += completion.drafted_tokens
+        self.usage.accepted += completion.accepted_tokens
         self._metrics.drafted.inc(completion.drafted_tokens)
         self._metrics.accepted.inc(completion.accepted_tokens)
         if completion.end_token is not None:

@@ -199,6 +199,8 @@ def test_a_stop_string_among_drafted_tokens(start: Start, monkeypatch: pytest.Mo
     whole = server.client.completions.create(**asked)
     assert whole.choices[0].text == ("abcdefg" * 6)[:40] and whole.usage.completion_tokens == 40
     assert len(server.backend.steps) < 20
+    details = whole.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 20 and details.rejected_prediction_tokens >= 0
     for stop in ("d", "fga", "gab"):
         cut = server.client.completions.create(**asked, stop=[stop], logprobs=1)
         text = whole.choices[0].text
