@@ -29,10 +29,12 @@ from lite_runner.serving.engine import Busy, Stopped
 from lite_runner.serving.errors import (
     OUT_OF_MEMORY,
     ApiError,
+    is_anthropics,
     of_exception,
     shortened,
     told,
 )
+from lite_runner.serving.messages import CountTokens, MessagesCall, MessagesRequest, count_tokens
 from lite_runner.serving.middleware import Body, Guard, parse_body
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.schemas import (
@@ -60,6 +62,8 @@ def application(server: Server) -> ASGIApp:
             Route("/v1/models/{name:path}", model),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/messages", messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", message_tokens, methods=["POST"]),
             Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
@@ -107,7 +111,20 @@ async def chat_completions(request: Request) -> Response:
     return await answered(request, await made(request, ChatRequest, make))
 
 
-async def answered(request: Request, call: Completions | ChatCompletion) -> Response:
+async def messages(request: Request) -> Response:
+    make = partial(MessagesCall, server_of(request))
+    return await answered(request, await made(request, MessagesRequest, make))
+
+
+async def message_tokens(request: Request) -> Response:
+    body = await body_of(request, CountTokens)
+    return JSONResponse(await count_tokens(server_of(request), body))
+
+
+Call = Completions | ChatCompletion | MessagesCall
+
+
+async def answered(request: Request, call: Call) -> Response:
     """The answer of a call, whole or in server-sent events. A client that leaves ends it."""
     await call.prepare()
     request.state.stats = call.stats
@@ -134,18 +151,21 @@ async def events(
         yield first
         async for chunk in chunks:
             yield event(chunk)
-        yield b"data: [DONE]\n\n"
+        if not is_anthropics(request.url.path):
+            yield b"data: [DONE]\n\n"
         request.state.cut = None
     except Exception as error:
         found = api_error(error)
         request.state.cut = found.code or found.kind
-        yield event(found.body())
+        yield event(found.body(request.url.path))
     finally:
         await chunks.aclose()
 
 
-def event(content: Any) -> bytes:
-    return b"data: %b\n\n" % to_json(content)
+def event(content: dict[str, Any]) -> bytes:
+    """A server-sent event; those of Anthropic's protocol have a name."""
+    name = b"event: %b\n" % content["type"].encode() if "type" in content else b""
+    return b"%bdata: %b\n\n" % (name, to_json(content))
 
 
 class Json(JSONResponse):
@@ -243,10 +263,10 @@ async def left(_: Request, __: Exception) -> Response:
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """An error as OpenAI's protocol has it."""
+    """An error as the protocol has it."""
     found = api_error(error)
     server_of(request).metrics.refused(found.status)
-    return JSONResponse(found.body(), found.status, headers=found.headers)
+    return JSONResponse(found.body(request.url.path), found.status, headers=found.headers)
 
 
 def api_error(error: Exception) -> ApiError:

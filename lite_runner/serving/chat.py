@@ -20,6 +20,8 @@ from lite_runner.serving.state import Server
 from lite_runner.serving.thinking import Thinking, template_kwargs
 from lite_runner.serving.tools import CallReader, ToolUse
 
+Part = tuple[str, str, list[dict[str, Any]]]  # thinking, text, and calls as deltas have them
+
 
 class ChatCompletion:
     """One call: its prompt, and the answer in both forms."""
@@ -53,14 +55,19 @@ class ChatCompletion:
         if self._tools is not None:
             self._readers = [self._tools.reader() for _ in range(body.n or 1)]
 
+    async def encode(self) -> list[int]:
+        """The token ids of the messages. Raises ApiError for what the template does not take."""
+        body = self._body
+        generates = body.add_generation_prompt is not False
+        tools = self._tools.definitions if self._tools is not None else None
+        return await self._server.encode_chat(
+            body.messages, generates, tools, self._template_kwargs
+        )
+
     async def prepare(self) -> None:
         """Render and tokenize the messages. Raises ApiError where they do not fit."""
         body, server = self._body, self._server
-        generates = body.add_generation_prompt is not False
-        tools = self._tools.definitions if self._tools is not None else None
-        self._prompt = await server.encode_chat(
-            body.messages, generates, tools, self._template_kwargs
-        )
+        self._prompt = await self.encode()
         self._thinking.follow(self._prompt)
         info = server.engine.info
         self._options = generation_options(body, server.defaults, self._prompt, info)
@@ -78,9 +85,8 @@ class ChatCompletion:
         thoughts: dict[int, str] = {}
         content: dict[int, list[Any]] = {}
         ended: dict[int, Ended] = {}
-        async with aclosing(self._outputs()) as outputs:
-            async for output in outputs:
-                thought, text, _ = self._read(output)
+        async with aclosing(self.parts()) as parts:
+            async for output, (thought, text, _) in parts:
                 texts[output.index] = texts.get(output.index, "") + text
                 thoughts[output.index] = thoughts.get(output.index, "") + thought
                 if isinstance(output, Ended):
@@ -95,7 +101,7 @@ class ChatCompletion:
                 "logprobs": {"content": content.get(index, []), "refusal": None}
                 if self._body.logprobs
                 else None,
-                "finish_reason": self._reason(ended[index]),
+                "finish_reason": self.reason(ended[index]),
             }
             for index in sorted(ended)
         ]
@@ -107,8 +113,8 @@ class ChatCompletion:
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as it comes: first the role, then a chunk for each token."""
         body, begun = self._body, False
-        async with aclosing(self._outputs()) as outputs:
-            async for output in outputs:
+        async with aclosing(self.parts()) as parts:
+            async for output, (thought, text, calls) in parts:
                 if not begun:  # not earlier: what cannot be done is not begun
                     begun = True
                     for index in range(body.n or 1):
@@ -116,7 +122,6 @@ class ChatCompletion:
                         if body.prompt_logprobs is not None and index == 0:
                             head["prompt_logprobs"] = await self._prompt_logprobs(output)
                         yield head
-                thought, text, calls = self._read(output)
                 delta: dict[str, Any] = _reasoning(thought) if thought else {"content": text}
                 if thought and text:
                     delta["content"] = text
@@ -131,7 +136,7 @@ class ChatCompletion:
                     continue
                 if thought or text or calls:
                     yield self._chunk(output.index, delta)
-                yield self._chunk(output.index, {}, reason=self._reason(output))
+                yield self._chunk(output.index, {}, reason=self.reason(output))
         if body.stream_options is not None and body.stream_options.include_usage:
             yield self._head | {"choices": [], "usage": usage_of(self.stats.usage)}
 
@@ -140,7 +145,8 @@ class ChatCompletion:
         tokenizer, found = self._server.tokenizer, of_prompt(output)
         return await self._server.aside(lambda: prompt_logprobs(tokenizer, self._prompt, found))
 
-    async def _outputs(self) -> AsyncGenerator[Piece | Ended, None]:
+    async def parts(self) -> AsyncGenerator[tuple[Piece | Ended, Part], None]:
+        """The outputs, and what of the thinking, the text and the calls each makes certain."""
         work = [(self._prompt, self._options)]
         special = self._thinking.keeps_special or (
             self._tools is not None and self._tools.keeps_special
@@ -150,10 +156,9 @@ class ChatCompletion:
         )
         async with answer as outputs, aclosing(self.stats.follow(outputs)) as followed:
             async for _, output in followed:
-                yield output
+                yield output, self._read(output)
 
-    def _read(self, output: Piece | Ended) -> tuple[str, str, list[dict[str, Any]]]:
-        """The thinking in an output, its text, and the calls in it, which are not text."""
+    def _read(self, output: Piece | Ended) -> Part:
         thought, text, last = "", output.text, isinstance(output, Ended)
         if (thoughts := self._thoughts[output.index]) is not None:
             before = thoughts.stage
@@ -173,7 +178,8 @@ class ChatCompletion:
             message |= {"content": text or None, "tool_calls": calls}
         return message
 
-    def _reason(self, ended: Ended) -> str:
+    def reason(self, ended: Ended) -> str:
+        """finish_reason of a sequence."""
         called = bool(self._readers) and bool(self._readers[ended.index].calls)
         return "tool_calls" if called and ended.finish_reason == "stop" else ended.finish_reason
 

@@ -227,7 +227,7 @@ class Ingress:
             body = bytes(data)
             await asyncio.to_thread(check_values, body)
         except ApiError as refusal:
-            await JSONResponse(refusal.body(), refusal.status)(scope, receive, send)
+            await JSONResponse(refusal.body(scope["path"]), refusal.status)(scope, receive, send)
             return
         named = self._named(body)
         handle = self._replicas.options(stream=True, multiplexed_model_id=named)
@@ -245,10 +245,10 @@ class Ingress:
             progress.note(f"a replica has failed: {type(failure).__name__}")
             error = ApiError(503, "the replica of this request has failed", code="unavailable")
             if streams is None:
-                answer = JSONResponse(error.body(), 503, headers=error.headers)
+                answer = JSONResponse(error.body(scope["path"]), 503, headers=error.headers)
                 await answer(scope, receive, send)
                 return
-            last = event(error.body()) if streams else b""
+            last = event(error.body(scope["path"])) if streams else b""
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             messages.cancel()  # of effect where the client has left

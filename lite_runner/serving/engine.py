@@ -57,6 +57,7 @@ class Ended:
     text: str
     finish_reason: FinishReason
     completion: Completion
+    stop_string: str | None = None  # that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +278,13 @@ class EngineThread:
         # It may have ended already: by its last token, or one computed ahead.
         if (length := handle.lengths.get(completion.return_index)) is not None:
             completion = completion.stopped(length)
+        rest = transcript.finish()  # a stop string may be in it
         ended = Ended(
-            completion.return_index, transcript.finish(), completion.finish_reason, completion
+            completion.return_index,
+            rest,
+            completion.finish_reason,
+            completion,
+            transcript.stop_string,
         )
         self._outputs.append((handle.put, ended))
         self._close_sequences(handle, 1)

@@ -1,4 +1,4 @@
-"""Errors that a client gets, in the form of OpenAI's protocol."""
+"""Errors that a client gets, in the form of OpenAI's protocol, or of Anthropic's."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+# The same kinds in Anthropic's protocol.
+_ANTHROPICS = {"server_error": "api_error", "service_unavailable_error": "overloaded_error"}
 RETRY_AFTER_S = 1
 MAX_MESSAGE = 1000  # characters; what a client sent may be as long as a body
 MAX_PARAM = 200
@@ -55,8 +57,12 @@ class ApiError(Exception):
     def kind(self) -> str:
         return _TYPES.get(self.status, "server_error")
 
-    def body(self) -> dict[str, Any]:
-        """The JSON of the answer."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON of the answer, in the protocol of the endpoint."""
+        if is_anthropics(path):
+            told = {"type": _ANTHROPICS.get(self.kind, self.kind)}
+            message = shortened(self.message, MAX_MESSAGE)
+            return {"type": "error", "error": {**told, "message": message}}
         return {
             "error": {
                 "message": shortened(self.message, MAX_MESSAGE),
@@ -65,6 +71,11 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+def is_anthropics(path: str) -> bool:
+    """True for an endpoint of Anthropic's protocol."""
+    return path.startswith("/v1/messages")
 
 
 OUT_OF_MEMORY = ApiError(503, "out of memory", code="unavailable")

@@ -102,7 +102,9 @@ class Guard:
                 self._server.metrics.refused(fault.status)
                 if fault.status == 401:
                     await asyncio.sleep(WRONG_KEY_S)
-                response = JSONResponse(fault.body(), fault.status, headers=fault.headers)
+                response = JSONResponse(
+                    fault.body(scope["path"]), fault.status, headers=fault.headers
+                )
                 await response(scope, receive, sending)
             else:
                 await self._app(scope, receive, sending)
@@ -126,8 +128,9 @@ class Guard:
         if key is None or scope["path"] in OPEN:
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key):
-            return None
+        for one in (given if kind.lower() == "bearer" else "", headers.get("x-api-key", "")):
+            if hmac.compare_digest(one.strip().encode(), key):
+                return None
         return ApiError(401, "Authorization: expected Bearer and the server's key")
 
     def _count_wrong_key(self, client: str) -> None:

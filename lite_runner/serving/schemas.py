@@ -56,7 +56,7 @@ def only(*values: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _Body(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
@@ -70,7 +70,7 @@ class _Body(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class _Described(_Body):
+class _Described(RequestBody):
     """Who asks; of no effect on the answer."""
 
     user: str | None = None
@@ -81,20 +81,20 @@ class _Described(_Body):
     request_id: str | None = None
 
 
-class StreamOptions(_Body):
+class StreamOptions(RequestBody):
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, only(False)] = None
     continuous_usage_stats: Annotated[Any, only(False)] = None
 
 
-class JsonSchema(_Body):
+class JsonSchema(RequestBody):
     name: str
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None  # it always is
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(RequestBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
@@ -109,7 +109,7 @@ Schema = dict[str, Any] | str  # or its JSON
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(RequestBody):
     """vLLM's form."""
 
     json_: Schema | None = Field(None, alias="json")
@@ -201,7 +201,7 @@ class CompletionRequest(Sampling):
         return self
 
 
-class ContentPart(_Body):
+class ContentPart(RequestBody):
     type: Literal["text"]
     text: str
 
@@ -209,18 +209,18 @@ class ContentPart(_Body):
 Parts = Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
-class FunctionCall(_Body):
+class FunctionCall(RequestBody):
     name: str
     arguments: str  # JSON
 
 
-class ToolCall(_Body):
+class ToolCall(RequestBody):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(_Body):
+class Message(RequestBody):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: str | None = None
@@ -241,23 +241,23 @@ class Message(_Body):
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class Function(_Body):
+class Function(RequestBody):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema; null: none
     strict: bool | None = None  # forced calls always are
 
 
-class Tool(_Body):
+class Tool(RequestBody):
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(_Body):
+class FunctionName(RequestBody):
     name: str
 
 
-class NamedTool(_Body):
+class NamedTool(RequestBody):
     type: Literal["function"]
     function: FunctionName
 
@@ -317,7 +317,7 @@ def _one_line(name: str) -> str:
     return name
 
 
-class LoadAdapter(_Body):
+class LoadAdapter(RequestBody):
     """/v1/load_lora_adapter"""
 
     lora_name: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_one_line)]
@@ -325,7 +325,7 @@ class LoadAdapter(_Body):
     load_inplace: Annotated[Any, only(False)] = None
 
 
-class UnloadAdapter(_Body):
+class UnloadAdapter(RequestBody):
     """/v1/unload_lora_adapter"""
 
     lora_name: str

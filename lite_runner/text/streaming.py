@@ -77,10 +77,15 @@ class Transcript:
     ) -> None:
         """`continues`: see StreamDecoder."""
         self.text = ""
-        self.stopped = False
+        self.stop_string: str | None = None  # that has ended it
         self._decoder = StreamDecoder(tokenizer, skip_special_tokens, continues=continues)
         self._stop = tuple(stop)
         self._buffer = ""  # may be the start of a stop string
+
+    @property
+    def stopped(self) -> bool:
+        """True behind a stop string."""
+        return self.stop_string is not None
 
     def put(self, token_id: int) -> str:
         """The text that this token makes final; empty after a stop string."""
@@ -97,10 +102,10 @@ class Transcript:
 
     def _take(self, piece: str) -> str:
         text = self._buffer + piece
-        found = [index for index in map(text.find, self._stop) if index >= 0]
+        found = [(index, stop) for stop in self._stop if (index := text.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            final, self._buffer = text[: min(found)], ""
+            place, self.stop_string = min(found)
+            final, self._buffer = text[:place], ""
         else:
             kept = self._overlap(text)
             final, self._buffer = text[: len(text) - kept], text[len(text) - kept :]

@@ -1,4 +1,4 @@
-"""Programs of others that speak to a server: lm-eval and LangChain.
+"""Programs of others that speak to a server: lm-eval, LangChain and Anthropic's package.
 
 Their packages are an environment of their own, which `make clients` makes.
 """
@@ -43,6 +43,32 @@ streamed = "".join(chunk.text for chunk in chat.stream([("system", "be brief"), 
 assert streamed == whole.text, (streamed, whole)
 trip = chat.with_structured_output(Trip, method="json_schema").invoke("where?")
 assert isinstance(trip, Trip), trip
+"""
+
+ANTHROPIC = """
+import sys
+
+from anthropic import Anthropic, NotFoundError
+
+client, asked = Anthropic(base_url=sys.argv[1], api_key="none"), {"temperature": 0}
+said = {"model": sys.argv[2], "max_tokens": 20, "extra_body": asked}
+said |= {"system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
+whole = client.messages.create(**said)
+(text,) = whole.content
+assert text.type == "text" and 0 < whole.usage.output_tokens <= 20, whole
+with client.messages.stream(**said) as stream:
+    assert "".join(stream.text_stream) == text.text
+    last = stream.get_final_message()
+    assert last.content[0].text == text.text and last.stop_reason == whole.stop_reason
+words = {name: said[name] for name in ("model", "system", "messages")}
+counted = client.messages.count_tokens(**words).input_tokens
+assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+try:
+    client.messages.create(**said | {"model": "none"})
+except NotFoundError as error:
+    assert "no model 'none'" in error.body["error"]["message"]
+else:
+    raise AssertionError
 """
 
 
@@ -121,3 +147,8 @@ def test_lm_evals_chats(python: str, served: tuple[str, str], tmp_path: Path) ->
 def test_langchain(python: str, served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
     run(python, tmp_path, "-c", LANGCHAIN, f"{url}/v1", model)
+
+
+def test_anthropics_package(python: str, served: tuple[str, str], tmp_path: Path) -> None:
+    url, model = served
+    run(python, tmp_path, "-c", ANTHROPIC, url, model)

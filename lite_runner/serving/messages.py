@@ -1,0 +1,366 @@
+"""/v1/messages and its count_tokens: Anthropic's protocol, over a chat completion."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from lite_runner.serving.chat import ChatCompletion
+from lite_runner.serving.engine import Ended
+from lite_runner.serving.errors import ApiError, of_validation
+from lite_runner.serving.metrics import RequestStats, Usage
+from lite_runner.serving.schemas import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOPS,
+    MAX_TOOLS,
+    ChatRequest,
+    RequestBody,
+    only,
+)
+from lite_runner.serving.state import Server
+from lite_runner.system.json_file import parse_json
+from lite_runner.text.tokenizer import Tokenizer
+
+
+class _Block(RequestBody):
+    cache_control: dict[str, Any] | None = None  # prefixes are shared whatever it says
+
+
+class TextBlock(_Block):
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, only([])] = None
+
+
+class ThinkingBlock(_Block):
+    """Of an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(RequestBody):
+    """Of another model's answer, which none but that can read."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class ToolUseBlock(_Block):
+    """A call of an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+Texts = str | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class ToolResultBlock(_Block):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None  # the content says so
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+
+
+class Message(RequestBody):
+    role: Literal["user", "assistant"]
+    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class ToolDefinition(_Block):
+    type: Literal["custom"] | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None  # forced calls always are
+    eager_input_streaming: bool | None = None
+    defer_loading: Annotated[Any, only(False)] = None
+    allowed_callers: Annotated[Any, only(["direct"])] = None
+    input_examples: Annotated[Any, only([])] = None
+
+
+class ToolChoice(RequestBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class OutputFormat(RequestBody):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestBody):
+    # Of thinking, where the chat template reads reasoning_effort.
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class ThinkingSwitch(RequestBody):
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class CountTokens(RequestBody):
+    """/v1/messages/count_tokens"""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: Texts | None = None
+    tools: Annotated[list[ToolDefinition], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
+        None
+    )
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingSwitch | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountTokens):
+    """/v1/messages"""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    stream: bool | None = None
+    service_tier: Annotated[Any, only("auto", "standard_only")] = None
+    speed: Annotated[Any, only("standard")] = None
+    # Who asks; of no effect on the answer.
+    metadata: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
+    inference_geo: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
+    """The same in OpenAI's words. Raises ApiError for what these lack."""
+    given: dict[str, Any] = {"model": body.model, "messages": list(_messages(body))}
+    if isinstance(body, MessagesRequest):
+        given |= {
+            "max_tokens": body.max_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+        }
+    if body.tools:
+        given["tools"] = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.input_schema,
+                },
+            }
+            for tool in body.tools
+        ]
+    if (choice := body.tool_choice) is not None:
+        named = {"type": "function", "function": {"name": choice.name}}
+        words = {"any": "required", "tool": named}
+        given["tool_choice"] = words.get(choice.type, choice.type)
+        given["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if (thinking := body.thinking) is not None:
+        if thinking.type in ("enabled", "disabled"):
+            given["enable_thinking"] = thinking.type == "enabled"
+        given["thinking_token_budget"] = thinking.budget_tokens
+        given["include_reasoning"] = thinking.display != "omitted"
+    if (output := body.output_config) is not None:
+        if output.effort and tokenizer.template_reads("reasoning_effort"):
+            given["reasoning_effort"] = "xhigh" if output.effort == "max" else output.effort
+        if output.format is not None:
+            schema = {"name": "answer", "schema": output.format.schema_}
+            given["response_format"] = {"type": "json_schema", "json_schema": schema}
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise of_validation(error) from None
+
+
+def _messages(body: CountTokens) -> Iterator[dict[str, Any]]:
+    """Results of tools are messages of their own."""
+    if body.system:
+        yield {"role": "system", "content": _text(body.system)}
+    for place, message in enumerate(body.messages):
+        blocks = message.content
+        if isinstance(blocks, str):
+            yield {"role": message.role, "content": blocks}
+            continue
+        said: dict[str, Any] = {"role": message.role}
+        for block in blocks:
+            if isinstance(block, TextBlock):
+                before = f"{said['content']}\n" if "content" in said else ""
+                said["content"] = before + block.text
+            elif isinstance(block, ToolResultBlock) and message.role == "user":
+                if "content" in said:
+                    yield said
+                    said = {"role": message.role}
+                content = _text(block.content or "")
+                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            elif isinstance(block, ThinkingBlock) and message.role == "assistant":
+                said["reasoning"] = said.get("reasoning", "") + block.thinking
+            elif isinstance(block, ToolUseBlock) and message.role == "assistant":
+                function = {"name": block.name, "arguments": json.dumps(block.input)}
+                call = {"id": block.id, "type": "function", "function": function}
+                said.setdefault("tool_calls", []).append(call)
+            elif not isinstance(block, RedactedThinkingBlock):
+                field = f"messages.{place}.content"
+                why = f"{block.type} is not in a message of the {message.role}"
+                raise ApiError(400, f"{field}: {why}", field, "invalid_value")
+        if len(said) > 1:
+            yield said
+
+
+def _text(given: Texts) -> str:
+    return given if isinstance(given, str) else "\n".join(block.text for block in given)
+
+
+class MessagesCall:
+    """One call: its prompt, and the answer in both forms."""
+
+    def __init__(self, server: Server, body: MessagesRequest) -> None:
+        """Raises ApiError for what cannot be done."""
+        self._chat = ChatCompletion(server, chat_request(body, server.tokenizer))
+        self._head = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": body.model or server.name,
+        }
+        self.streams, self.is_large = bool(body.stream), False
+
+    @property
+    def stats(self) -> RequestStats:
+        return self._chat.stats
+
+    async def prepare(self) -> None:
+        """See ChatCompletion."""
+        await self._chat.prepare()
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one."""
+        content: list[dict[str, Any]] = []
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                if event["type"] == "content_block_start":
+                    content.append(event["content_block"])
+                elif event["type"] == "content_block_delta":
+                    _add(content[-1], event["delta"])
+                elif event["type"] == "message_delta":
+                    end = event
+        return {**self._head, "content": content, **end["delta"], "usage": end["usage"]}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as events."""
+        begun = False
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                if not begun:  # not earlier: what cannot be done is not begun
+                    begun = True
+                    usage = _usage(Usage(self.stats.usage.prompt))
+                    message: dict[str, Any] = {**self._head, "content": [], "usage": usage}
+                    message |= {"stop_reason": None, "stop_sequence": None}
+                    yield {"type": "message_start", "message": message}
+                yield event
+        yield {"type": "message_stop"}
+
+    async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Blocks of content, and how the message ended."""
+        kind, index = "", -1  # of the block that is open
+        async with aclosing(self._chat.parts()) as parts:
+            async for output, (thought, text, calls) in parts:
+                for name, delta in (("thinking", thought), ("text", text)):
+                    if not delta:
+                        continue
+                    if kind != name:
+                        if kind:
+                            yield {"type": "content_block_stop", "index": index}
+                        kind, index = name, index + 1
+                        block = {"type": name, name: ""}
+                        if name == "thinking":
+                            block["signature"] = ""
+                        yield _begun(index, block)
+                    yield _changed(index, {"type": f"{name}_delta", name: delta})
+                for call in calls:
+                    if kind:
+                        yield {"type": "content_block_stop", "index": index}
+                    kind, index = "", index + 1
+                    function = call["function"]
+                    block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+                    yield _begun(index, {**block, "input": {}})
+                    written = {"type": "input_json_delta", "partial_json": function["arguments"]}
+                    yield _changed(index, written)
+                    yield {"type": "content_block_stop", "index": index}
+                if isinstance(output, Ended):
+                    if kind:
+                        yield {"type": "content_block_stop", "index": index}
+                    yield {
+                        "type": "message_delta",
+                        "delta": self._reason(output),
+                        "usage": _usage(self.stats.usage),
+                    }
+
+    def _reason(self, ended: Ended) -> dict[str, str | None]:
+        reason = {"tool_calls": "tool_use", "length": "max_tokens"}.get(
+            self._chat.reason(ended), "end_turn"
+        )
+        if reason == "end_turn" and ended.stop_string is not None:
+            reason = "stop_sequence"
+        stop = ended.stop_string if reason == "stop_sequence" else None
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+
+async def count_tokens(server: Server, body: CountTokens) -> dict[str, int]:
+    """The tokens of a prompt. Raises ApiError."""
+    chat = ChatCompletion(server, chat_request(body, server.tokenizer))
+    return {"input_tokens": len(await chat.encode())}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }
+    if usage.reasoning is not None:
+        found["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
+    return found
+
+
+def _begun(index: int, block: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def _changed(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": delta}
+
+
+def _add(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    """A delta to its block."""
+    if delta["type"] == "input_json_delta":
+        block["input"] = parse_json(delta["partial_json"])
+    else:
+        block[block["type"]] += delta[block["type"]]
