@@ -22,6 +22,7 @@ from lite_runner.errors import RunnerError
 MEMORY = 1 << 30  # bytes that reading may take
 HANG_S = 20.0  # that one file may take
 PLAIN = 0.2  # of the mutations know nothing of the format
+AS_IT_IS = -1  # the index of the file without a mutation, which has to be read
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ class Case:
 
     def damaged(self, seed: int, index: int) -> bytes:
         """The bytes of the file after mutation `index`."""
-        random = Random(f"{seed}:{self.name}:{index}")
         data = (self.folder / self.file).read_bytes()
+        if index == AS_IT_IS:
+            return data
+        random = Random(f"{seed}:{self.name}:{index}")
         return (flip_bytes if random.random() < PLAIN else self.mutation)(data, random)
 
 
@@ -65,24 +68,6 @@ def run(case: Case, seed: int, indices: range, work: Path) -> list[Finding]:
             found.append(Finding(case, reached, how, ""))
         start = reached + 1
     return found
-
-
-def refuses(case: Case, work: Path) -> str:
-    """What reading the file as it is ends with, in a child; "" where it is read."""
-    report = work.parent / "refused"
-    report.write_text("no answer")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.chdir(work)
-            case.read(work)
-            report.write_text("")
-        except BaseException as error:
-            report.write_text("".join(traceback.format_exception(error)))
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    return report.read_text()
 
 
 def _child(case: Case, seed: int, indices: range, work: Path) -> tuple[int, list[str], str]:
@@ -147,9 +132,9 @@ def _read_all(
         new.replace(place)
         try:
             case.read(work)
-        except RunnerError:
-            pass
         except BaseException as error:
+            if isinstance(error, RunnerError) and index != AS_IT_IS:
+                continue
             with report.open("a") as file:
                 trace = "".join(traceback.format_exception(error))
                 file.write(json.dumps([index, _kind(error), trace[-3000:]]) + "\n")

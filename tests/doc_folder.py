@@ -9,6 +9,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from lite_runner import app
+from lite_runner.weights.formats.ckpt_file import write_ckpt
+from lite_runner.weights.layouts import random_checkpoint
+from tests.models import model_named
 from tests.paths import ROOT
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -34,8 +37,8 @@ WIDTH, LAYERS = 32, 1  # of the tiny GGUF
 TINY = "tiny.gguf"
 
 
-def lay_out(folder: Path, tiny: Path) -> None:
-    """Small files of the names in the pages; models are tiny and random."""
+def lay_out(folder: Path) -> None:
+    """Small files of the names in the pages, in the current folder; models are tiny and random."""
     for name in ("tests", "examples"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "prompts.txt").write_text("The capital of France is\nOne, two,\n")
@@ -43,13 +46,10 @@ def lay_out(folder: Path, tiny: Path) -> None:
         (folder / f"{name}.yaml").write_text(YAML % sizes)
     write_tiny_gguf(folder / TINY)
     (folder / "Qwen2.5-0.5B-Instruct-Q8_0.gguf").symlink_to(TINY)
-    for name, arguments in {
-        "path/to/hf-folder": f"model={TINY} convert_format=huggingface",
-        "llama2_7b.ckpt": f"model=tiny_llama load_checkpoint={tiny} convert_format=ckpt",
-    }.items():
-        words = f"run_mode=convert {arguments} convert_output={name} verbosity=0"
-        assert app.main(words.split()) == 0
-    (folder / "path/to/llama2_7b.ckpt").symlink_to(folder / "llama2_7b.ckpt")
+    words = f"run_mode=convert model={TINY} convert_format=huggingface verbosity=0"
+    assert app.main([*words.split(), "convert_output=path/to/hf-folder"]) == 0
+    write_ckpt(folder / "llama2_7b.ckpt", random_checkpoint(model_named("tiny_llama"), seed=5))
+    (folder / "path/to/llama2_7b.ckpt").symlink_to("../../llama2_7b.ckpt")
     mine = folder / "path/to/my_llama"
     mine.mkdir()
     for file in (folder / "path/to/hf-folder").iterdir():

@@ -10,9 +10,10 @@ import io
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -81,12 +82,19 @@ def test_the_map_of_the_code_has_every_folder() -> None:
 # -- What runs. -----------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every reader's folder begins with."""
+    folder = tmp_path_factory.mktemp("reader")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        lay_out(folder)
+    return folder
+
+
 @pytest.fixture
 def reader(
-    tmp_path: Path,
-    smollm2_gguf: Path,
-    write_tiny_llama: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, smollm2_gguf: Path, laid_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """The folder of somebody who tries a page: the files that its commands name, a cache that
     holds SmolLM2 only, and a key. What its code registers is gone behind it."""
@@ -94,13 +102,11 @@ def reader(
     cache.mkdir()
     (cache / "pypi").symlink_to(smollm2_gguf.parents[2])
     assert smollm2_gguf.parents[2].name == "pypi"
-    folder = tmp_path / "reader"
-    folder.mkdir()
+    folder = Path(shutil.copytree(laid_out, tmp_path / "reader", symlinks=True))
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(cache))
     monkeypatch.setenv("MY_KEY", "0123456789abcdef")
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-    lay_out(folder, write_tiny_llama("tiny"))
     with mock.patch.dict(KNOWN):
         yield folder
     for name, module in list(sys.modules.items()):

@@ -183,7 +183,7 @@ def export(*words: str, code: str = KILLED) -> int:
 def test_an_export_that_is_ended_leaves_what_there_was_or_what_is_new(
     write_tiny_llama: Callable[..., Path],
 ) -> None:
-    write_tokenizer(byte_tokenizer(), write_tiny_llama("model"))
+    write_tokenizer(byte_tokenizer(), write_tiny_llama("model", {"num_layers": 1}))
     assert export("") == 0
     change_weights()
     old = contents(Path("new"))
@@ -192,7 +192,6 @@ def test_an_export_that_is_ended_leaves_what_there_was_or_what_is_new(
     assert contents(Path("new")) == old and not list(Path().glob(".new*"))
     for when in (
         "before lite_runner.backends.lite.export.writer.write_manifest",
-        "after lite_runner.backends.lite.export.writer.verify",
         "before lite_runner.backends.lite.export.output_paths.put_in_place",
     ):
         assert export(when) == -signal.SIGKILL

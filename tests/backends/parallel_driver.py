@@ -27,17 +27,19 @@ from lite_runner.weights.read_ahead import ReadAhead
 from lite_runner.weights.sharding.partition import pieces
 from tests.paths import REFERENCE
 
-CASES = [  # fixture, the ranks that share it, whether the vocabulary is cut, or there is a cache
+# Fixture, the ranks that share it, whether the vocabulary is cut, or there is a cache. A rank's
+# cache holds its heads, whatever the family: without one there is a graph less to compile.
+CASES = [
     ("llama", range(4), True, True),
-    ("bloom", range(4), False, True),
+    ("bloom", range(2, 4), False, True),
     ("gpt2_inner", range(2, 4), True, False),
     ("qwen3", range(2), True, True),
-    ("gemma2", range(2), True, True),
-    ("gpt_neox", range(2), True, True),
-    ("chatglm_6b", range(2, 4), True, True),
-    ("llama_biases", range(2, 4), False, True),
+    ("gemma2", range(2), True, False),
+    ("gpt_neox", range(2), True, False),
+    ("chatglm_6b", range(2, 4), True, False),
+    ("llama_biases", range(2, 4), False, False),
     ("qwen3_moe", range(2), True, False),
-    ("mixtral", range(2, 4), True, True),
+    ("mixtral", range(2), True, False),
 ]
 
 

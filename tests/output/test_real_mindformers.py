@@ -297,13 +297,13 @@ def test_smollm2_with_1_9(
     reference = json.loads((REFERENCE / "smollm2_135m.json").read_text(encoding="utf-8"))
     cases = reference["completions"][:2]
     prompts = json.dumps([case["prompt"] for case in cases], ensure_ascii=False)
-    line = [f"load_checkpoint={smollm2_gguf}", f"predict_data={prompts}", "max_new_tokens=12"]
+    line = [f"load_checkpoint={smollm2_gguf}", f"predict_data={prompts}", "max_new_tokens=4"]
     later = ["mindformers.release=1.9.0", "model.model_config.use_past=false"]
     assert main([*line, "backend=mindformers", *later]) == 0
     result = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
     assert result["engine"] == "mindformers-1.9.0, argmax stand-in"
     found = [row["token_ids"] for row in result["results"]]
-    assert found == [case["token_ids"][:12] for case in cases]
+    assert found == [case["token_ids"][:4] for case in cases]
 
 
 def test_what_the_fixtures_say(process: MindFormersProcess, tmp_path: Path) -> None:

@@ -75,6 +75,21 @@ def model(reference: Reference) -> MindSporeBackend:
     return reference("llama").online(3, 200)
 
 
+@pytest.fixture(scope="module")
+def chunked(reference: Reference) -> MindSporeBackend:
+    """4 slots, whose prompts are computed 32 tokens at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mindspore, "chunk_length", lambda *_: 32)
+        backend: MindSporeBackend = reference("llama").online(4, 100)
+    return backend
+
+
+@pytest.fixture(scope="module")
+def uncached(reference: Reference) -> MindSporeBackend:
+    """4 slots of the model's 64 positions, without a cache."""
+    return reference("llama").online(4, 64, use_past=False)
+
+
 class TestRows(RowsKeepApart):
     pass
 
@@ -93,8 +108,10 @@ def test_a_window_over_chunks_and_in_more_room(reference: Reference, relative_er
     assert relative_error(logits[0], known.logits[last, 0]) <= TOLERANCE
 
 
-def test_copy_without_a_cache(tokens: NDArray, reference: Reference, relative_error: Error) -> None:
-    model = reference("gpt2").online(2, 60, use_past=False)
+def test_copy_without_a_cache(
+    tokens: NDArray, uncached: MindSporeBackend, relative_error: Error
+) -> None:
+    model = uncached
     model.forward([Row(0, tokens[:20], 0), Row(1, tokens[30:50], 0)])
     rows = [Row(slot, tokens[60:61], 20) for slot in (0, 1)]
     before = model.forward(rows)
@@ -122,11 +139,13 @@ def test_scores_equal_transformers(case: str, reference: Reference, scores: Scor
         assert error <= TOLERANCE * np.abs(known.logits).max()
 
 
-@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+@pytest.mark.parametrize("which", ["model", "uncached"])
 def test_scores_equal_the_logits_token_by_token(
-    tokens: NDArray, use_past: bool, reference: Reference, scores: Scores
+    tokens: NDArray, which: str, request: pytest.FixtureRequest, scores: Scores
 ) -> None:
-    tokens, model = tokens[:40], reference("llama").online(2, 40, use_past=use_past)
+    """Of a text that fills the context."""
+    model: MindSporeBackend = request.getfixturevalue(which)
+    tokens = tokens[: model.info.max_length]
     rows = [model.forward([Row(0, tokens[:1], 0)])]
     rows += [model.forward([Row(0, tokens[at : at + 1], at)]) for at in range(1, len(tokens) - 1)]
     wanted = log_softmax(np.concatenate(rows).astype(np.float64), axis=-1)
@@ -153,16 +172,15 @@ def test_scores_in_chunks_equal_the_whole(
 
 
 def test_a_row_is_scored_by_its_adapter(
-    tokens: NDArray, reference: Reference, relative_error: Error
+    model: MindSporeBackend, tokens: NDArray, reference: Reference, relative_error: Error
 ) -> None:
     known = reference("llama")
     adapters = open_adapters(
         REFERENCE.parent / "adapters" / "llama" / "lora_adapter.json", known.config, ["all"]
     )
     weights = ReadAhead(known.tensors())
-    options = MindSporeOptions(slots=2, length=100, lora=pool_size(list(adapters.values()), 1))
-    pool = MindSporeBackend(known.config, weights, options, list(adapters.values()))
-    plain = known.online(2, 100)
+    options = MindSporeOptions(slots=3, length=200, lora=pool_size(list(adapters.values()), 1))
+    pool, plain = MindSporeBackend(known.config, weights, options, list(adapters.values())), model
     ids, base = tokens[:30], Row(0, tokens[:30], 0, logits=30)
     assert np.array_equal(pool.forward([base]), plain.forward([base]))
     assert pool.adapters is not None
@@ -174,11 +192,11 @@ def test_a_row_is_scored_by_its_adapter(
     assert relative_error(scored, plain.forward([base])) > 1e-2
 
 
-@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+@pytest.mark.parametrize("which", ["chunked", "uncached"])
 def test_rows_that_want_no_logits_one_and_many(
-    use_past: bool, tokens: NDArray, reference: Reference, relative_error: Error
+    which: str, tokens: NDArray, request: pytest.FixtureRequest, relative_error: Error
 ) -> None:
-    model = reference("llama").online(4, 100, use_past=use_past)
+    model: MindSporeBackend = request.getfixturevalue(which)
     whole = model.forward([Row(3, tokens[:50], 0, logits=50)])
     assert whole.shape == (50, 96)
     assert model.forward([Row(0, tokens[:20], 0, logits=0)]).shape == (0, 96)
@@ -195,13 +213,12 @@ def test_rows_that_want_no_logits_one_and_many(
     assert relative_error(model.forward(rows)[:2], whole[[49, 21]]) < 1e-5
 
 
-@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
+@pytest.mark.parametrize("which", ["chunked", "uncached"])
 def test_a_slot_goes_on_from_an_earlier_position(
-    use_past: bool, tokens: NDArray, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    which: str, tokens: NDArray, request: pytest.FixtureRequest
 ) -> None:
     """At a multiple of the chunk; to the bit. What it held from there on is gone."""
-    monkeypatch.setattr(mindspore, "chunk_length", lambda *_: 32)
-    model = reference("llama").online(2, 100, use_past=use_past)
+    model: MindSporeBackend = request.getfixturevalue(which)
     new = np.concatenate([tokens[:32], tokens[50:70]])
     fresh = [model.forward([Row(1, new, 0)]), model.forward([Row(1, tokens[:1], 52)])]
     model.forward([Row(0, tokens[:58], 0)])
@@ -212,14 +229,16 @@ def test_a_slot_goes_on_from_an_earlier_position(
 
 
 def test_a_prompt_in_chunks_is_to_the_bit_the_whole(
-    tokens: NDArray, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    chunked: MindSporeBackend,
+    tokens: NDArray,
+    reference: Reference,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where they end at multiples of info.chunk; the last one is a single token. By dynamic NTK
     they are rotated by the length of the whole."""
     monkeypatch.setattr(mindspore, "chunk_length", lambda *_: 32)
-    for case in ("llama", "llama_rope_dynamic"):
-        model = reference(case).online(2, 100)
-        assert model.info.chunk == 32 and model.info.can_continue == (case == "llama")
+    for model in (chunked, reference("llama_rope_dynamic").online(2, 100)):
+        assert model.info.chunk == 32 and model.info.can_continue == (model is chunked)
         whole = model.forward([Row(0, tokens[:65], 0)])
         for start, end in ((0, 32), (32, 64), (64, 65)):
             row = Row(1, tokens[start:end], start, logits=end == 65, length=65)
