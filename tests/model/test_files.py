@@ -12,8 +12,9 @@ import pytest
 
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.quantization import Quant, Quantization
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.schema import AdapterOptions, RunConfig
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
+from lite_runner.model.adapters import with_adapter
 from lite_runner.model.files import ModelFiles, explained_nonfinite
 from lite_runner.model.locate import locate
 from tests.paths import REFERENCE
@@ -129,3 +130,17 @@ def test_without_the_files_the_error_is_as_it_was(files: ModelFiles) -> None:
 def test_other_errors_pass(files: ModelFiles) -> None:
     with pytest.raises(RunnerError, match="else"), explained_nonfinite(files):
         raise RunnerError("else")
+
+
+def test_ranks_have_their_part_of_an_adapter(configure: Configure) -> None:
+    given = ("run_mode=convert", "model=auto", f"load_checkpoint={REFERENCE / 'llama'}")
+    adapter = REFERENCE.parent / "adapters/llama/ends"
+    config = configure(*given, f"adapter_path={adapter}", "merge=true", "convert_output=x")
+    assert isinstance(config, AdapterOptions)
+    plain = locate(config)
+    files, ranks, name = with_adapter(plain, config), Ranks(1, 1, 2), "lm_head.weight"
+    part, other = (
+        one.resharded(ranks, vocab_parallel=True)[name].float32() for one in (files, plain)
+    )
+    whole = files.whole()[name].float32()
+    assert np.array_equal(part, whole[len(whole) // 2 :]) and not np.array_equal(part, other)

@@ -15,6 +15,7 @@ import sentencepiece
 
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
+from lite_runner.model import tokenizer
 from lite_runner.model.locate import locate, locate_cached
 from lite_runner.model.tokenizer import end_tokens, side_files, tokenizer_for_plan, tokenizer_of
 from lite_runner.text.tokenizer import byte_tokenizer
@@ -233,3 +234,14 @@ def test_a_named_tokenizer_replaces_the_one_beside_the_source(configure: Configu
     named = "processor.tokenizer.tokenizer_file=named.gguf"
     config = configure("model=tiny_llama", "load_checkpoint=random", named)
     assert side_files(config, locate(config)).keys() == {"config.json"} | TOKENIZER_FILES
+
+
+def test_a_dry_run_fetches_none(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(*_: object, **__: object) -> Path:
+        raise AssertionError
+
+    monkeypatch.setattr(tokenizer, "fetch", fetched)
+    config = configure(
+        *RANDOM, "processor.tokenizer.tokenizer_file=hf://some/model", "dry_run=true"
+    )
+    assert tokenizer_for_plan(config, locate(config)) is None

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lite_runner.native import matrices
+from lite_runner.weights.quantization.quantized import quantize
 
 
 def test_biases_of_panels_in_turn_are_one_of_each() -> None:
@@ -20,3 +21,13 @@ def test_biases_of_panels_in_turn_are_one_of_each() -> None:
     assert not panels[2:, 8:].any()
     with pytest.raises(AssertionError):
         matrices.matrix(weight, (first, second))
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_a_rank_has_columns_to_spare_only_of_groups_that_are_cut(group: int) -> None:
+    floats = np.ones((4, 96), np.float32)
+    integers = quantize(floats, 8, group)
+    assert matrices.surplus(integers, 48, 96) == (0, 0)  # the whole width: cut when it was packed
+    assert matrices.surplus(floats, 48, 48) == (0, 0)  # floats have no groups
+    if group:
+        assert matrices.surplus(integers, 48, 24) == (16, 56)

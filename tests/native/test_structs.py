@@ -10,6 +10,7 @@ from ctypes import Structure, c_double, sizeof
 from pathlib import Path
 
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from lite_runner import native
 from lite_runner.native import structs
@@ -70,3 +71,11 @@ def test_a_field_that_is_not_there_cannot_be_set(struct: type[Structure]) -> Non
         struct().no_field = 1
     with pytest.raises(AttributeError):
         struct(no_field=1)
+
+
+def test_units_of_ggufs_blocks_are_panels_of_its_own_sizes() -> None:
+    """A panel's rows one beside the other, and no more than four bytes a row to align them."""
+    for form, (inputs, size) in structs.UNITS.items():
+        block, stored = GGML_QUANT_SIZES[GGMLQuantizationType[form.name]]
+        each, rest = divmod(size, structs.PANEL)
+        assert (inputs, rest) == (block, 0) and stored <= each <= stored + 4, form

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lite_runner import app
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
-from lite_runner.output.strategy_files import write_strategy_files
+from lite_runner.output.report import RunFolder
+from lite_runner.output.strategy_files import write_side_files, write_strategy_files
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.sharding.partition import strategy_of
 from lite_runner.weights.sharding.strategy import read_strategy
@@ -46,6 +49,17 @@ def test_the_documents_first_step_of_sharding(capsys: pytest.CaptureFixture[str]
     times = [path.stat().st_mtime_ns for path in sorted(written.iterdir())]
     assert app.main(words) == 0  # again: they are there
     assert [path.stat().st_mtime_ns for path in sorted(written.iterdir())] == times
+
+
+def test_the_first_rank_of_a_run_writes_them() -> None:
+    words = [*PREDICT, "parallel=tp2", "parallel.strategy_ckpt_save_file=x.ckpt"]
+    config, _ = resolve(parse(words, heads()))
+    for rank in (1, 0):
+        plan: Any = SimpleNamespace(
+            config=config, ranks=Ranks(rank, 1, 2), decoder=model_named("tiny_llama")
+        )
+        assert write_side_files(plan, RunFolder(Path())) is plan
+        assert bool(list(Path().rglob("*.ckpt"))) is (rank == 0)
 
 
 @pytest.mark.parametrize("role", ["MS_WORKER", "MS_SCHED"])

@@ -81,8 +81,8 @@ def test_tokens_there_and_back(start: Start) -> None:
     assert json.loads(found) == {"count": 5, "max_model_len": 256, "tokens": list(b"hello")}
     _, _, found = call(served, "/tokenize", {"messages": [{"role": "user", "content": "x"}]})
     assert bytes(json.loads(found)["tokens"]) == b"[user]x\n[assistant]"
-    _, _, found = call(served, "/detokenize", {"tokens": list(b"hello")})
-    assert json.loads(found) == {"prompt": "hello"}
+    _, _, found = call(served, "/detokenize", {"tokens": [256, *b"hello"]})
+    assert json.loads(found) == {"prompt": "<s>hello"}
     status, _, found = call(served, "/tokenize", {})
     error = json.loads(found)["error"]
     assert status == 400 and "either prompt or messages" in error["message"]

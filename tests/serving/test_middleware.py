@@ -242,3 +242,14 @@ def test_a_text_is_encoded_as_far_as_it_matters(monkeypatch: pytest.MonkeyPatch)
     assert seen[0] < 100_000
     assert len(tokenizer.encode(text, most=len(text) // 2)) == len(text)
     assert len(tokenizer.encode(text)) == len(text)
+
+
+def test_a_client_that_left_before_its_answer_is_logged_as_499(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(middleware.progress, "event", lambda _, line: lines.append(line))
+    guard = middleware.Guard(None, None)  # type: ignore[arg-type]
+    for status in (200, 0):
+        guard._log({"state": {}, "method": "GET", "path": "/"}, status, 0.1, "an id")
+    assert [line["status"] for line in lines] == [200, 499]

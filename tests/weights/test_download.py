@@ -70,8 +70,10 @@ def test_bytes_that_have_arrived_are_not_sent_again(
     download([file], "it")
     assert file.target.read_bytes() == CONTENT and server.sent == 50_000
     file.target.rename(file.part)  # all of it is here, but for its name
+    asked = len(server.asked)
     download([file], "it")
     assert file.target.read_bytes() == CONTENT
+    assert not known or len(server.asked) == asked
 
 
 def test_another_file_is_refused_and_not_kept(file: Remote) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,7 @@ from lite_runner.config.quantization import Quantization, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.quantization.quantized import QuantizedTensor
-from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests.models import model_named
 
@@ -32,3 +34,16 @@ def test_damaged_integers_do_not_become_floats() -> None:
     own = replace(stored, optional=True)  # rounded here from those very floats
     weights = QuantizedWeights({name: replace(floats, integers=own)}, model)
     assert weights.matrix(name).tolist() == [1.0]
+
+
+def test_what_was_not_taken_is_dropped_at_the_end() -> None:
+    array = np.ones(3, np.float32)
+    held = weakref.ref(array)
+    arrays = [array]
+    del array
+    weights = ReadAhead({"a": LazyTensor((3,), "F32", arrays.pop)})
+    weights.close()
+    deadline = time.monotonic() + 60
+    while held() is not None:  # the reader's thread may not be done
+        assert time.monotonic() < deadline
+        time.sleep(0.001)

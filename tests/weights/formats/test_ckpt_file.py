@@ -122,6 +122,15 @@ def test_shape_and_content_must_agree(tmp_path: Path) -> None:
         open_ckpt(file)
 
 
+def test_a_name_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_ckpt(tmp_path / "x.ckpt", sample())
+    monkeypatch.setattr(ckpt_file, "MAX_TEXT", 8)  # of BFloat16
+    check(open_ckpt(tmp_path / "x.ckpt"), sample())
+    monkeypatch.setattr(ckpt_file, "MAX_TEXT", 4)
+    with pytest.raises(ArtifactError, match=r"the name at byte \d+ has \d bytes"):
+        open_ckpt(tmp_path / "x.ckpt")
+
+
 def test_a_tensor_that_occurs_twice(tmp_path: Path) -> None:
     file = tmp_path / "x.ckpt"
     write_ckpt(file, sample())

@@ -8,11 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
@@ -20,6 +22,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system import files
 from lite_runner.weights.layouts import expected_tensors
+from lite_runner.weights.sharding import shard_writer
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.sharding.shards import whole_tensors
 from lite_runner.weights.tensor import LazyTensor
@@ -194,3 +197,14 @@ class TestWriting:
         cut(tmp_path / "x", values(model, seed=1), model, 2, overwrite=True)
         same(whole_tensors(tmp_path / "x", model), values(model, seed=1))
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_nothing_is_read_once_a_writer_has_failed() -> None:
+    stop, sizes = threading.Event(), []
+    tensors = {"a": LazyTensor((3,), "F32", lambda: np.ones(3, np.float32))}
+    counted = shard_writer._counted(tensors, sizes.append, stop)
+    counted["a"].read()
+    stop.set()
+    with pytest.raises(shard_writer._Stopped):
+        counted["a"].read()
+    assert sizes == [12]
