@@ -36,7 +36,8 @@ def run(prompts, tokens):
 
 run(1, 3)
 said["first"] = resident()
-run(4, 300)
+model.generate([prompt * 100] * 4, max_new_tokens=3, eos_token_id=[])
+run(4, 3)
 said["grown"], said["loads"] = resident(), len(loads)
 model.close()
 said["closed"] = resident()
