@@ -37,7 +37,7 @@ def test_tables_and_a_chart_of_servers(tmp_path: Path) -> None:
             *("--server", f"ours={ours} adapter_path={{adapters}}"),
             *("--server", f"broken={sys.executable} -c \"raise SystemExit('no such thing')\""),
             *("--server", "missing=no-such-program {ggufs}"),
-            *("--rates", "4", "9", "--seconds", "2", "--prompt", "20", "--new", "5"),
+            *("--rates", "4", "9", "--seconds", "1", "--prompt", "20", "--new", "5"),
             *("--adapters", "0", "2", "--prefixes", "own", "shared"),
             *("--json", "all.json", "--page", "page.md", "--chart", "chart.png"),
         ],

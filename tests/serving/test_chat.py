@@ -74,6 +74,18 @@ def test_a_stream_gives_the_role_once_and_the_whole(start: Start) -> None:
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
+def test_a_stream_begins_with_the_prompts_log_probabilities(start: Start) -> None:
+    client = start().client
+    asked = {"model": "base", "messages": MESSAGES, "temperature": 0, "max_tokens": 2}
+    plain, scored = (
+        list(client.chat.completions.create(**asked, stream=True, extra_body=extra))
+        for extra in ({}, {"prompt_logprobs": 0})
+    )
+    assert not any(hasattr(chunk, "prompt_logprobs") for chunk in (*plain, *scored[1:]))
+    first, *others = getattr(scored[0], "prompt_logprobs")  # noqa: B009  (vLLM's own)
+    assert first is None and [list(one) for one in others] == [[str(id)] for id in RENDERED[1:]]
+
+
 def test_several_answers(start: Start) -> None:
     answer = start().client.chat.completions.create(
         model="base", messages=MESSAGES, n=3, seed=1, max_tokens=10
