@@ -131,7 +131,7 @@ def finished(figure: Figure, title: str, names: Sequence[str]) -> Drawing:
             for axes in figure.axes
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        columns = max(1, min(len(names), 4))
+        columns = min(len(names), 4)
         shown = [handles[name] for name in names if name in handles]
         figure.legend(
             shown,
