@@ -9,9 +9,13 @@ import pytest
 
 from lite_runner.architectures.reference import forward
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from tests.models import reference_model
 from tests.references import REFERENCE
 
 CASES = sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
+
+
+WINDOWS = {"llama": None, "mistral": 8, "qwen2_window": (None, 8, 8)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -34,3 +38,13 @@ def test_logits_equal_transformers(case: str, relative_error: Callable[..., floa
             found = [forward(model, tensors, tokens[: length + step])[-1] for step in steps]
         worst = max(worst, relative_error(np.stack(found), logits))
     assert worst <= 5e-6
+
+
+def test_dynamic_scaling_extends_the_context() -> None:
+    model = reference_model("llama_rope_dynamic")
+    assert model.seq_length == 3 * 16
+
+
+def test_windows_are_told_once_where_all_layers_have_the_same() -> None:
+    told = {case: reference_model(case).sizes()["sliding_window"] for case in WINDOWS}
+    assert told == WINDOWS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from lite_runner.app import main
 from lite_runner.chat.conversation import Conversation
 from lite_runner.chat.terminal import HELP, Exit, command, completions
 from lite_runner.errors import ConfigError
@@ -50,6 +52,18 @@ def test_lines_of_a_pipe_are_messages(folder: Path) -> None:
     assert "all: 2 answers, 10 tokens" in done.stderr
     kept = json.loads((folder / "outputs/latest/conversation.json").read_text())["messages"]
     assert [one["content"] for one in kept if one["role"] == "user"] == ["hello", "and\nmore"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_first_answer_is_drawn_as_predict_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["model=auto", "load_checkpoint=tiny", "do_sample=true", "temperature=5", "seed=3"]
+    words += ["max_new_tokens=9", "eos_token_id=[]"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+    assert main(["run_mode=chat", *words]) == 0
+    said = json.loads(Path("outputs/latest/conversation.json").read_text())["messages"][-1]
+    assert main([*words, "chat=true", "predict_data=hi"]) == 0
+    (row,) = json.loads(Path("outputs/latest/result.json").read_text())["results"]
+    assert said == {"role": "assistant", "content": row["text"]}
 
 
 class Terminal:
