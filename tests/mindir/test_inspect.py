@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mindspore as ms
@@ -16,7 +17,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir import write_static_pair
+from lite_runner.mindir import inspect, write_static_pair
 from lite_runner.mindir.inspect import foreign_manifest, read_graph
 from lite_runner.mindir.manifest import GraphName
 from lite_runner.mindir.skim import read_model
@@ -230,3 +231,18 @@ def test_another_network(tmp_path: Path) -> None:
     ms.export(nn.Dense(2, 2), example, file_name=str(tmp_path / "x"), file_format="MINDIR")
     with pytest.raises(ArtifactError, match=r"x.mindir takes \(\w+ float32 \[1, 2\]\)\n  expected"):
         foreign_manifest({"model": tmp_path / "x.mindir"}, reference_model("llama"), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("shape", "sampled"), [((2,), True), ((6, 1), True), ((2, 3, 1), True), ((1, 6), None)]
+)
+def test_tokens_may_be_those_of_every_position(
+    shape: tuple[int, ...], sampled: bool | None
+) -> None:
+    output = SimpleNamespace(dtype="int32", shape=shape)
+    graph: Any = SimpleNamespace(path="x.mindir", outputs=[output])
+    if sampled:
+        assert inspect._samples(graph, 2, reference_model("llama"))
+    else:
+        with pytest.raises(ArtifactError, match=r"returns int32 \[1, 6\], expected logits"):
+            inspect._samples(graph, 2, reference_model("llama"))
