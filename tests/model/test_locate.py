@@ -215,3 +215,10 @@ def test_a_quantized_checkpoint_says_how(configure: Configure) -> None:
         quantization_of(configure("model=tiny_llama", "quant=a16w8"), Path("q"))
     Path("plain").mkdir()
     assert quantization_of(same, Path("plain")) == same.quantization
+
+
+def test_a_pretrained_folder_without_a_config_is_named(configure: Configure) -> None:
+    Path("empty").mkdir()
+    given = ("model=auto", f"load_checkpoint={REFERENCE / 'llama'}", "pretrained_model_dir=empty")
+    with pytest.raises(ArtifactError, match=r"pretrained_model_dir: empty has no config\.json"):
+        locate(configure(*given))
