@@ -40,17 +40,54 @@ inline void with_numbers(CacheType type, Body&& body) {
   }
 }
 
-// X: float, or UpperHalf where keys and values are such that bfloat16 holds.
+// sums [panels][rows][32] = x [rows][depth] * panels of [depth][32] that start `apart` bytes from
+// each other. Several at a time: the sums of a few rows with one alone would have to be waited for.
+template <int64_t rows, int64_t panels, class F>
+__attribute__((noinline)) void multiply_panels(float* sums, int64_t sums_apart, const float* x,
+                                               int64_t stride, const uint8_t* panel, int64_t apart,
+                                               int64_t depth, int64_t ahead) {
+  Tile<rows> tiles[panels] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    const uint8_t* from = panel + k * F::bytes;
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < panels; ++p, from += apart) {
+      fetch<F::bytes>(from + ahead);
+      const typename F::Raw column = F::read(from);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < rows; ++r) {
+        const Floats one = splat(x[r * stride + k]);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < kParts; ++i) tiles[p].at[r][i] += one * column.part[i];
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < panels; ++p) store_tile(tiles[p], sums + p * sums_apart);
+}
+
+// The same of any number of rows and panels. X: float, or UpperHalf where keys and values are such
+// that bfloat16 holds. in_a_row: the panels that are read next follow these.
 template <class F, class X>
-inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const void* panel,
-                    int64_t depth) {
-  const uint8_t* from = static_cast<const uint8_t*>(panel);
-  if constexpr (std::is_same_v<X, UpperHalf>)
-    product_of_pairs<F>(sums, x, rows, stride, from, depth, true);
-  else
+inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const void* first,
+                    int64_t panels, int64_t apart, int64_t depth, bool in_a_row) {
+  const uint8_t* panel = static_cast<const uint8_t*>(first);
+  if constexpr (std::is_same_v<X, UpperHalf>) {
+    for (int64_t p = 0; p < panels; ++p, panel += apart)
+      product_of_pairs<F>(sums + p * rows * kPanel, x, rows, stride, panel, depth, true);
+  } else {
     in_tiles<kTile>(rows, [&](auto count, int64_t row) {
-      accumulate<count, F>(sums + row * kPanel, x + row * stride, stride, from, depth, true);
+      constexpr int64_t most = smaller_of<int64_t>(4, kTile / count);
+      in_tiles<most>(panels, [&](auto several, int64_t p) {
+        float* to = sums + (p * rows + row) * kPanel;
+        const X* from = x + row * stride;
+        if constexpr (several == 1)
+          accumulate<count, F>(to, from, stride, panel + p * apart, depth, true);
+        else
+          multiply_panels<count, several, F>(to, rows * kPanel, from, stride, panel + p * apart,
+                                             apart, depth, in_a_row ? several * apart : kAhead);
+      });
     });
+  }
 }
 
 struct Seen {  // by a row of queries: keys of these positions
@@ -78,9 +115,9 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
   // The same two make a pair, whatever a row sees.
   const int64_t begin = std::is_same_v<X, UpperHalf> ? seen_first & ~1 : seen_first;
   const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
-  for (int64_t p = begin / kPanel; p * kPanel < end; ++p)
-    product<F>(scores + p * rows * kPanel, queries, rows, even(keys.dim),
-               keys.key(first / kPanel + p, size), keys.dim);
+  const int64_t panel = begin / kPanel, panels = (end + kPanel - 1) / kPanel - panel;
+  product<F>(scores + panel * rows * kPanel, queries, rows, even(keys.dim),
+             keys.key(first / kPanel + panel, size), panels, keys.dim * F::bytes, keys.dim, true);
   Ints lane;
   for (int i = 0; i < WIDTH; ++i) lane[i] = i;
   const float *key_scales = nullptr, *value_scales = nullptr;
@@ -122,9 +159,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
     if (std::is_same_v<X, UpperHalf> && end % 2) factors[r * kChunk + end] = X{};
     result.total[r] = sum(total);
   }
-  for (int64_t p = 0; p < keys.dim_panels(); ++p)
-    product<F>(result.mixed + p * rows * kPanel, factors + begin, rows, kChunk,
-               keys.value(p, first + begin, size), end - begin);
+  product<F>(result.mixed, factors + begin, rows, kChunk, keys.value(0, first + begin, size),
+             keys.dim_panels(), keys.cache.length * F::bytes, end - begin, false);
 }
 
 inline int64_t work_floats(int64_t rows) { return rows * 3 * kChunk; }

@@ -135,12 +135,12 @@ inline float sum(Floats value) {
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 template <class T>
-inline T larger_of(T a, T b) {
+constexpr T larger_of(T a, T b) {
   return a > b ? a : b;
 }
 
 template <class T>
-inline T smaller_of(T a, T b) {
+constexpr T smaller_of(T a, T b) {
   return a < b ? a : b;
 }
 
