@@ -122,6 +122,13 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture
+def float32_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of backend=native keep keys and values in float32 where kv_cache= does not say, as what
+    they are compared with does."""
+    monkeypatch.setattr("lite_runner.backends.native.CACHE", "fp32")
+
+
+@pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """`cli("model=tiny_llama", ...)` runs run_lite.py in a process of its own, in tmp_path.
 

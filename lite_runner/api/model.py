@@ -176,7 +176,7 @@ class PreTrainedModel:
     def described(self) -> str:
         """Its name, and what its config has other than most, in a line."""
         run = self.config.run_config()
-        usual = {"backend": "auto", "quant": None, "kv_cache": "fp32", "adapter_path": ""}
+        usual = {"backend": "auto", "quant": None, "kv_cache": None, "adapter_path": ""}
         found = {name: getattr(run, name) for name in usual}
         found = {name: value for name, value in found.items() if value != usual[name]}
         if (source := run.checkpoint_source) != run.model_name:

@@ -143,7 +143,7 @@ def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
         "adapter_path": (adapter, "adapters of each prompt"),
         "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
         "quant": (config.quant not in (None, "none"), "quantized weights"),
-        "kv_cache": (config.kv_cache != "fp32", "a cache of another type"),
+        "kv_cache": (config.narrow_cache, "a cache of another type"),
         "context.mode": (config.context.mode == 1, "pynative mode"),
         "model.model_config.compute_dtype": (
             config.weights_dtype("CPU") == "bfloat16",

@@ -255,7 +255,12 @@ class ComputeOptions(StrategyOptions):
     length_key: ClassVar[str] = ""
 
     auto_trans_ckpt: bool
-    kv_cache: CacheType
+    kv_cache: CacheType | None
+
+    @property
+    def narrow_cache(self) -> bool:
+        """True if the KV cache is to be narrower than float32: only backend=native has that."""
+        return self.kv_cache not in (None, "fp32")
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

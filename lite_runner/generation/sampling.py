@@ -143,7 +143,7 @@ def check_finite(best: np.floating[Any], step: int, name: str) -> None:
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
         raise NonFiniteError(
             f"the model's logits hold {what} at step {step} of {name or 'the prompt'}",
-            hint="try another precision: model.model_config.compute_dtype=float32",
+            hint="try another precision: model.model_config.compute_dtype=float32 kv_cache=fp32",
         )
 
 

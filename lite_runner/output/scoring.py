@@ -136,7 +136,8 @@ def evaluate(
                     place = window.first + int(np.argmin(np.isfinite(counted)))
                     raise NonFiniteError(
                         f"the likelihood of token {place} is {counted[place - window.first]}",
-                        "try another precision: model.model_config.compute_dtype=float32",
+                        "try another precision: model.model_config.compute_dtype=float32"
+                        " kv_cache=fp32",
                     )
                 total += float(counted.sum())
                 scored += len(counted)

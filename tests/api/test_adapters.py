@@ -23,6 +23,7 @@ from tests.paths import FIXTURES
 
 ADAPTERS = FIXTURES / "adapters/llama"
 CASE = FIXTURES / "reference/llama"
+pytestmark = pytest.mark.usefixtures("float32_cache")
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ def parallel_mode() -> Iterator[None]:
     ms.reset_auto_parallel_context()
 
 
+@pytest.mark.usefixtures("float32_cache")
 @pytest.mark.parametrize(
     ("case", "kind"),
     [("llama", LlamaForCausalLM), ("bloom", BloomLMHeadModel), ("gpt2", GPT2LMHeadModel)],

@@ -120,7 +120,7 @@ def test_a_yaml_of_run_mindformer(
     (tmp_path / "x.yaml").write_text(YAML.format(section=section))
     config = resolve("--config", str(tmp_path / "x.yaml"), "predict_data=x")
     assert config.quant == quant
-    assert config.kv_cache == ("int8" if "kvcache_dtype: int8" in section else "fp32")
+    assert config.kv_cache == ("int8" if "kvcache_dtype: int8" in section else None)
     own = resolve("--config", str(tmp_path / "x.yaml"), "predict_data=x", "quant=a8w8")
     assert own.quant == "a8w8"
 

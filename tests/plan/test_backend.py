@@ -209,6 +209,7 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> Callable[..., NDArray[np.float32]
     return run
 
 
+@pytest.mark.usefixtures("float32_cache")
 def test_our_own_kernels_and_mindspores_operators_compute_the_same(
     capsys: pytest.CaptureFixture[str], logits: Callable[..., NDArray[np.float32]]
 ) -> None:

@@ -53,6 +53,7 @@ def run(*overrides: str, code: int = 0) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.usefixtures("float32_cache")
 @pytest.mark.parametrize("model", ["tiny_llama", "tiny_bloom"])
 def test_a_run_equals_the_logits_token_by_token(
     folder: Path, capsys: pytest.CaptureFixture[str], model: str

@@ -86,6 +86,7 @@ def test_on_several_copies_of_the_model(run: Run) -> None:
                 assert found is None or found["logprob"] == pytest.approx(other["logprob"], 1e-5)
 
 
+@pytest.mark.usefixtures("float32_cache")
 @pytest.mark.xdist_group("smollm2")
 def test_of_the_real_model_they_equal_transformers(run: Run, smollm2_gguf: Path) -> None:
     cases = REFERENCE["completions"]

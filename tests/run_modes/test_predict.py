@@ -326,3 +326,15 @@ processor: {tokenizer: {type: LlamaTokenizer}}
     result = run(*flags.split(), "--predict_data", "I love Beijing, because", "max_new_tokens=3")
     assert result["model"] == "llama2_small"
     assert result["results"][0]["prompt"] == "I love Beijing, because"
+
+
+def test_values_that_float16_cannot_hold_are_an_error_that_names_the_cache(
+    run: Run, write_tiny_llama: WriteModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "model.layers.0.attention.wv.weight"
+    folder = write_tiny_llama("large", **{name: np.full((48, 64), 1e6, np.float32)})
+    write_tokenizer(byte_tokenizer(), folder)
+    line = [f"model={folder}", "predict_data=hello", "max_new_tokens=2"]
+    assert main(line) == 1
+    assert "kv_cache=fp32" in capsys.readouterr().err
+    assert len(run(*line, "kv_cache=fp32")["results"][0]["token_ids"]) == 2

@@ -128,6 +128,7 @@ def test_one_adapter_for_each_prompt_equals_each_alone(adapters: str, run: Run) 
     assert all(one["seconds"] > 0 for one in use.values())
 
 
+@pytest.mark.usefixtures("float32_cache")
 def test_two_backends_compute_the_same(
     adapters: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,7 +58,7 @@ class MindSpore(Seat):
         if files.exported is not None:
             reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
         native_only = {
-            f"kv_cache={config.kv_cache}": config.kv_cache != "fp32",
+            f"kv_cache={config.kv_cache}": config.narrow_cache,
             "adapter_dtype=bf16": getattr(config, "adapter_dtype", "auto") != "auto",
             "quant=a8": config.quant == "a8",
             "speculate=ngram": options.speculates,

@@ -19,6 +19,7 @@ from lite_runner.backends.step_sizes import (
     unchunked,
 )
 from lite_runner.config.parallel import cluster_of
+from lite_runner.config.quantization import CacheType
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Share, unsupported
@@ -27,6 +28,7 @@ from lite_runner.sizing.memory import PROCESS as WITH_MINDSPORE
 from lite_runner.sizing.memory import Memory, cache_bytes
 from lite_runner.weights.quantization.quantize import block_types, describe_dtype
 
+CACHE: CacheType = "fp16"  # of keys and values, where kv_cache= does not say
 PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
 
 
@@ -72,7 +74,7 @@ class Native(Seat):
             rows = rows_at_once(model.vocab_size, max(length, capacity))
         return Memory(
             weights,
-            cache_bytes(local, "float32", slots, positions, options.config.kv_cache),
+            cache_bytes(local, "float32", slots, positions, options.config.kv_cache or CACHE),
             options.adapter_bytes(model),
             process=PROCESS if options.ranks.size == 1 else WITH_MINDSPORE,  # by which ranks meet
             loading=loading,
@@ -114,7 +116,7 @@ class Native(Seat):
             ranks=options.ranks,
             share=_share(options),
         )
-        sizes = NativeOptions(options.slots, options.length, config.kv_cache, lora)
+        sizes = NativeOptions(options.slots, options.length, config.kv_cache or CACHE, lora)
         threads = config.context.threads
         return NativeBackend(files.model, layers, sizes, adapters, threads=threads, peers=peers)
 

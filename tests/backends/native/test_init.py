@@ -50,7 +50,12 @@ def test_weights_are_counted_as_they_are_held(dry: Dry, tmp_path: Path) -> None:
 def test_what_steps_work_in_grows_with_them() -> None:
     short, long = need_of("max_length=256"), need_of("max_length=4096")
     assert long.cache == 16 * short.cache and long.work >= short.work
-    assert 3 * need_of("max_length=4096", "kv_cache=int8").cache < long.cache
+
+
+def test_the_cache_is_of_16_bits_unless_asked_otherwise() -> None:
+    sizes = [need_of(*settings).cache for settings in ([], ["kv_cache=fp16"], ["kv_cache=fp32"])]
+    assert sizes[0] == sizes[1] == sizes[2] // 2
+    assert 3 * need_of("kv_cache=int8").cache < sizes[2]
 
 
 def test_what_packing_takes_is_counted() -> None:
@@ -65,7 +70,7 @@ def test_levers_are_those_that_help() -> None:
     assert all(total < now for total in found.values())
     assert found["quant=a16w8"] == need_of("quant=a16w8").total
     long = hints_of("max_length=8192", "quant=a16w4")
-    assert list(long) == ["kv_cache=int8", "predict_batch_size=1", "max_length=4096"]
+    assert list(long) == ["predict_batch_size=1", "max_length=4096", "kv_cache=int8"]
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(

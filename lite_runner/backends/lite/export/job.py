@@ -144,7 +144,7 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
         faults.append(
             "an export in bfloat16 cannot be verified on a CPU; float16 or float32 can be"
         )
-    if config.kv_cache != "fp32":
+    if config.narrow_cache:
         faults.append(f"kv_cache={config.kv_cache} is of backend=native")
     if ranks > 1 and key is not None and target != device:
         faults.append(f"infer.enc_key with several ranks needs the target device ({target}) here")

@@ -141,7 +141,7 @@ def check_fits(config: ExportedOptions, given: ExportedModel, slots: int, length
     """Raises ConfigError, ArtifactError where the exported model that the user gave does not serve
     a run of `slots` rows of `length` positions."""
     folder, manifest = given.folder, given.manifest
-    if config.kv_cache != "fp32":
+    if config.narrow_cache:
         raise ConfigError(
             f"{folder}: its graphs have a KV cache of float32, got kv_cache={config.kv_cache}",
             "leave kv_cache= out",
