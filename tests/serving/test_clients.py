@@ -84,7 +84,7 @@ def python() -> str:
 def served(launch: Launch, tmp_path: Path) -> tuple[str, str]:
     """A server of the tiny GGUF, and the model's name."""
     write_tiny_gguf(tmp_path / "tiny.gguf")
-    _, url = launch("model=tiny.gguf")
+    _, url = launch("model=tiny.gguf", "kv_cache=fp32")  # as what its scores are compared with
     return url, httpx2.get(f"{url}/v1/models").json()["data"][0]["id"]
 
 
