@@ -75,7 +75,7 @@ def test_products(operators: Any, kind: str) -> None:
     size = UNITS[Format[kind]][0]
 
     @given(
-        rows=st.one_of(st.integers(1, 3), st.integers(1, 40)),
+        rows=st.one_of(st.integers(1, 5), st.integers(1, 40)),
         out=st.integers(1, 100),
         units=st.integers(1, 5 if size == 256 else 20),
         seed=st.integers(0, 1000),

@@ -153,44 +153,63 @@ inline float inputs_of(const Rows& rows, int64_t at, int64_t index) {
   return static_cast<float>(rows.totals[2 * at + index]) * rows.scales[at];
 }
 
-// sums [32] of the inputs that share the scale `index` of 32, from k on, by their q - offset.
-// `eight`: the inputs have 8 bits.
-template <Format format, bool eight, int64_t index>
+// sums [count][32] of the inputs of the rows from `row` on that share the scale `index` of 32, from k
+// on, by their q - offset. `eight`: the inputs have 8 bits.
+template <Format format, bool eight, int64_t index, int64_t count>
 inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, const Rows& rows,
-                                                        int64_t k, Ints (&sums)[kParts]) {
+                                                        int64_t row, int64_t k,
+                                                        Ints (&sums)[count][kParts]) {
   constexpr int64_t sub = kForm<format>.sub;
 #if WIDTH == 16
   constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
 #else
   constexpr int64_t offset = kForm<format>.offset;
 #endif
-  int32_t inputs = 0;
-  for (int64_t i = 0; i < sub / 16; ++i) inputs += rows.totals[k / 16 + index * (sub / 16) + i];
+  const int64_t first = row * rows.stride + k;
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < count; ++r) {
+    const int32_t* totals = rows.totals + (first + r * rows.stride) / 16 + index * (sub / 16);
+    int32_t inputs = 0;
+    for (int64_t i = 0; i < sub / 16; ++i) inputs += totals[i];
 #pragma GCC unroll 8
-  for (int64_t p = 0; p < kParts; ++p)
-    sums[p] = offset ? splat_int(static_cast<int32_t>(-offset) * inputs) : Ints{};
+    for (int64_t p = 0; p < kParts; ++p)
+      sums[r][p] = offset ? splat_int(static_cast<int32_t>(-offset) * inputs) : Ints{};
+  }
 #if WIDTH == 16
-  const uint8_t* x = rows.bytes + (eight ? 1 : 2) * k;
-  Ints high[2][kParts] = {}, low[2][kParts] = {};  // one sum alone would have to be waited for
+  constexpr int64_t size = eight ? 1 : 2;
+  constexpr int64_t chains = count == 1 ? 2 : 1;  // one sum alone would have to be waited for
+  const uint8_t* x = rows.bytes + size * first;
+  Ints high[chains][count][kParts] = {}, low[chains][count][kParts] = {};
   unrolled<sub / 4>([&](auto i) __attribute__((always_inline)) {
     constexpr int64_t quad = index * (sub / 4) + i;
-    const Ints above = broadcast_word(x + 4 * quad);
-    const Ints below = eight ? Ints{} : broadcast_word(x + 32 + 4 * quad);
+    Ints q[kParts];
 #pragma GCC unroll 8
-    for (int64_t p = 0; p < kParts; ++p) {
-      const __m512i q = (__m512i)Quants<format>::template quad<quad>(words, p);
-      Ints &upper = high[i % 2][p], &lower = low[i % 2][p];
-      upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, q, (__m512i)above);
-      if (!eight) lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, q, (__m512i)below);
+    for (int64_t p = 0; p < kParts; ++p) q[p] = Quants<format>::template quad<quad>(words, p);
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < count; ++r) {
+      const uint8_t* four = x + size * r * rows.stride + 4 * quad;
+      const Ints above = broadcast_word(four);
+      const Ints below = eight ? Ints{} : broadcast_word(four + 32);
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p) {
+        Ints &upper = high[i % chains][r][p], &lower = low[i % chains][r][p];
+        upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, (__m512i)q[p], (__m512i)above);
+        if (!eight)
+          lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, (__m512i)q[p], (__m512i)below);
+      }
     }
   });
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < count; ++r)
 #pragma GCC unroll 8
-  for (int64_t p = 0; p < kParts; ++p) {
-    const Ints upper = high[0][p] + high[1][p];
-    sums[p] += eight ? upper : low[0][p] + low[1][p] + (upper << 8);
-  }
+    for (int64_t p = 0; p < kParts; ++p) {
+      Ints upper = high[0][r][p], lower = low[0][r][p];
+      if (chains == 2) upper += high[chains - 1][r][p], lower += low[chains - 1][r][p];
+      sums[r][p] += eight ? upper : lower + (upper << 8);
+    }
 #else
-  const int16_t* x = rows.shorts + k;
+  static_assert(count == 1);
+  const int16_t* x = rows.shorts + first;
   Ints chain[4][kParts] = {};
   unrolled<sub / 2>([&](auto i) __attribute__((always_inline)) {
     constexpr int64_t pair = index * (sub / 2) + i;
@@ -200,15 +219,19 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
           add_pairs(chain[i % 4][p], two, Quants<format>::template pair<pair>(words, p));
   });
   for (int64_t p = 0; p < kParts; ++p)
-    sums[p] += chain[0][p] + chain[1][p] + (chain[2][p] + chain[3][p]);
+    sums[0][p] += chain[0][p] + chain[1][p] + (chain[2][p] + chain[3][p]);
 #endif
 }
 
-// One row by one panel, the blocks unpacked in registers.
-template <Format format, bool eight>
-void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, float* to) {
+constexpr int64_t kFewRows = WIDTH == 16 ? 4 : 1;  // whose sums fit the registers
+
+// A few rows from `row` on by one panel, the blocks unpacked in registers.
+template <Format format, bool eight, int64_t count>
+void multiply_blocks_by_rows(const Matrix& m, const Rows& rows, int64_t row, int64_t panel,
+                             float* to) {
   const uint8_t* unit = m.at(m.data) + panel * m.panel_bytes();
-  Floats total[kParts] = {};
+  const int64_t all = rows.stride / 32;
+  Tile<count> total{};
   for (int64_t first = 0; first < m.in; first += kForm<format>.span, unit += kForm<format>.bytes()) {
     fetch<kForm<format>.words_at()>(unit + kAhead);
     Floats factor[kParts];
@@ -217,27 +240,41 @@ void multiply_blocks_by_row(const Matrix& m, const Rows& rows, int64_t panel, fl
       const uint8_t* words = unit + kForm<format>.words_at() + chunk * kForm<format>.words_bytes();
       const int64_t k = first + 32 * chunk;
       fetch<kForm<format>.words_bytes()>(words + kAhead);
-      Ints scaled[kParts] = {};
+      Ints scaled[count][kParts] = {};
       unrolled<32 / kForm<format>.sub>([&](auto index) __attribute__((always_inline)) {
-        Ints sums[kParts];
-        multiply_sub<format, eight, index>(words, rows, k, sums);
-        for (int64_t p = 0; p < kParts; ++p)
+        Ints sums[count][kParts];
+        multiply_sub<format, eight, index>(words, rows, row, k, sums);
+#pragma GCC unroll 8
+        for (int64_t p = 0; p < kParts; ++p) {
+          Ints scale{};
           if constexpr (kForm<format>.scales)
-            scaled[p] +=
-                sums[p] * scale_of<format>(unit, chunk * (32 / kForm<format>.sub) + index, p);
-          else
-            scaled[p] = sums[p];
+            scale = scale_of<format>(unit, chunk * (32 / kForm<format>.sub) + index, p);
+#pragma GCC unroll 4
+          for (int64_t r = 0; r < count; ++r)
+            if constexpr (kForm<format>.scales)
+              scaled[r][p] += sums[r][p] * scale;
+            else
+              scaled[r][p] = sums[r][p];
+        }
       });
+#pragma GCC unroll 8
       for (int64_t p = 0; p < kParts; ++p) {
-        add_products(total[p], scaled[p], factor[p], rows.scales[k / 32]);
+#pragma GCC unroll 4
+        for (int64_t r = 0; r < count; ++r)
+          add_products(total.at[r][p], scaled[r][p], factor[p],
+                       rows.scales[(row + r) * all + k / 32]);
         constexpr int64_t subs = kForm<format>.minimums ? 32 / kForm<format>.sub : 0;
-        for (int64_t i = 0; i < subs; ++i)
-          add_minimum(total[p], minimum_of<format>(unit, chunk * subs + i, p),
-                      inputs_of<format>(rows, k / 32, i));
+        for (int64_t i = 0; i < subs; ++i) {
+          const Floats minimum = minimum_of<format>(unit, chunk * subs + i, p);
+#pragma GCC unroll 4
+          for (int64_t r = 0; r < count; ++r)
+            add_minimum(total.at[r][p], minimum,
+                        inputs_of<format>(rows, (row + r) * all + k / 32, i));
+        }
       }
     }
   }
-  for (int64_t p = 0; p < kParts; ++p) store(to + p * kLanes, total[p]);
+  store_tile(total, to + row * kPanel);
 }
 
 // Up to 256 inputs of a panel, unpacked for all rows.
@@ -389,7 +426,10 @@ void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int6
 
 template <Format format, bool eight>
 void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  if (rows.count == 1) return multiply_blocks_by_row<format, eight>(m, rows, panel, sums);
+  if (rows.count <= kFewRows)
+    return in_tiles<kFewRows>(rows.count, [&](auto count, int64_t row) {
+      multiply_blocks_by_rows<format, eight, count>(m, rows, row, panel, sums);
+    });
   constexpr bool bytes = eight && WIDTH == 16;
   Unpacked unpacked;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
