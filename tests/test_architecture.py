@@ -176,7 +176,7 @@ END_TO_END = {
     "scripts": "rank_tables",
     "serving": "adapters clients page schema soak",
     "system": "peaks",
-    "weights": "combine_ckpt gguf_models packed_layouts",
+    "weights": "combine_ckpt gguf_models",
 }
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_CALLS = {"eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load"}

@@ -11,7 +11,8 @@ from lite_runner.records import dataclass
 
 Quant = Literal["none", "a16w8", "a16w4", "a8w8", "a8"]
 QuantGroup = Literal[32, 64, 128]
-# file: GGUF's blocks as they are, where the native operators compute; quant=null on such a file.
+# file: quantized weights as the file has them, where the native operators compute; quant=null on a
+# GGUF file, or a folder of other tools.
 # a8: the same, with inputs of 8 bits.
 Held = Literal[Quant, "file"]
 CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
@@ -24,10 +25,15 @@ class Scheme:
 
     bits: int  # 8 or 4
     group: int  # columns that share a scale; 0: the whole row
+    # Of a layout of other tools: bytes of a group's scale and zero point; 0: our own.
+    group_bytes: int = 0
 
     def nbytes(self, rows: int, columns: int) -> int:
         """The size of the integers and their scales, in bytes."""
         count = rows * columns
+        if self.group_bytes:
+            groups = rows * (columns // self.group if self.group else 1)
+            return count * self.bits // 8 + groups * self.group_bytes
         if self.bits == 4:
             return count // 2 + 4 * (count // self.group)  # a scale and a minimum, float16 each
         return count + (2 * (count // self.group) if self.group else 4 * rows)
@@ -64,7 +70,7 @@ class Quantization:
 
     @property
     def keeps_blocks(self) -> bool:
-        """True if GGUF's blocks stay as they are."""
+        """True if the quantized weights of a file stay as they are."""
         return self.quant in ("file", "a8")
 
     @property

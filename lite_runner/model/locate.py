@@ -19,7 +19,13 @@ from lite_runner.config.schema import AdapterOptions, ComputeOptions, RunConfig,
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.exported_model import ExportedModel, exported_model
 from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.weights.checkpoint import check_file, gguf_at, model_config_in, model_config_of
+from lite_runner.weights.checkpoint import (
+    check_file,
+    gguf_at,
+    is_packed,
+    model_config_in,
+    model_config_of,
+)
 from lite_runner.weights.formats.gguf_file import GGUFFile
 from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders
@@ -181,6 +187,8 @@ def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None)
     manifest, asked = read_quantization(path), config.quantization
     if gguf is not None and gguf.quantized and config.quant in (None, "a8"):
         return Quantization(config.quant or "file")
+    if config.quant is None and not rank_folders(path) and is_packed(path):
+        return Quantization("file")
     if config.quant == "a8":
         raise ArtifactError(
             f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.errors import ArtifactError
 from lite_runner.native import library, structs
 from lite_runner.native.structs import (
     FEWER_BITS,
@@ -21,7 +22,9 @@ from lite_runner.native.structs import (
     Format,
     Order,
     Part,
+    ScaleType,
     StructLayout,
+    copied,
 )
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
@@ -30,6 +33,11 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.tensor import widened
 
 T = TypeVar("T")
+_SCALES = {
+    "float16": ScaleType.HALF,
+    "float32": ScaleType.FLOAT32,
+    "uint16": ScaleType.BFLOAT16,
+}
 # [out, in]; floats as stored, see LazyTensor
 Weight: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 
@@ -136,20 +144,28 @@ def _add_integers(
     layout: StructLayout, fields: structs.Matrix, parts: list[QuantizedTensor], rounded_input: bool
 ) -> None:
     """Add the quantized values and their scales."""
-    bits, group = parts[0].bits, parts[0].group
+    first = parts[0]
+    bits, group = first.bits, first.group
     assert group <= MOST_GROUP
-    fields.format = Format.INT4 if bits == 4 else Format.INT8
     fields.group, fields.rounded_input = group, rounded_input
-    order = Order.NIBBLE_PAIRS if bits == 4 else Order.PLAIN if rounded_input else Order.BYTE_PAIRS
-    # Eight inputs at a time.
-    words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
-    fields.data = layout.add(panels(words, order=order))
+    if first.codes == "e4m3":
+        fields.format = Format.FLOAT8
+        fields.data = layout.add(panels([part.values for part in parts], 8))
+    else:
+        fields.format = Format.INT4 if bits == 4 else Format.INT8
+        order = Order.PLAIN if rounded_input else Order.BYTE_PAIRS
+        # Eight inputs at a time.
+        words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
+        fields.data = layout.add(panels(words, order=Order.NIBBLE_PAIRS if bits == 4 else order))
     scales = [part.scales if group else part.scales[:, None] for part in parts]
-    fields.scales = layout.add(panels(scales))
-    if bits == 4:
-        fields.minimums = layout.add(
-            panels([part.minimums for part in parts if part.minimums is not None])
-        )
+    fields.scales, fields.scale_type = layout.add(panels(scales)), _SCALES[first.scales.dtype.name]
+    if minimums := [part.minimums for part in parts if part.minimums is not None]:
+        fields.minimums = layout.add(panels(minimums))
+    fields.zero = first.zero
+    if zeros := [part.zeros for part in parts if part.zeros is not None]:
+        fields.zeros = layout.add(panels(zeros))
+    if first.order is not None:
+        fields.order = layout.add(copied(first.order))
     if rounded_input:
         span = group or INPUT_GROUP
         grouped = [_padded(part.values, 1, span) for part in parts]
@@ -170,14 +186,8 @@ def stacked(parts: Sequence[Weight]) -> Weight | Stacked:
         for part in floats:
             drop_pages(part)
         return joined
-    first, minimums = quantized[0], [part.minimums for part in quantized]
-    return QuantizedTensor(
-        first.bits,
-        first.group,
-        np.concatenate([part.values for part in quantized]),
-        np.concatenate([part.scales for part in quantized]),
-        None if first.minimums is None else np.concatenate(minimums),  # type: ignore[arg-type]
-    )
+
+    return quantized[0].with_more_rows(quantized[1:])
 
 
 def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
@@ -223,14 +233,20 @@ def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray
     """Bring matrices that are packed together to one form: all quantized with the same groups, or
     all floats of one type."""
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
-    if len(quantized) < len(parts) or len({part.bits for part in quantized}) > 1:
+    if len(quantized) == len(parts) and all(one.alike(quantized[0]) for one in quantized):
+        return quantized, []
+    if any(one.order is not None for one in quantized):
+        raise ArtifactError(
+            "matrices with the same inputs have them in different orders (GPTQ's g_idx), so that"
+            " they cannot be multiplied as one",
+            "quant=none, which computes with floats, or quant=a16w8",
+        )
+    if len(quantized) < len(parts) or not all(one.is_own_bytes for one in quantized):
         floats = [part if isinstance(part, np.ndarray) else part.float32() for part in parts]
         one_type = len({part.dtype for part in floats}) == 1
         return [], floats if one_type else [widened(part) for part in floats]
-    if len({part.group for part in quantized}) > 1:
-        # Some have a file's own 8-bit groups, others were quantized per row.
-        quantized = [quantize(one.float32(), 8, 0) if one.group else one for one in quantized]
-    return quantized, []
+    # Some have a file's own 8-bit groups, others were quantized per row.
+    return [quantize(one.float32(), 8, 0) if one.group else one for one in quantized], []
 
 
 def _padded(array: NDArray[Any], axis: int = 0, multiple: int = PANEL) -> NDArray[Any]:

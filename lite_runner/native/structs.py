@@ -32,19 +32,20 @@ class Format(IntEnum):
     INT8 = 2
     INT4 = 3
     FLOAT16 = 4
-    JOINED = 5  # a JoinedMatrix
-    Q4_0 = 6  # from here on GGUF's blocks
-    Q4_1 = 7
-    Q5_0 = 8
-    Q5_1 = 9
-    Q8_0 = 10
-    Q4_K = 11
-    Q5_K = 12
-    Q6_K = 13
-    IQ4_NL = 14
-    IQ4_XS = 15
-    Q2_K = 16
-    Q3_K = 17
+    FLOAT8 = 5  # e4m3
+    JOINED = 6  # a JoinedMatrix
+    Q4_0 = 7  # from here on GGUF's blocks
+    Q4_1 = 8
+    Q5_0 = 9
+    Q5_1 = 10
+    Q8_0 = 11
+    Q4_K = 12
+    Q5_K = 13
+    Q6_K = 14
+    IQ4_NL = 15
+    IQ4_XS = 16
+    Q2_K = 17
+    Q3_K = 18
 
 
 # Of GGUF's blocks: inputs of a unit, and its bytes for a panel: see BlockForm in src/layers.h.
@@ -66,6 +67,14 @@ UNITS = {
 
 # The inputs of these are rounded to 15 bits, not 16: their scales are of 8 bits.
 FEWER_BITS = (Format.Q6_K, Format.IQ4_XS)
+
+
+class ScaleType(IntEnum):
+    """Storage type of the scales of groups."""
+
+    HALF = 0
+    FLOAT32 = 1
+    BFLOAT16 = 2
 
 
 class Order(IntEnum):
@@ -103,7 +112,10 @@ class Matrix(Structure):
     """A matrix [out, in]; `format` is a Format."""
 
     __slots__ = ()
-    _fields_ = _integers("format out inputs group rounded_input data scales minimums sums bias")
+    _fields_ = [
+        *_integers("format out inputs group rounded_input data scales minimums sums bias"),
+        *_integers("scale_type zero zeros order"),
+    ]
 
 
 class JoinedMatrix(Structure):

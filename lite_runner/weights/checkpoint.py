@@ -28,7 +28,9 @@ from lite_runner.weights.formats.hugging_face import (
     open_index,
 )
 from lite_runner.weights.formats.mindformers import with_canonical_names
+from lite_runner.weights.formats.packed_matrices import unpack
 from lite_runner.weights.formats.safetensors_file import (
+    StoredTensor,
     looks_like_safetensors,
     open_safetensors,
     stored_tensors,
@@ -125,6 +127,14 @@ def gguf_at(path: Path) -> GGUFFile | None:
     return open_gguf(file) if looks_like_gguf(file) else None
 
 
+def is_packed(path: Path) -> bool:
+    """True if another tool has quantized the matrices of a checkpoint. Raises ArtifactError."""
+    file = weights_file(path)
+    if looks_like_gguf(file) or read_quantization(file) is not None:
+        return False
+    return any(tensor.block_type for tensor in tensors_at(file).values())
+
+
 def tensors_at(path: Path) -> dict[str, LazyTensor]:
     """The weights of a file or folder by their stored names, whatever the model; not of a GGUF or a
     quantized checkpoint. Raises ArtifactError."""
@@ -144,7 +154,8 @@ def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, Lazy
         return True
 
     if looks_like_safetensors(file):
-        return open_safetensors(file, ignore)
+        others: dict[str, StoredTensor] = {}
+        return unpack(open_safetensors(file, ignore, others), others, file)
     if file.suffix in PICKLES or looks_like_torch(file):
         return open_torch(file, ignore)
     # A damaged file keeps its suffix: the reader of that format has the best error.

@@ -1,13 +1,8 @@
-"""Hugging Face's config.json, of transformers 4 and 5, to and from a Decoder.
-
-Packed weights of other tools (GPTQ, AWQ, FP8, ...) are recognized to be refused by their names."""
+"""Hugging Face's config.json, of transformers 4 and 5, to and from a Decoder."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
@@ -15,8 +10,8 @@ from lite_runner.architectures import KNOWN, architecture_of, named_in
 from lite_runner.architectures.fields import NO_EFFECT, Fields, refuse_variants
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import did_you_mean, nearest
-from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.system.json_file import read_json_object
+from lite_runner.errors import ConfigError
+from lite_runner.weights.formats.packed_layouts import check_described
 
 
 def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True) -> Decoder:
@@ -34,7 +29,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
         raise fields.fault("model_type", model_type, expected)
     if (packed := fields.raw.get("quantization_config")) is not None:
-        raise packed_weights_error(where, described(packed if isinstance(packed, dict) else {}))
+        check_described(packed, where)
     if architecture.text_of:
         text = _text_config(fields, architecture.text_of)
         if notes:
@@ -111,92 +106,3 @@ def _lost(model: Decoder, raw: dict[str, Any]) -> list[str]:
         for name, value in model.sizes().items()
         if name not in free and read[name] != value
     ]
-
-
-# quant_method of a quantization_config -> the name that its users know.
-_METHODS = {
-    **{"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4", "exl2": "EXL2"},
-    **{"fbgemm_fp8": "FP8", "hqq": "HQQ", "aqlm": "AQLM", "bitnet": "BitNet"},
-}
-# What the name of a tensor ends with -> the layout, the most telling first.
-_ENDINGS = {
-    r"\.g_idx": "GPTQ",
-    r"\.qweight": "GPTQ or AWQ",
-    r"\.weight_packed": "compressed-tensors",
-    r"\.weight(\.absmax|\.quant_state\..+|\.quant_map|_format)|\.SCB": "bitsandbytes",
-    r"_blocks": "MXFP4",
-    r"\.weight_scale": "compressed-tensors",
-}
-# Where a layout is described, and the quant_method that this means; "": it is in a section.
-_FILES = {"config.json": "", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-_SECTIONS = ("quantization_config", "compression_config")
-_FLOATS = ("F32", "F16", "BF16")
-
-
-def described(raw: Mapping[str, Any]) -> str:
-    """The layout that a quantization_config describes: "GPTQ (4 bits, group 128)"."""
-    method = raw.get("quant_method")
-    if method is None:
-        bnb = any(str(key).startswith(("bnb_", "load_in_")) for key in raw)
-        method = "bitsandbytes" if bnb else "a layout without a name"
-    name = _METHODS.get(str(method), ascii(str(method)[:40])[1:-1])
-    found = dict(raw)
-    groups = raw.get("config_groups")
-    for one in groups.values() if isinstance(groups, dict) else ():  # of compressed-tensors
-        if isinstance(one, dict) and isinstance(weights := one.get("weights"), dict):
-            found |= weights
-    for count in (4, 8):  # of bitsandbytes
-        if raw.get(f"load_in_{count}bit") is True:
-            found["bits"] = count
-    bits = next((found[key] for key in ("bits", "w_bit", "num_bits") if key in found), None)
-    group = next((found[key] for key in ("group_size", "q_group_size") if key in found), None)
-    sizes = [f"{bits} bits"] if _is_count(bits) else []
-    sizes += [f"group {group}"] if _is_count(group) else []
-    return f"{name} ({', '.join(sizes)})" if sizes else name
-
-
-def layout_in(folder: Path) -> str:
-    """The layout that the files of a folder describe; "" where none does."""
-    for file, method in _FILES.items():
-        try:
-            raw = read_json_object(folder / file)
-        except ArtifactError:  # not there, or another reader's to refuse
-            continue
-        if method:
-            return described({"quant_method": method} | raw)
-        for section in map(raw.get, _SECTIONS):
-            if isinstance(section, dict):
-                return described(section)
-    return ""
-
-
-def layout_of(names: Iterable[str]) -> str:
-    """The layout that tensors of these names have; "" for that of no known tool."""
-    listed = list(names)
-    for ending, layout in _ENDINGS.items():
-        if any(re.search(f"(?:{ending})$", name) for name in listed):
-            return layout
-    return ""
-
-
-def packed_weights_error(where: str, layout: str) -> ArtifactError:
-    """The error for weights of a layout."""
-    return ArtifactError(
-        f"{where}: the weights are packed: {layout} is not read yet",
-        "take the model's 16-bit checkpoint, which quant=a16w4 or quant=a16w8 makes as small, or a "
-        "GGUF file of it",
-    )
-
-
-def tensor_type_error(path: Path, name: str, dtype: str, names: Iterable[str]) -> ArtifactError:
-    """The error for a tensor of a type that no weights have, among those of these names."""
-    if layout := "FP8" if dtype.startswith("F8_") else layout_of(names):
-        return packed_weights_error(str(path), layout_in(path.parent) or layout)
-    return ArtifactError(
-        f"{path}: tensor {name} is {dtype}, expected one of {', '.join(_FLOATS)}",
-        "convert the checkpoint to float32, float16 or bfloat16",
-    )
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 < value < 1 << 20

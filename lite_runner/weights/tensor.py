@@ -33,6 +33,8 @@ class LazyIntegers:
     stored: bool  # as in the file; False: quantized when read
     optional: bool = False  # fall back to the tensor's floats if they cannot be read
     block_type: str = ""  # of the file's blocks that are requantized: see LazyTensor
+    ordered: bool = False  # the columns may be in another order than the inputs
+    file_bits: int = 0  # of a number in the file, where it has fewer bits than here
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class LazyTensor:
 
     `part` reads only a slice; None: only the whole can be read. `integers`: the quantized form of a
     matrix, always [out, in]; None: floats only. `block_type`: of the file's quantized blocks, such
-    as Q4_K; "": none. `blocks`: a matrix in them, for operators that compute with them.
+    as Q4_K, or the layout of another tool, such as GPTQ; "": none. `blocks`: a matrix in them, for
+    operators that compute with them.
     """
 
     shape: tuple[int, ...]
@@ -151,11 +154,30 @@ def shifted(tensor: LazyTensor, by: float) -> LazyTensor:
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """[a, b] as [b, a]."""
+    """[a, b] as [b, a]; integers and blocks are [out, in] all the same."""
     return replace(
         derived(tensor, tensor.shape[::-1], lambda array: array.T),
+        integers=tensor.integers,
+        block_type=tensor.block_type,
+        blocks=tensor.blocks,
         part=lambda index: _copied(tensor.piece(index[::-1]), lambda array: array.T),
     )
+
+
+def with_rows(
+    tensor: LazyTensor, shape: tuple[int, ...], change: Callable[[NDArray[Any]], NDArray[Any]]
+) -> LazyTensor:
+    """The tensor of that `shape` once `change` has moved its rows, or taken some; and so its
+    integers and its blocks, which lie along the rows."""
+    integers, blocks = tensor.integers, tensor.blocks
+    if integers is not None:
+        read = integers.read
+        integers = replace(integers, read=lambda: read().with_rows(change))
+    if blocks is not None:
+        read_blocks = blocks.read
+        blocks = replace(blocks, read=lambda: read_blocks().with_rows(change))
+    moved = derived(tensor, shape, change)
+    return replace(moved, integers=integers, block_type=tensor.block_type, blocks=blocks)
 
 
 def _copied(stored: NDArray[Any], change: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[Any]:

@@ -42,12 +42,12 @@ from lite_runner.weights import caches
 from lite_runner.weights.formats.gguf_file import parts_of
 from lite_runner.weights.formats.safetensors_file import metadata_of, stored_tensors
 from lite_runner.weights.lora.adapter import Adapter
-from lite_runner.weights.quantization.quantize import block_types, describe, describe_blocks
+from lite_runner.weights.quantization.quantize import describe, describe_blocks
 from lite_runner.weights.read_ahead import QuantizedWeights, loading_peak, native_bytes
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 
 FILE = "layers.safetensors"
-FORMAT = 9  # of the layers; another one with each change of what the kernels read
+FORMAT = 10  # of the layers; another one with each change of what the kernels read
 AGAIN = "remove it from the cache: the next run packs the model again"
 # Of a folder these count: weights, shards' manifests and strategies, an index.
 _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}
@@ -224,8 +224,8 @@ def _packing(
     quantization = files.quantization
     if quantization.rounds:
         progress.note(describe(tensors, quantization))
-    elif types := block_types(tensors.values()):
-        progress.note(describe_blocks(types))
+    elif quantization.keeps_blocks and (line := describe_blocks(tensors.values())):
+        progress.note(line)
     with progress.step(name, total=len(tensors), unit="tensors") as step:
         weights = QuantizedWeights(tensors, files.model, step.advance)
         try:

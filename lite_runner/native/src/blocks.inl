@@ -9,17 +9,6 @@ constexpr float kEightBits = 127.0f;
 constexpr int64_t kUnpacked = 256;           // inputs that are unpacked for several rows
 constexpr int64_t kBlockTile = WIDTH == 8 ? 3 : 4;  // rows whose totals registers hold too
 
-inline Ints load_bytes(const int8_t* from) {
-#if WIDTH == 16
-  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-#elif WIDTH == 8
-  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
-#else
-  typedef int8_t Bytes __attribute__((vector_size(WIDTH), aligned(1)));
-  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
-#endif
-}
-
 // kTable of pairs of indices, whatever lies above their 4 bits.
 inline Ints in_table(Ints pair) {
 #if WIDTH == 16

@@ -17,19 +17,20 @@ enum class Format : int64_t {
   kInt8 = 2,
   kInt4 = 3,
   kFloat16 = 4,
-  kJoined = 5,  // a JoinedMatrix
-  kQ4_0 = 6,    // from here on GGUF's blocks: see BlockForm
-  kQ4_1 = 7,
-  kQ5_0 = 8,
-  kQ5_1 = 9,
-  kQ8_0 = 10,
-  kQ4_K = 11,
-  kQ5_K = 12,
-  kQ6_K = 13,
-  kIQ4_NL = 14,
-  kIQ4_XS = 15,
-  kQ2_K = 16,
-  kQ3_K = 17
+  kFloat8 = 5,  // e4m3: four bits of exponent, three of fraction
+  kJoined = 6,  // a JoinedMatrix
+  kQ4_0 = 7,    // from here on GGUF's blocks: see BlockForm
+  kQ4_1 = 8,
+  kQ5_0 = 9,
+  kQ5_1 = 10,
+  kQ8_0 = 11,
+  kQ4_K = 12,
+  kQ5_K = 13,
+  kQ6_K = 14,
+  kIQ4_NL = 15,
+  kIQ4_XS = 16,
+  kQ2_K = 17,
+  kQ3_K = 18
 };
 
 // The values of a type of GGUF's blocks are (d * scale) * (q - offset) + minimum, with a
@@ -87,6 +88,9 @@ constexpr BlockForm kForm = form_of(format);
 template <int64_t bits>
 constexpr uint32_t kOfBytes = 0x01010101u * ((1u << bits) - 1);
 
+// Of the scales of groups; those of whole rows are float32.
+enum class ScaleType : int64_t { kHalf = 0, kFloat32 = 1, kBFloat16 = 2 };
+
 enum class CacheType : int64_t { kFloat32 = 0, kFloat16 = 1, kInt8 = 2 };
 
 // The order of inputs k in a word, from its lowest bits on: as they are (int8 by int8); or
@@ -102,9 +106,13 @@ struct Matrix {
   // The inputs of integers are rounded too: 1: to 8 bits, 0: to 16. Those of bfloat16 are rounded to
   // it if 1; attention before such a projection computes with it too.
   int64_t rounded_input;
-  int64_t data, scales, minimums;  // scales float32 [panels * 32], or half [panels, in / group, 32]
+  int64_t data, scales, minimums;  // scales float32 [panels * 32], or [panels, in / group, 32]
   int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers
   int64_t bias;                    // float32 [panels * 32]
+  ScaleType scale_type;
+  // Of layouts of other tools. The integer that stands for 0: `zero`, or int8 [panels, in / group, 32];
+  // and int32 [in]: the input that each column is of, 0: the columns are in the order of the inputs.
+  int64_t zero, zeros, order;
 
   const uint8_t* at(int64_t offset) const {
     return reinterpret_cast<const uint8_t*>(this) + offset;
@@ -143,7 +151,7 @@ inline int64_t Matrix::panel_bytes() const {
   if (format == Format::kJoined)  // about
     return reinterpret_cast<const JoinedMatrix*>(this)->part(0).panel_bytes();
   if (blocks()) return in / form_of(format).span * form_of(format).bytes();
-  constexpr int64_t bits[] = {32, 16, 8, 4, 16};
+  constexpr int64_t bits[] = {32, 16, 8, 4, 16, 8};
   return depth() * kPanel * bits[static_cast<int64_t>(format)] / 8;
 }
 

@@ -4,6 +4,7 @@
 // Stored numbers, and the floats that they stand for.
 enum class Half : uint16_t {};
 enum class UpperHalf : uint16_t {};  // of a float32: bfloat16
+enum class Float8 : uint8_t {};      // e4m3
 inline float widened(float value) { return value; }
 inline float widened(UpperHalf half) {
   const uint32_t bits = static_cast<uint32_t>(half) << 16;
@@ -19,6 +20,10 @@ inline Floats widened(const Half* from) {
 }
 inline Floats widened(const UpperHalf* from) {
   return load_bfloat16(reinterpret_cast<const uint16_t*>(from));
+}
+
+inline Floats widened(const Float8* from) {
+  return load_float8(reinterpret_cast<const int8_t*>(from));
 }
 
 // The layout of the 32 values of an input in a panel of such numbers.
@@ -214,6 +219,34 @@ void multiply_floats(const Matrix& m, const Rows& rows, const X* x, int64_t pane
   }
 }
 
+// The scales of a group from number `at` on.
+inline Floats load_scales(const Matrix& m, int64_t at) {
+  if (m.scale_type == ScaleType::kFloat32) return load(reinterpret_cast<const float*>(m.at(m.scales)) + at);
+  return m.scale_type == ScaleType::kHalf ? load_half(m.halves(m.scales) + at)
+                                          : load_bfloat16(m.halves(m.scales) + at);
+}
+
+// Numbers whose groups of inputs have scales, each group widened once for all rows.
+template <class T>
+void multiply_scaled(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  using F = Numbers<T>;
+  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+  for (int64_t k = 0; k < m.in; k += m.group) {
+    alignas(64) float wide[kBlock * kPanel];
+    Floats scales[kParts];
+    for (int64_t p = 0; p < kParts; ++p)
+      scales[p] = load_scales(m, (panel * m.groups() + k / m.group) * kPanel + p * kLanes);
+    for (int64_t i = 0; i < m.group; ++i, data += F::bytes) {
+      fetch<F::bytes>(data + kAhead);
+      const typename F::Raw column = F::read(data);
+      for (int64_t p = 0; p < kParts; ++p)
+        store(wide + i * kPanel + p * kLanes, column.part[p] * scales[p]);
+    }
+    multiply_block<Numbers<float>>(rows, rows.x, reinterpret_cast<const uint8_t*>(wide), k, m.group,
+                                   sums);
+  }
+}
+
 // Adds to the totals the sums of one group of inputs, which are exact up to here: by the scale of
 // the weights' group, if they have groups, and that of the row.
 template <int64_t count>
@@ -225,13 +258,17 @@ inline __attribute__((always_inline)) void add_group(const Matrix& m, const Rows
 #pragma GCC unroll 8
   for (int64_t p = 0; p < kParts; ++p) {
     Floats factor = splat(1.0f), minimum{};
-    if (m.group) factor = load_half(m.halves(m.scales) + scale + p * kLanes);
+    Ints zero = splat_int(static_cast<int32_t>(m.zero));
+    if (m.group) factor = load_scales(m, scale + p * kLanes);
     if (m.minimums) minimum = load_half(m.halves(m.minimums) + scale + p * kLanes);
+    if (m.zeros) zero = load_bytes(reinterpret_cast<const int8_t*>(m.at(m.zeros)) + scale + p * kLanes);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < count; ++r) {
       const int64_t at = (row + r) * groups + group;
       Floats& total = totals.at[r][p];
-      total += to_float(sums[r][p]) * (factor * rows.scales[at]);
+      Ints above = sums[r][p];  // the zero
+      if (m.zeros || m.zero) above -= zero * rows.totals[at];
+      total += to_float(above) * (factor * rows.scales[at]);
       if (m.minimums) total += splat(rows.sums[at]) * minimum;
     }
   }
@@ -440,6 +477,10 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_floats<UpperHalf>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kFloat16) {
     multiply_floats<Half>(m, rows, rows.x, panel, sums);
+  } else if (m.format == Format::kFloat8 && m.group) {
+    multiply_scaled<Float8>(m, rows, panel, sums);
+  } else if (m.format == Format::kFloat8) {
+    multiply_floats<Float8>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kInt4) {
     multiply_integers<Int4>(m, rows, panel, sums);
   } else if (!m.rounded_input) {
@@ -488,10 +529,17 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * groups);
+  float* ordered = m.order ? scratch<float>(kOrdered, count * stride) : nullptr;
   over_rows(count, [=, &m](int64_t row) {
+    const float* from = x + row * stride;
+    if (ordered) {
+      const int32_t* order = reinterpret_cast<const int32_t*>(m.at(m.order));
+      for (int64_t k = 0; k < stride; ++k)
+        ordered[row * stride + k] = k < m.in ? from[order[k]] : 0.0f;
+      from = ordered + row * stride;
+    }
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = g * group, end = smaller_of(first + group, stride);
-      const float* from = x + row * stride;
       int16_t* to = shorts + row * stride;
       const float bound = bound_of(from + first, end - first);
       const float factor = integer_factor(bound, most), scale = bound / most;

@@ -195,6 +195,9 @@ int lite_runner_pack(const void* from, int64_t rows, int64_t width, int64_t padd
   return guarded([&] {
     if (packed_size == 2 && size == 4)
       pack(words, static_cast<uint16_t*>(to), [](uint32_t word) { return word >> 16; });
+    else if (packed_size == 1)
+      pack(static_cast<const uint8_t*>(from), static_cast<uint8_t*>(to),
+           [](uint8_t word) { return word; });
     else if (packed_size == 2)
       pack(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to),
            [](uint16_t word) { return word; });

@@ -22,6 +22,7 @@ enum Scratch {
   kLowered,
   kRouted,
   kGathered,
+  kOrdered,
   kExpertOut,
   kScratches
 };

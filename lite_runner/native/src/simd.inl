@@ -101,16 +101,34 @@ inline Floats load_bfloat16(const uint16_t* from) {
 #endif
 }
 
-inline Floats load_int8(const int8_t* from) {
+inline Ints load_bytes(const int8_t* from) {
 #if WIDTH == 16  // GCC widens them one by one
-  return _mm512_cvtepi32_ps(
-      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 #elif WIDTH == 8
-  return _mm256_cvtepi32_ps(
-      _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+  return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #else
   typedef int8_t Bytes __attribute__((vector_size(WIDTH), aligned(1)));
-  return to_float(__builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints));
+  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Ints);
+#endif
+}
+
+inline Floats load_int8(const int8_t* from) { return to_float(load_bytes(from)); }
+
+// Floats of 8 bits, e4m3: 2^8 times the halves with the same exponent and fraction.
+inline Floats load_float8(const int8_t* from) {
+#if WIDTH == 16
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(-0x4080));
+  return (Floats)_mm512_cvtph_ps(halves) * 256.0f;
+#elif WIDTH == 8
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+  const __m128i halves = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(-0x4080));
+  return (Floats)_mm256_cvtph_ps(halves) * 256.0f;
+#else
+  uint16_t halves[WIDTH];
+  for (int64_t i = 0; i < WIDTH; ++i)
+    halves[i] = static_cast<uint16_t>(from[i] * 128) & 0xbf80;
+  return load_half(halves) * 256.0f;
 #endif
 }
 

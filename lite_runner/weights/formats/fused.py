@@ -18,7 +18,7 @@ from lite_runner.architectures import Parameter, by_expert, parameters, stored_r
 from lite_runner.architectures.naming import Role, Rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.tensor import Index, LazyTensor, derived
+from lite_runner.weights.tensor import Index, LazyTensor, with_rows
 
 # Where an expert's matrix is in transformers' tensors [experts, rows, in]: gate lies before up.
 _FUSED: dict[Role, tuple[str, int, int]] = {  # module, part, parts of the rows
@@ -44,7 +44,7 @@ def split(tensor: LazyTensor, parameter: Parameter, model: Decoder) -> LazyTenso
     if rows is None:
         return tensor
     count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-    return derived(tensor, (count, *tensor.shape[1:]), lambda array: array[rows])
+    return with_rows(tensor, (count, *tensor.shape[1:]), lambda array: array[rows])
 
 
 def fuse(parts: Sequence[Parameter], held: Sequence[LazyTensor], model: Decoder) -> LazyTensor:

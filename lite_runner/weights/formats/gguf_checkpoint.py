@@ -21,7 +21,7 @@ from lite_runner.weights.formats.gguf_file import Array, GGUFFile
 from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.layouts import check_tensors
-from lite_runner.weights.tensor import LazyTensor, derived, transposed
+from lite_runner.weights.tensor import LazyTensor, transposed, with_rows
 
 FREQUENCIES = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # of LongRoPE
@@ -182,9 +182,10 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     def tensor(parameter: Parameter) -> LazyTensor:
         held = _from_file(parameter, file, starts[parameter.name])
         if gguf.permuted and parameter.rotary_heads:
-            return _in_order(held, partial(_halves, heads=parameter.rotary_heads))
+            halves = partial(_halves, heads=parameter.rotary_heads)
+            return with_rows(held, held.shape, halves)
         rows = gguf.rows(parameter, config)
-        return held if rows is None else _in_order(held, lambda array: array[rows])
+        return held if rows is None else with_rows(held, held.shape, lambda array: array[rows])
 
     return {one.name: tensor(one) for one in table}
 
@@ -206,12 +207,7 @@ def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
     whole = parameter.part is None and parameter.expert is None
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.transposed:
-        return replace(
-            transposed(tensor),
-            integers=tensor.integers,
-            block_type=tensor.block_type,
-            blocks=tensor.blocks,
-        )
+        return transposed(tensor)
     return tensor
 
 
@@ -219,20 +215,6 @@ def _halves(array: NDArray[Any], heads: int) -> NDArray[Any]:
     """Rows of q or k of which the two of each rotation lie side by side."""
     pairs = array.reshape(heads, -1, 2, *array.shape[1:])
     return pairs.swapaxes(1, 2).reshape(array.shape)
-
-
-def _in_order(tensor: LazyTensor, order: Callable[[NDArray[Any]], NDArray[Any]]) -> LazyTensor:
-    """The tensor with its rows in another order, and so its integers and its blocks, which lie
-    along the rows."""
-    integers, blocks = tensor.integers, tensor.blocks
-    if integers is not None:
-        read = integers.read
-        integers = replace(integers, read=lambda: read().with_rows(order))
-    if blocks is not None:
-        read_blocks = blocks.read
-        blocks = replace(blocks, read=lambda: read_blocks().with_rows(order))
-    moved = derived(tensor, tensor.shape, order)
-    return replace(moved, integers=integers, block_type=tensor.block_type, blocks=blocks)
 
 
 def tensors_of_scaling(config: Decoder) -> set[str]:

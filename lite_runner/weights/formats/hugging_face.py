@@ -12,7 +12,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
 from lite_runner.weights.formats.fused import by_name, fuse, separated, split
-from lite_runner.weights.formats.safetensors_file import open_safetensors
+from lite_runner.weights.formats.packed_matrices import unpack
+from lite_runner.weights.formats.safetensors_file import StoredTensor, open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor, same_values, shifted, transposed
@@ -46,6 +47,7 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
     """All tensors of a sharded checkpoint, whose shards are in the folder of `index`."""
     shards = _read_index(index)
     tensors: dict[str, LazyTensor] = {}
+    others: dict[str, StoredTensor] = {}  # parts of quantized matrices, maybe in several shards
     for file, names in sorted(shards.items()):
         shard = index.parent / file
         if not shard.is_file():
@@ -54,9 +56,12 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
                 f"({len(names)} tensors of {len(shards)} shards)",
                 "fetch the missing file; the download may have been interrupted",
             )
-        read = open_torch if index.name == TORCH_INDEX else open_safetensors
-        found = read(shard, is_buffer)
-        absent = [name for name in names if name not in found and not is_buffer(name)]
+        if index.name == TORCH_INDEX:
+            found = open_torch(shard, is_buffer)
+        else:
+            found = open_safetensors(shard, is_buffer, others)
+        held = found.keys() | others.keys()
+        absent = [name for name in names if name not in held and not is_buffer(name)]
         extra = [name for name in found if name not in names]
         if absent or extra:
             kind, listed = ("lacks", absent) if absent else ("also holds", extra)
@@ -66,7 +71,7 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
                 "fetch the index and its shards again, all of one revision",
             )
         tensors.update(found)
-    return tensors
+    return unpack(tensors, others, index)
 
 
 def _read_index(index: Path) -> dict[str, set[str]]:
@@ -148,6 +153,9 @@ def from_hugging_face(
             raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
         if not is_buffer(name) and not _is_of_another_part(name, config):
             named[name] = tensor
+    named = {
+        name: one for name, one in named.items() if not _is_no_bias(name, one, named, expected)
+    }
     head = None if "lm_head.weight" in expected else named.pop("lm_head.weight", None)
     check_tensors({name: tensor.shape for name, tensor in named.items()}, expected, where)
     table = parameters(config)
@@ -157,6 +165,15 @@ def from_hugging_face(
         parameter.name: _from_file(parameter, named[parameter.hugging_face], config)
         for parameter in table
     }
+
+
+def _is_no_bias(
+    name: str, tensor: LazyTensor, named: Mapping[str, LazyTensor], expected: Mapping[str, object]
+) -> bool:
+    """True for the zeros that GPTQ's tools write for a layer without a bias."""
+    matrix = named.get(f"{name.removesuffix('.bias')}.weight")
+    packed = matrix is not None and matrix.block_type and name not in expected
+    return bool(packed) and name.endswith(".bias") and not tensor.read().any()
 
 
 def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None:

@@ -19,7 +19,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
-from lite_runner.weights.hf import tensor_type_error
+from lite_runner.weights.formats.packed_layouts import tensor_type_error
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
@@ -64,12 +64,15 @@ def looks_like_safetensors(path: Path) -> bool:
 
 
 def open_safetensors(
-    path: Path, ignore: Callable[[str], bool] = lambda name: False
+    path: Path,
+    ignore: Callable[[str], bool] = lambda name: False,
+    others: dict[str, StoredTensor] | None = None,
 ) -> dict[str, LazyTensor]:
     """Every tensor of the file as a read-only view of its bytes, in the file's order.
 
-    Tensors whose name `ignore` accepts are left out; the others must be F32, F16 or BF16.
-    Raises ArtifactError for any deviation from the format.
+    Tensors whose name `ignore` accepts are left out. Those that are not F32, F16 or BF16 are added
+    to `others`; without it there must be none. Raises ArtifactError for any deviation from the
+    format.
     """
     tensors: dict[str, LazyTensor] = {}
     every = stored_tensors(path)
@@ -77,6 +80,9 @@ def open_safetensors(
         if ignore(name):
             continue
         if stored.dtype not in NUMPY_TYPES:
+            if others is not None:
+                others[name] = stored
+                continue
             raise tensor_type_error(path, name, stored.dtype, every)
         tensors[name] = view_tensor(stored.data, stored.dtype, stored.shape)
     return tensors

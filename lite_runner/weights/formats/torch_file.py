@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.weights.formats.packed_layouts import tensor_type_error
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, NUMPY_TYPES, view_tensor
-from lite_runner.weights.hf import tensor_type_error
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import DType, Index, LazyTensor
 

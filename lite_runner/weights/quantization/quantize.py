@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
+from lite_runner.architectures.naming import Role
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import schema
 from lite_runner.config.quantization import Quantization, Scheme, schemes
@@ -32,6 +34,15 @@ _SHORT: dict[schema.DType, DType] = {"float16": "F16", "bfloat16": "BF16"}
 _LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9))}
 
 
+# Matrices that the native operators multiply as one: what they are there -> the name of the whole.
+_TOGETHER: dict[Role | None, str] = {
+    **dict.fromkeys(("query", "key", "value"), "inward"),
+    **dict.fromkeys(("gate", "up"), "wide"),
+    **dict.fromkeys(("expert_gate", "expert_up"), "wide"),
+    "expert_down": "down",
+}
+
+
 def with_quantization(
     tensors: Mapping[str, LazyTensor], config: Decoder, quantization: Quantization
 ) -> dict[str, LazyTensor]:
@@ -46,7 +57,8 @@ def with_quantization(
     wanted = schemes(config, quantization)
     if not wanted:
         keeps_blocks = quantization.keeps_blocks
-        return {name: _as_stored(tensor, keeps_blocks) for name, tensor in tensors.items()}
+        stored = {name: _as_stored(tensor, keeps_blocks) for name, tensor in tensors.items()}
+        return _alike(stored, config) if keeps_blocks else stored
     transposed = {one.name for one in parameters(config) if one.transposed}
     return {
         name: _quantized(name, tensor, wanted[name], name in transposed)
@@ -59,20 +71,66 @@ def with_quantization(
 def _as_stored(tensor: LazyTensor, keeps_blocks: bool) -> LazyTensor:
     """Floats, with the blocks of a matrix that keeps them, or else the integers that a file has of
     it if these can be had."""
+    if _is_foreign(tensor):
+        return tensor if keeps_blocks else replace(tensor, integers=None)
     if keeps_blocks and tensor.blocks:
         return replace(tensor, integers=None)
     integers = tensor.integers and replace(tensor.integers, optional=True)
     return replace(tensor, integers=integers, blocks=None)
 
 
+def _alike(tensors: dict[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
+    """The tensors, floats for matrices of another tool's layout that are multiplied as one with
+    matrices of another."""
+    together: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
+    for one in parameters(config):
+        if one.role in _TOGETHER and one.kind == "weight":
+            together[_TOGETHER[one.role], one.layer].append(one.name)
+    for names in together.values():
+        if len({_foreign_scheme(tensors[name]) for name in names}) > 1:
+            for name in names:
+                if _is_foreign(tensors[name]):
+                    tensors[name] = replace(tensors[name], integers=None)
+    return tensors
+
+
+def _foreign_scheme(tensor: LazyTensor) -> Scheme | None:
+    return tensor.integers.scheme if tensor.integers and _is_foreign(tensor) else None
+
+
+def _is_foreign(tensor: LazyTensor) -> bool:
+    """True if the integers are of another tool's layout."""
+    return tensor.integers is not None and tensor.integers.scheme.group_bytes > 0
+
+
 def block_types(tensors: Iterable[LazyTensor]) -> list[str]:
-    """The types of GGUF's blocks that matrices are computed with as they are."""
-    return sorted({tensor.blocks.type_name for tensor in tensors if tensor.blocks})
+    """The types of GGUF's blocks, and the layouts of other tools, that matrices are computed with
+    as they are."""
+    kept = filter(_kept, tensors)
+    return sorted({one.blocks.type_name if one.blocks else one.block_type for one in kept})
 
 
-def describe_blocks(types: Sequence[str]) -> str:
-    """A line about `block_types`."""
-    return f"weights: {', '.join(types)} as the file has them"
+def _kept(tensor: LazyTensor) -> bool:
+    return tensor.blocks is not None or _is_foreign(tensor)
+
+
+def describe_blocks(tensors: Collection[LazyTensor]) -> str:
+    """A line about `block_types`, and about the matrices that are wider here than in the file; ""
+    where there are neither."""
+    kept = [one for one in tensors if _kept(one) and not (one.integers and one.integers.file_bits)]
+    parts = [f"{', '.join(block_types(kept))} as the file has them"] if kept else []
+    quantized = [one for one in tensors if one.block_type and one not in kept]
+    for target in ("4 bits", "float32"):
+        wide = [one for one in quantized if (target == "4 bits") == _kept(one)]
+        types = ", ".join(sorted({one.block_type for one in wide}))
+        size = sum(_held_bytes(one) for one in wide) / 1e6
+        if wide:
+            parts += [f"{len(wide)} matrices of {types} widened to {target}, {size:,.1f} MB"]
+    return f"weights: {'; '.join(parts)}" if parts else ""
+
+
+def _held_bytes(tensor: LazyTensor) -> int:
+    return tensor.integers.scheme.nbytes(*tensor.shape) if tensor.integers else tensor.nbytes
 
 
 def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> str:
@@ -121,7 +179,7 @@ def dequantized(integers: LazyIntegers, transposed: bool) -> NDArray[np.float32]
 def _fits(stored: Scheme, wanted: Scheme) -> bool:
     """True if quantized weights can be used as they are: 8 bits in any groups, 4 bits in the
     requested ones."""
-    return stored == wanted or stored.bits == wanted.bits == 8
+    return stored == wanted or (stored.bits == wanted.bits == 8 and not stored.group_bytes)
 
 
 def _rounded(name: str, tensor: LazyTensor, scheme: Scheme, transposed: bool) -> QuantizedTensor:
@@ -188,6 +246,8 @@ def _rounded_to(name: str, tensor: LazyTensor, dtype: DType) -> LazyTensor:
         dtype,
         lambda: _nearest(name, dtype, tensor.shape, tensor.chunks(PIECE_BYTES)),
         None if part is None else lambda index: _piece(name, dtype, part(index)),
+        integers=tensor.integers if _is_foreign(tensor) else None,
+        block_type=tensor.block_type,
         blocks=tensor.blocks,
     )
 

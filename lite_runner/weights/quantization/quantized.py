@@ -5,9 +5,9 @@ Rows are processed in chunks, so that little more than the result is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,28 @@ REFITS = 2  # of the scales of a group of 4 bits, at most
 VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache
 
 
+Codes = Literal["integers", "e4m3"]
+
+
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A quantized matrix [rows, columns] (out, in): value = scale * q + minimum."""
+    """A quantized matrix [rows, columns] (out, in): value = scale * (q - zero) + minimum.
+
+    The last five fields are of the layouts of other tools.
+    """
 
     bits: int  # 8: int8 [rows, columns]; 4: uint8 [rows, columns / 2], low nibble: even column
     group: int  # columns that share a scale; 0: the whole row
     values: NDArray[np.int8] | NDArray[np.uint8]
-    scales: NDArray[Any]  # float32 [rows] for group 0, else float16 [rows, columns / group]
+    # float32 [rows] for group 0, else [rows, columns / group]: float16, of other tools float32 too,
+    # or bfloat16 (uint16, see DType)
+    scales: NDArray[Any]
     # 4 bits: float16 [rows, columns / group], q is 0..15; 8 bits: None, q is -127..127
     minimums: NDArray[np.float16] | None
+    zero: int = 0
+    zeros: NDArray[np.int8] | None = None  # [rows, columns / group]; None: `zero` everywhere
+    order: NDArray[np.int32] | None = None  # [columns]: the input of each column; None: as they lie
+    codes: Codes = "integers"  # e4m3: q is a float of 8 bits, in a uint8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,9 +51,9 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the integers, the scales and the minimums."""
-        minimums = 0 if self.minimums is None else self.minimums.nbytes
-        return self.values.nbytes + self.scales.nbytes + minimums
+        """Bytes of the integers, the scales, and the minimums or zeros."""
+        arrays = (self.values, self.scales, self.minimums, self.zeros)
+        return sum(one.nbytes for one in arrays if one is not None)
 
     @property
     def sound(self) -> bool:
@@ -52,27 +64,53 @@ class QuantizedTensor:
         )
         return bool(finite) and (self.bits == 4 or self.values.min(initial=0) > -128)
 
+    def alike(self, other: QuantizedTensor) -> bool:
+        """True if both can be packed as one: all is stored alike, and inputs are in one order."""
+        mine, theirs = (
+            (one.bits, one.group, one.scales.dtype, one.zero, one.zeros is None, one.codes)
+            for one in (self, other)
+        )
+        return mine == theirs and np.array_equal(_listed(self.order), _listed(other.order))
+
     def with_rows(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> QuantizedTensor:
         """`change`, which moves rows or takes some of them, applied to all arrays."""
-        minimums = None if self.minimums is None else np.ascontiguousarray(change(self.minimums))
-        return replace(
-            self,
-            values=np.ascontiguousarray(change(self.values)),
-            scales=np.ascontiguousarray(change(self.scales)),
-            minimums=minimums,
-        )
+        return self._with_arrays(lambda array, columns: change(array))
+
+    @property
+    def is_own_bytes(self) -> bool:
+        """True if it is of 8 bits as this project and GGUF files have them."""
+        plain = self.zeros is None and self.order is None and self.codes == "integers"
+        return plain and self.bits == 8 and self.group in (0, 32)
+
+    def with_more_rows(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor:
+        """The rows of matrices that are `alike`, one after the other."""
+        names = ("values", "scales", "minimums", "zeros")
+        arrays = {name: [getattr(one, name) for one in (self, *others)] for name in names}
+        present = {name: each for name, each in arrays.items() if each[0] is not None}
+        joined: dict[str, Any] = {name: np.concatenate(each) for name, each in present.items()}
+        return replace(self, **joined)
 
     def with_columns(self, start: int, stop: int) -> QuantizedTensor:
-        """Some columns, whole groups."""
+        """Some columns, whole groups; not of a matrix with its inputs in another order."""
+        assert self.order is None
 
         def some(array: NDArray[Any], each: int) -> NDArray[Any]:
-            return np.ascontiguousarray(array[:, start // each : stop // each])
+            return array[:, start // each : stop // each] if each else array
+
+        return self._with_arrays(some)
+
+    def _with_arrays(self, change: Callable[[NDArray[Any], int], NDArray[Any]]) -> QuantizedTensor:
+        """`change` gets each array, and how many columns share one of its numbers; 0: all."""
+
+        def changed(array: NDArray[Any] | None, each: int) -> Any:
+            return None if array is None else np.ascontiguousarray(change(array, each))
 
         return replace(
             self,
-            values=some(self.values, 8 // self.bits),
-            scales=some(self.scales, self.group) if self.group else self.scales,
-            minimums=None if self.minimums is None else some(self.minimums, self.group),
+            values=changed(self.values, 8 // self.bits),
+            scales=changed(self.scales, self.group),
+            minimums=changed(self.minimums, self.group),
+            zeros=changed(self.zeros, self.group),
         )
 
     def float32(self) -> NDArray[np.float32]:
@@ -82,14 +120,45 @@ class QuantizedTensor:
         step = max(1, VALUES_AT_ONCE // max(columns, 1))
         for start in range(0, rows, step):
             part = slice(start, start + step)
-            values, scales = self.values[part], self.scales[part].astype(np.float32)
-            q = unpacked(values) if self.bits == 4 else values  # type: ignore[arg-type]
+            scales = _widened(self.scales[part])
+            q = self._numbers(part)
             grouped = q.reshape(len(q), -1, self.group or columns)
             into = result[part].reshape(grouped.shape)
+            if self.zeros is not None:
+                grouped = grouped - self.zeros[part, :, None].astype(np.int16)
+            elif self.zero:
+                grouped = grouped.astype(np.int16) - self.zero
             np.multiply(grouped, scales.reshape(len(q), -1, 1), out=into)
             if self.minimums is not None:
                 into += self.minimums[part, :, None].astype(np.float32)
+            if self.order is not None:
+                result[part][:, self.order] = into.reshape(len(q), columns).copy()
         return result
+
+    def _numbers(self, rows: slice) -> NDArray[Any]:
+        """q of some rows."""
+        values: NDArray[Any] = self.values[rows]
+        if self.codes == "e4m3":
+            return float8(values)
+        return unpacked(values) if self.bits == 4 else values
+
+
+def float8(values: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Floats of 8 bits, e4m3: 2 ** 8 times the float16 with the same exponent and fraction."""
+    wide = values.astype(np.uint16)
+    halves = (wide & 0x7F) << 7 | (wide & 0x80) << 8
+    return halves.view(np.float16).astype(np.float32) * np.float32(256)
+
+
+def _listed(order: NDArray[np.int32] | None) -> NDArray[np.int32]:
+    return np.empty(0, np.int32) if order is None else order
+
+
+def _widened(scales: NDArray[Any]) -> NDArray[np.float32]:
+    """Scales as float32; of bfloat16 they are the upper halves."""
+    if scales.dtype == np.uint16:
+        return (scales.astype(np.uint32) << 16).view(np.float32)
+    return scales.astype(np.float32)
 
 
 def packed(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -12,7 +12,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -255,7 +254,7 @@ def write_quantized(
         "sha256": sha256_of(folder / WEIGHTS),
         "files": {name: sha256_of(folder / name) for name in beside},
         **({"modules_to_not_convert": kept} if kept else {}),
-        "tensors": {name: asdict(scheme) for name, scheme in matrices.items()},
+        "tensors": {name: {"bits": one.bits, "group": one.group} for name, one in matrices.items()},
     }
     write_manifest(folder / MANIFEST, plain)
 

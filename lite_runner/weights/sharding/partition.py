@@ -129,6 +129,8 @@ def _piece(tensor: LazyTensor, parameter: Parameter, layout: Layout, ranks: Rank
     integers, blocks = tensor.integers, tensor.blocks
     if integers is not None:
         part = _part(integers.read, parameter, bounds, integers.scheme.group)
+        if integers.ordered and parameter.split == "inputs":
+            part = None
         integers = None if part is None else replace(integers, read=part)
     if blocks is not None:
         part_of_blocks = _part(blocks.read, parameter, bounds, block_columns(blocks.type_name))

@@ -1,0 +1,240 @@
+"""Quantized matrices of other tools: the floats that they mean, in whole models and damaged.
+
+`tests/packed_folders.py` writes them from the published layouts, apart from the reader."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.app import main
+from lite_runner.architectures.reference import forward
+from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.config.parallel import Ranks
+from lite_runner.config.quantization import Quantization
+from lite_runner.errors import ArtifactError
+from lite_runner.native.model import NativeOptions
+from lite_runner.native.packed_model import Packed, pack
+from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.quantization.quantize import describe_blocks, with_quantization
+from lite_runner.weights.read_ahead import QuantizedWeights, native_bytes
+from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.tensor import LazyTensor
+from tests.backends.native.ranks import logits_of
+from tests.packed_folders import KEPT, LAYOUTS, MODEL, write_folder, write_tensors
+
+FILE = "model.safetensors"
+
+
+def opened(folder: Path) -> dict[str, LazyTensor]:
+    return with_quantization(open_checkpoint(folder, MODEL), MODEL, Quantization("file"))
+
+
+def packed(tensors: Mapping[str, LazyTensor]) -> list[Packed]:
+    return list(pack(MODEL, QuantizedWeights(tensors, MODEL)))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_logits_are_those_of_the_floats_that_the_file_means(name: str, tmp_path: Path) -> None:
+    floats = write_folder(tmp_path, name)
+    tensors = opened(tmp_path)
+    for tensor, meant in floats.items():
+        np.testing.assert_array_equal(tensors[tensor].float32(), meant, tensor)
+    layers = packed(tensors)
+    backend = NativeBackend(MODEL, layers, NativeOptions(slots=1, length=32))
+    tokens = np.random.default_rng(1).integers(0, MODEL.vocab_size, 12).astype(np.int32)
+    logits = logits_of(backend, [tokens[:8]], tokens[8:][None])[0]
+    expected = forward(MODEL, floats, tokens)[7:]
+    assert np.abs(logits - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_weights_stay_as_small_as_in_the_file(name: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, name)
+    tensors = opened(tmp_path)
+    quantized = [one for one in tensors.values() if one.block_type]
+    assert len(quantized) == 13 and all(one.integers for one in quantized)
+    for one in quantized:
+        assert one.integers is not None
+        assert one.integers.read().nbytes == one.integers.scheme.nbytes(*one.shape)
+    estimated = sum(native_bytes(one, dequantize=False).resident for one in tensors.values())
+    structs = 512 * 6
+    assert sum(layer.block.nbytes for layer in packed(tensors)) <= 1.03 * estimated + structs
+    if name in ("gptq 2 bits", "gptq 3 bits"):
+        assert "13 matrices of GPTQ" in describe_blocks(tensors.values())
+        assert "widened to 4 bits, 0.0 MB" in describe_blocks(tensors.values())
+    else:  # a scale in four bytes for each 32 columns of FP8; of 128 it is 1.03
+        assert (
+            estimated <= (1.06 if name == "fp8 blocks" else 1.05) * (tmp_path / FILE).stat().st_size
+        )
+
+
+def test_matrices_that_are_multiplied_as_one_are_widened_where_they_differ(tmp_path: Path) -> None:
+    write_folder(tmp_path, "awq")
+    tensors = open_checkpoint(tmp_path, MODEL)
+    key = "model.layers.0.attention.wk.weight"
+    tensors[key] = LazyTensor(tensors[key].shape, "F32", tensors[key].read)
+    held = with_quantization(tensors, MODEL, Quantization("file"))
+    assert [held[key.replace("wk", one)].integers for one in ("wq", "wk", "wv")] == [None] * 3
+    assert "2 matrices of AWQ (4 bits, group 32) widened to float32, 0.0 MB" in describe_blocks(
+        held.values()
+    )
+    packed(held)
+
+
+@pytest.mark.parametrize("name", ["gptq 4 bits", "gptq v2, ordered", "fp8 blocks", "fp8 by tensor"])
+def test_ranks_have_whole_groups_or_floats(name: str, tmp_path: Path) -> None:
+    floats = write_folder(tmp_path, name)
+    tensors = opened(tmp_path)
+    shards = [pieces(tensors, MODEL, Ranks(2, rank), vocab_parallel=True) for rank in range(2)]
+    for tensor, meant in floats.items():
+        axis = [i for i, n in enumerate(shards[0][tensor].shape) if n != meant.shape[i]]
+        whole = [one[tensor].float32() for one in shards]
+        joined = np.concatenate(whole, axis[0]) if axis else whole[0]
+        np.testing.assert_array_equal(joined, meant, tensor)
+        for one in shards:
+            integers = one[tensor].integers
+            if integers is not None and axis == [0]:
+                np.testing.assert_array_equal(integers.read().float32(), one[tensor].float32())
+
+
+def test_quant_none_computes_with_floats(tmp_path: Path) -> None:
+    write_folder(tmp_path, "gptq v2, ordered")
+    tensors = with_quantization(open_checkpoint(tmp_path, MODEL), MODEL, Quantization())
+    assert all(one.integers is None for one in tensors.values())
+
+
+def header(folder: Path) -> tuple[dict[str, Any], bytes]:
+    content = (folder / FILE).read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def stored(folder: Path) -> dict[str, NDArray[Any]]:
+    """The tensors of a folder, to be changed and written again."""
+    types = {"I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1", "F8_E4M3": "u1"}
+    types |= {"F16": "<f2", "F32": "<f4", "BF16": "<u2"}
+    described, data = header(folder)
+    described.pop("__metadata__")
+    return {
+        name: np.frombuffer(data[slice(*one["data_offsets"])], types[one["dtype"]])
+        .reshape(one["shape"])
+        .copy()
+        for name, one in described.items()
+    }
+
+
+Q = "model.layers.0.self_attn.q_proj"
+Change = Callable[[dict[str, NDArray[Any]]], Any]
+
+
+def without(suffix: str) -> Change:
+    return lambda tensors: tensors.pop(f"{Q}.{suffix}")
+
+
+def changed(suffix: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Change:
+    def apply(tensors: dict[str, NDArray[Any]]) -> None:
+        tensors[f"{Q}.{suffix}"] = change(tensors[f"{Q}.{suffix}"])
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("gptq 4 bits", without("scales"), "lacks scales"),
+        ("gptq 4 bits", without("qzeros"), "lacks qzeros"),
+        ("gptq 4 bits", without("qweight"), "lacks qweight"),
+        ("gptq 4 bits", changed("scales", lambda a: a[:1]), "scales is [1, 64], expected [2, 64]"),
+        ("gptq 4 bits", changed("qweight", lambda a: a[0]), "qweight is [64], expected a matrix"),
+        ("gptq 4 bits", changed("qweight", lambda a: a[:0]), "expected a matrix"),
+        ("gptq 3 bits", changed("qweight", lambda a: a[:5]), "not of 3 bits"),
+        ("gptq 4 bits", changed("scales", lambda a: a * np.inf), "a scale that is not finite"),
+        ("gptq 4 bits", changed("g_idx", lambda a: a[::-1]), "but desc_act is false"),
+        ("gptq v2, ordered", changed("g_idx", lambda a: a + 1), "has not 32 inputs of each group"),
+        ("gptq v2, ordered", changed("g_idx", lambda a: a - 2**31), "has not 32 inputs of each"),
+        (
+            "gptq v2, ordered",
+            changed("g_idx", lambda a: a * 0),
+            "has not 32 inputs of each group",
+        ),
+        ("awq", without("qzeros"), "lacks qzeros"),
+        ("awq", changed("scales", lambda a: a[:1]), "scales is [1, 64], expected [2, 64]"),
+        ("pack-quantized 4 bits", without("weight_scale"), "lacks weight_scale"),
+        ("pack-quantized 4 bits", without("weight_shape"), "lacks weight_shape"),
+        (
+            "pack-quantized 4 bits",
+            changed("weight_shape", lambda a: a * 2**40),
+            "weight_packed is [64, 8], weight_shape",
+        ),
+        ("pack-quantized 4 bits", changed("weight_shape", lambda a: -a), "weight_shape [-64, -64]"),
+        (
+            "pack-quantized 4 bits, zero points",
+            without("weight_zero_point"),
+            "lacks weight_zero_point",
+        ),
+        ("int-quantized", without("weight_scale"), "lacks weight_scale"),
+        ("int-quantized", changed("weight_scale", lambda a: a[:7]), "weight_scale is [7, 1] for a"),
+        ("fp8 blocks", without("weight_scale_inv"), "lacks weight_scale"),
+        ("fp8 blocks", changed("weight_scale_inv", lambda a: a[None]), "for a matrix [64, 64]"),
+        ("fp8 by tensor", changed("weight", lambda a: a | 0x7F), "a weight that is no number"),
+        (
+            "bitsandbytes 8 bits",
+            changed("weight_format", np.ones_like),
+            "not 0, which are",
+        ),
+        ("bitsandbytes 8 bits", without("SCB"), "lacks weight_scale"),
+    ],
+)
+def test_half_a_layout_is_refused_by_name(
+    name: str, change: Change, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(tmp_path, name)
+    tensors = stored(tmp_path)
+    change(tensors)
+    write_tensors(tmp_path, tensors)
+    with pytest.raises(ArtifactError, match="not a matrix of") as caught:
+        packed(opened(tmp_path))
+    assert says in caught.value.message and Q in caught.value.message
+    assert caught.value.hint
+
+
+def test_different_orders_of_the_same_inputs_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path, "gptq v2, ordered")
+    tensors = stored(tmp_path)
+    tensors[f"{Q}.g_idx"] = np.roll(tensors[f"{Q}.g_idx"], 1)
+    write_tensors(tmp_path, tensors)
+    with pytest.raises(ArtifactError, match="in different orders"):
+        packed(opened(tmp_path))
+    assert main([f"model={tmp_path}", "dry_run=true", "quant=none", "predict_data=hi"]) == 0
+
+
+def test_zero_points_that_a_subtraction_borrowed_from_are_carried_back(tmp_path: Path) -> None:
+    """As GPTQModel writes them: 1 less in whole words, also where a zero point is 0."""
+    write_folder(tmp_path, "gptq 4 bits")
+    tensors = stored(tmp_path)
+    name = f"{Q}.qzeros"
+    zeros = np.random.default_rng(3).integers(0, 2**32, tensors[name].shape, dtype=np.uint32)
+    zeros[:, 0] &= 0xFFFFF00F
+    tensors[name] = (zeros - np.uint32(0x11111111)).view(np.int32)
+    write_tensors(tmp_path, tensors)
+    integers = open_checkpoint(tmp_path, MODEL)["model.layers.0.attention.wq.weight"].integers
+    assert integers is not None
+    found = integers.read().zeros
+    assert found is not None
+    expected = zeros[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
+    np.testing.assert_array_equal(found.T, expected.reshape(len(zeros), -1))
+
+
+def test_modules_that_are_not_quantized_stay_floats(tmp_path: Path) -> None:
+    write_folder(tmp_path, "fp8 blocks")
+    tensors = opened(tmp_path)
+    kept = tensors["model.layers.1.attention.wo.weight"]
+    assert KEPT.endswith("1.self_attn.o_proj") and kept.dtype == "F16" and not kept.block_type
