@@ -13,12 +13,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices, structs
-from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
+from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize
 from lite_runner.weights.tensor import DType, narrowed, widened
+from tests.packed_folders import E4M3, bfloat16
 
 STORED: dict[str, DType] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 UNIT = 2.0**-24  # the largest relative error of one float32 operation
-FORMATS = ("float32", "bfloat16", "float16", "int8", "int8 in groups", "int4 in groups")
+FORMATS = (
+    *("float32", "bfloat16", "float16", "int8", "int8 in groups", "int4 in groups"),
+    *("float8", "float8 in groups", "int4 from 8", "int4 in groups from zeros"),
+    *("int8 in groups from zeros", "int4 in groups, ordered"),
+)
 
 
 @dataclass
@@ -26,7 +31,7 @@ class Made:
     """A matrix as it is packed, and what its numbers are."""
 
     weight: matrices.Weight
-    values: NDArray[np.float64]  # [out, in]
+    values: NDArray[np.float64]  # [out, in], inputs in the order of the columns
     parts: NDArray[np.float64]  # [out, in]: what the sum of a value's parts could be at most
     group: int
 
@@ -41,7 +46,36 @@ def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator)
         scales = rng.random(out, np.float32) + np.float32(0.01)
         wide = integers * scales[:, None].astype(np.float64)
         return Made(QuantizedTensor(8, 0, integers, scales, None), wide, abs(wide), 0)
+    if kind == "int4 from 8":  # the same for all
+        nibbles = rng.integers(0, 16, (out, inputs)).astype(np.uint8)
+        scales = rng.random(out, np.float32) + np.float32(0.01)
+        wide = (nibbles - 8.0) * scales[:, None].astype(np.float64)
+        tensor = QuantizedTensor(4, 0, packed(nibbles), scales, None, zero=8)
+        return Made(tensor, wide, (nibbles + 8.0) * scales[:, None], 0)
+    if kind.startswith("float8"):
+        codes = rng.integers(0, 0x7F, (out, inputs)) | rng.integers(0, 2, (out, inputs)) << 7
+        scales = rng.random((out, inputs // group if group else 1), np.float32)
+        wide = E4M3[codes].astype(np.float64) * scales.repeat(group or inputs, 1)
+        stored = scales if group else scales[:, 0]
+        tensor = QuantizedTensor(8, group, codes.astype(np.uint8), stored, None, codes="e4m3")
+        return Made(tensor, wide, abs(wide), group)
     groups = (out, inputs // group)
+    if "zeros" in kind or "ordered" in kind:
+        four = kind.startswith("int4")
+        integers = rng.integers(0 if four else -128, 16 if four else 128, (out, inputs))
+        zeros = rng.integers(0 if four else -128, 16 if four else 128, groups)
+        scales, each = bfloat16(rng.random(groups) + 0.01)
+        tensor = QuantizedTensor(
+            bits=4 if four else 8,
+            group=group,
+            values=packed(integers.astype(np.uint8)) if four else integers.astype(np.int8),
+            scales=scales,
+            minimums=None,
+            zeros=zeros.astype(np.int8),
+            order=rng.permutation(inputs).astype(np.int32) if "ordered" in kind else None,
+        )
+        each, apart = each.astype(np.float64).repeat(group, 1), zeros.repeat(group, 1)
+        return Made(tensor, (integers - apart) * each, (abs(integers) + abs(apart)) * each, group)
     scales = (rng.random(groups) + 0.01).astype(np.float16)
     each = scales.astype(np.float64).repeat(group, 1)
     if kind == "int8 in groups":
@@ -59,6 +93,8 @@ def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator)
 def shapes(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     group = draw(st.sampled_from([32, 64, 128])) if "groups" in kind else 0
     inputs = group * draw(st.integers(1, 5)) if group else draw(st.integers(1, 600))
+    if kind == "int4 from 8":
+        inputs = -(-inputs // 8) * 8
     return {
         "out": draw(st.integers(1, 100)),
         "inputs": inputs,
@@ -101,9 +137,11 @@ def test_products(operators: Any, kind: str) -> None:
         bias = rng.standard_normal(shape["out"], np.float32) if shape["bias"] else None
         block = matrices.matrix(matrix.weight, bias).block()
         operators.set_threads(shape["threads"])
-        result = operators.linear(block, shape["out"], x)
-        wide = x.astype(np.float64)
-        if isinstance(matrix.weight, QuantizedTensor):  # multiplied by 16 bits
+        result, given = operators.linear(block, shape["out"], x), x
+        wide, weight = x.astype(np.float64), matrix.weight
+        if isinstance(weight, QuantizedTensor) and weight.codes == "integers":
+            # Multiplied by 16 bits.
+            x = x if weight.order is None else np.ascontiguousarray(x[:, weight.order])
             integers, scales = rounded(x, shape["group"] or 4 * structs.INPUT_GROUP, 32512)
             wide = (integers * scales[..., None].astype(np.float64)).reshape(len(x), -1)
             wide = wide[:, : shape["inputs"]]
@@ -118,7 +156,8 @@ def test_products(operators: Any, kind: str) -> None:
         assert (abs(result - exact) <= (shape["inputs"] + 8) * UNIT * magnitude).all()
         # A row is the same alone, and with any number of threads.
         operators.set_threads(1)
-        alone = [operators.linear(block, shape["out"], x[i : i + 1])[0] for i in range(len(x))]
+        rows = [given[i : i + 1] for i in range(len(given))]
+        alone = [operators.linear(block, shape["out"], row)[0] for row in rows]
         np.testing.assert_array_equal(np.array(alone), result)
 
     check()
