@@ -162,6 +162,34 @@ def bytes_of_bitsandbytes(out: int, into: int, seed: int) -> Written:
     return tensors, (one.codes - 128).astype(np.float32) * (absmax / np.float32(127))[:, None]
 
 
+NF4 = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0]
+NF4 += [0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]
+
+
+def nf4(out: int, into: int, seed: int, *, nested: bool) -> Written:
+    draw = np.random.default_rng(seed)
+    codes, count = draw.integers(0, 16, (out, into)), out * into // 32
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 32, "shape": [out, into]}
+    pairs = codes.reshape(-1, 2)
+    tensors = {
+        "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).astype(np.uint8),
+        "weight.quant_map": np.array(NF4, np.float32),
+        "weight.absmax": draw.uniform(0.05, 0.2, count).astype(np.float32),
+    }
+    scales = tensors["weight.absmax"]
+    if nested:
+        places = draw.integers(0, 256, count).astype(np.uint8)
+        entries = np.linspace(-1, 1, 256, dtype=np.float32)
+        outer = draw.uniform(0.01, 0.05, -(-count // 16)).astype(np.float32)
+        state |= {"nested_blocksize": 16, "nested_offset": 0.11}
+        scales = entries[places] * outer.repeat(16)[:count] + np.float32(0.11)
+        tensors["weight.absmax"], tensors["weight.nested_absmax"] = places, outer
+        tensors["weight.nested_quant_map"] = entries
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    tensors["weight.quant_state.bitsandbytes__nf4"] = text
+    return tensors, np.array(NF4, np.float32)[codes] * scales.reshape(out, -1).repeat(32, 1)
+
+
 def e4m3(code: int) -> float:
     """A float of 8 bits by its definition."""
     sign, exponent, fraction = code >> 7, code >> 3 & 15, code & 7
@@ -270,8 +298,15 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = 
         {"load_in_8bit": True, "load_in_4bit": False, "llm_int8_threshold": 6.0},
         lambda *a: bytes_of_bitsandbytes(*a),
     ),
+    "bitsandbytes 4 bits": (
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
+        lambda *a: nf4(*a, nested=False),
+    ),
+    "bitsandbytes 4 bits, nested": (
+        {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        lambda *a: nf4(*a, nested=True),
+    ),
 }
-STAYS_SMALL = 1.05  # of the file; what has fewer than 4 bits takes 4
 
 
 def write_folder(folder: Path, name: str, model: Decoder = MODEL) -> dict[str, Array]:
@@ -298,12 +333,12 @@ def write_folder(folder: Path, name: str, model: Decoder = MODEL) -> dict[str, A
 
 
 def write_tensors(folder: Path, stored: dict[str, Array]) -> None:
-    """model.safetensors; uint8 weights are floats of 8 bits."""
+    """model.safetensors; uint8 matrices are floats of 8 bits, columns are not."""
     entries = [
         Entry(
             name,
             "F8_E4M3"
-            if name.endswith(".weight") and one.dtype == np.uint8
+            if name.endswith(".weight") and one.dtype == np.uint8 and one.shape[-1:] != (1,)
             else _TYPES[one.dtype.name],
             one.shape,
             lambda one=one: [one],

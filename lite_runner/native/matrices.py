@@ -151,6 +151,10 @@ def _add_integers(
     if first.codes == "e4m3":
         fields.format = Format.FLOAT8
         fields.data = layout.add(panels([part.values for part in parts], 8))
+    elif first.table is not None:
+        # Two inputs at a time.
+        fields.format, fields.table = Format.TABLE4, layout.add(copied(first.table))
+        fields.data = layout.add(panels([part.values for part in parts], 4))
     else:
         fields.format = Format.INT4 if bits == 4 else Format.INT8
         order = Order.PLAIN if rounded_input else Order.BYTE_PAIRS

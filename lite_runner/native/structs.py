@@ -33,19 +33,20 @@ class Format(IntEnum):
     INT4 = 3
     FLOAT16 = 4
     FLOAT8 = 5  # e4m3
-    JOINED = 6  # a JoinedMatrix
-    Q4_0 = 7  # from here on GGUF's blocks
-    Q4_1 = 8
-    Q5_0 = 9
-    Q5_1 = 10
-    Q8_0 = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    IQ4_NL = 15
-    IQ4_XS = 16
-    Q2_K = 17
-    Q3_K = 18
+    TABLE4 = 6  # indices of 4 bits
+    JOINED = 7  # a JoinedMatrix
+    Q4_0 = 8  # from here on GGUF's blocks
+    Q4_1 = 9
+    Q5_0 = 10
+    Q5_1 = 11
+    Q8_0 = 12
+    Q4_K = 13
+    Q5_K = 14
+    Q6_K = 15
+    IQ4_NL = 16
+    IQ4_XS = 17
+    Q2_K = 18
+    Q3_K = 19
 
 
 # Of GGUF's blocks: inputs of a unit, and its bytes for a panel: see BlockForm in src/layers.h.
@@ -114,7 +115,7 @@ class Matrix(Structure):
     __slots__ = ()
     _fields_ = [
         *_integers("format out inputs group rounded_input data scales minimums sums bias"),
-        *_integers("scale_type zero zeros order"),
+        *_integers("scale_type zero zeros order table"),
     ]
 
 

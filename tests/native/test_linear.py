@@ -22,7 +22,7 @@ UNIT = 2.0**-24  # the largest relative error of one float32 operation
 FORMATS = (
     *("float32", "bfloat16", "float16", "int8", "int8 in groups", "int4 in groups"),
     *("float8", "float8 in groups", "int4 from 8", "int4 in groups from zeros"),
-    *("int8 in groups from zeros", "int4 in groups, ordered"),
+    *("int8 in groups from zeros", "int4 in groups, ordered", "table in groups"),
 )
 
 
@@ -60,6 +60,14 @@ def made(kind: str, out: int, inputs: int, group: int, rng: np.random.Generator)
         tensor = QuantizedTensor(8, group, codes.astype(np.uint8), stored, None, codes="e4m3")
         return Made(tensor, wide, abs(wide), group)
     groups = (out, inputs // group)
+    if kind == "table in groups":
+        indices, table = rng.integers(0, 16, (out, inputs)), rng.standard_normal(16, np.float32)
+        scales = rng.random(groups, np.float32)
+        wide = table[indices].astype(np.float64) * scales.repeat(group, 1)
+        tensor = QuantizedTensor(
+            4, group, packed(indices.astype(np.uint8)), scales, None, table=table
+        )
+        return Made(tensor, wide, abs(wide), group)
     if "zeros" in kind or "ordered" in kind:
         four = kind.startswith("int4")
         integers = rng.integers(0 if four else -128, 16 if four else 128, (out, inputs))
@@ -139,7 +147,10 @@ def test_products(operators: Any, kind: str) -> None:
         operators.set_threads(shape["threads"])
         result, given = operators.linear(block, shape["out"], x), x
         wide, weight = x.astype(np.float64), matrix.weight
-        if isinstance(weight, QuantizedTensor) and weight.codes == "integers":
+        floats = isinstance(weight, QuantizedTensor) and (
+            weight.codes != "integers" or weight.table is not None
+        )
+        if isinstance(weight, QuantizedTensor) and not floats:
             # Multiplied by 16 bits.
             x = x if weight.order is None else np.ascontiguousarray(x[:, weight.order])
             integers, scales = rounded(x, shape["group"] or 4 * structs.INPUT_GROUP, 32512)

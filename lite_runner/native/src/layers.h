@@ -18,19 +18,20 @@ enum class Format : int64_t {
   kInt4 = 3,
   kFloat16 = 4,
   kFloat8 = 5,  // e4m3: four bits of exponent, three of fraction
-  kJoined = 6,  // a JoinedMatrix
-  kQ4_0 = 7,    // from here on GGUF's blocks: see BlockForm
-  kQ4_1 = 8,
-  kQ5_0 = 9,
-  kQ5_1 = 10,
-  kQ8_0 = 11,
-  kQ4_K = 12,
-  kQ5_K = 13,
-  kQ6_K = 14,
-  kIQ4_NL = 15,
-  kIQ4_XS = 16,
-  kQ2_K = 17,
-  kQ3_K = 18
+  kTable4 = 6,  // indices of 4 bits, two inputs of an output in a byte
+  kJoined = 7,  // a JoinedMatrix
+  kQ4_0 = 8,    // from here on GGUF's blocks: see BlockForm
+  kQ4_1 = 9,
+  kQ5_0 = 10,
+  kQ5_1 = 11,
+  kQ8_0 = 12,
+  kQ4_K = 13,
+  kQ5_K = 14,
+  kQ6_K = 15,
+  kIQ4_NL = 16,
+  kIQ4_XS = 17,
+  kQ2_K = 18,
+  kQ3_K = 19
 };
 
 // The values of a type of GGUF's blocks are (d * scale) * (q - offset) + minimum, with a
@@ -113,6 +114,7 @@ struct Matrix {
   // Of layouts of other tools. The integer that stands for 0: `zero`, or int8 [panels, in / group, 32];
   // and int32 [in]: the input that each column is of, 0: the columns are in the order of the inputs.
   int64_t zero, zeros, order;
+  int64_t table;  // float32 [16]: what indices stand for
 
   const uint8_t* at(int64_t offset) const {
     return reinterpret_cast<const uint8_t*>(this) + offset;
@@ -151,7 +153,7 @@ inline int64_t Matrix::panel_bytes() const {
   if (format == Format::kJoined)  // about
     return reinterpret_cast<const JoinedMatrix*>(this)->part(0).panel_bytes();
   if (blocks()) return in / form_of(format).span * form_of(format).bytes();
-  constexpr int64_t bits[] = {32, 16, 8, 4, 16, 8};
+  constexpr int64_t bits[] = {32, 16, 8, 4, 16, 8, 4};
   return depth() * kPanel * bits[static_cast<int64_t>(format)] / 8;
 }
 

@@ -226,21 +226,24 @@ inline Floats load_scales(const Matrix& m, int64_t at) {
                                           : load_bfloat16(m.halves(m.scales) + at);
 }
 
-// Numbers whose groups of inputs have scales, each group widened once for all rows.
-template <class T>
-void multiply_scaled(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
-  using F = Numbers<T>;
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
+// Floats of 8 bits, or indices into a table, whose groups of inputs have scales; each group is widened
+// once for all rows.
+inline void multiply_scaled(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+  const bool table = m.format == Format::kTable4;
+  const auto* data = reinterpret_cast<const int8_t*>(m.at(m.data)) + panel * m.panel_bytes();
+  const float* entries = reinterpret_cast<const float*>(m.at(m.table));
   for (int64_t k = 0; k < m.in; k += m.group) {
     alignas(64) float wide[kBlock * kPanel];
-    Floats scales[kParts];
-    for (int64_t p = 0; p < kParts; ++p)
-      scales[p] = load_scales(m, (panel * m.groups() + k / m.group) * kPanel + p * kLanes);
-    for (int64_t i = 0; i < m.group; ++i, data += F::bytes) {
-      fetch<F::bytes>(data + kAhead);
-      const typename F::Raw column = F::read(data);
-      for (int64_t p = 0; p < kParts; ++p)
-        store(wide + i * kPanel + p * kLanes, column.part[p] * scales[p]);
+    for (int64_t p = 0; p < kPanel; p += kLanes) {
+      const Floats scale = load_scales(m, (panel * m.groups() + k / m.group) * kPanel + p);
+      for (int64_t i = 0; i < m.group; ++i) {
+        const int64_t input = k + i, shift = input % 2 * 4;
+        if (!table) fetch<kPanel>(data + input * kPanel + kAhead);
+        const Floats value =
+            table ? looked_up(entries, load_bytes(data + input / 2 * kPanel + p) >> shift & 15)
+                  : load_float8(data + input * kPanel + p);
+        store(wide + i * kPanel + p, value * scale);
+      }
     }
     multiply_block<Numbers<float>>(rows, rows.x, reinterpret_cast<const uint8_t*>(wide), k, m.group,
                                    sums);
@@ -477,8 +480,8 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_floats<UpperHalf>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kFloat16) {
     multiply_floats<Half>(m, rows, rows.x, panel, sums);
-  } else if (m.format == Format::kFloat8 && m.group) {
-    multiply_scaled<Float8>(m, rows, panel, sums);
+  } else if (m.format == Format::kTable4 || (m.format == Format::kFloat8 && m.group)) {
+    multiply_scaled(m, rows, panel, sums);
   } else if (m.format == Format::kFloat8) {
     multiply_floats<Float8>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kInt4) {

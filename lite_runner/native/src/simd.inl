@@ -132,6 +132,21 @@ inline Floats load_float8(const int8_t* from) {
 #endif
 }
 
+// Entries of a table of 16, at indices of 4 bits.
+inline Floats looked_up(const float* table, Ints index) {
+#if WIDTH == 16
+  return (Floats)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
+#elif WIDTH == 8
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), (__m256i)index);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), (__m256i)index);
+  return (Floats)_mm256_blendv_ps(low, high, (__m256)(index << 28));
+#else
+  Floats found;
+  for (int64_t i = 0; i < WIDTH; ++i) found[i] = table[index[i]];
+  return found;
+#endif
+}
+
 // Asks for what will be read soon. Into all caches: with the hint that it is read only once, an
 // Emerald Rapids core reads memory at 8 GB/s, else at 27.
 template <int64_t bytes>

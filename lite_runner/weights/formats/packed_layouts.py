@@ -162,8 +162,6 @@ def layout_of(raw: Mapping[str, Any], where: str) -> PackedLayout:
         refuse_unless(_is_block(block), "config_groups")
         return PackedLayout(method, name, symmetric=symmetric, block=tuple(block))
     if method == "bitsandbytes":
-        four = raw.get("load_in_4bit") or raw.get("_load_in_4bit")
-        refuse_unless(not four, "load_in_4bit")
         return PackedLayout(method, name)
     block = raw.get("weight_block_size") or [128, 128]
     refuse_unless(raw.get("fmt", "e4m3") == "e4m3", "fmt")

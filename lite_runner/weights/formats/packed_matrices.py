@@ -14,7 +14,10 @@ pack-quantized   weight_packed [out, in * bits / 32], weight_scale [out, groups]
 int-quantized    weight I8 [out, in], weight_scale [out, groups], weight_zero_point [out, groups]
 float-quantized  weight F8_E4M3 [out, in], weight_scale: one, one a row, or one a group of a row
 fp8              the same; weight_scale_inv, one for each block of a matrix, is not inverted either
-bitsandbytes     weight I8 [out, in], SCB [out]: the scales times 127
+bitsandbytes     weight I8 [out, in], SCB [out]: the scales times 127; or of 4 bits weight U8
+                 [out * in / 2, 1], indices into quant_map [16], the first of two in the upper bits,
+                 and absmax: scales of blocks, or indices of such into nested_quant_map, to be
+                 multiplied by nested_absmax and added to an offset
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from lite_runner import progress
 from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.system.json_file import parse_json
 from lite_runner.weights.formats.packed_layouts import (
     FLOATS,
     PackedLayout,
@@ -57,6 +61,7 @@ Tensor: TypeAlias = "StoredTensor | LazyTensor"
 MOST_GROUP, GROUP_STEP = 256, 8  # columns of a group that the native kernels take
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight outputs
 _TYPES = {"I32": np.uint32, "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8, "I64": np.int64}
+_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 _SUFFIXES = {
     "gptq": ("qweight", "scales", "qzeros", "g_idx"),
     "awq": ("qweight", "scales", "qzeros"),
@@ -65,7 +70,10 @@ _SUFFIXES = {
         "weight_shape",
     ),
     "fp8": ("weight", "weight_scale", "weight_scale_inv"),
-    "bitsandbytes": ("weight", "SCB", "weight_format"),
+    "bitsandbytes": (
+        *("weight", "SCB", "weight_format", "weight.absmax", "weight.quant_map"),
+        *("weight.nested_absmax", "weight.nested_quant_map", *_STATES),
+    ),
 }
 # Of activations and the KV cache, which stay floats here.
 _OF_INPUTS = re.compile(
@@ -89,7 +97,11 @@ def unpack(
     suffixes = _SUFFIXES[layout.method]
     modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in every.items():
-        module, _, suffix = name.rpartition(".")
+        module, _, suffix = name.removesuffix(".weight").partition(".weight.")
+        if suffix:
+            suffix = f"weight.{suffix}"
+        else:
+            module, _, suffix = name.rpartition(".")
         if suffix in suffixes:
             modules[module][suffix] = tensor
     found: dict[str, LazyTensor] = {}
@@ -105,7 +117,9 @@ def unpack(
             f"{path}: {len(of_inputs)} scales of inputs or of the KV cache are left out: both are"
             " floats here"
         )
-    for name in every.keys() - of_inputs:
+    for name in of_inputs:
+        del every[name]
+    for name in every:
         if name in others:
             raise tensor_type_error(path, name, others[name].dtype, ())
         found[name] = floats[name]
@@ -120,8 +134,9 @@ def _told_by(every: Mapping[str, Tensor], path: Path) -> PackedLayout:
         return PackedLayout("compressed-tensors", name)
     if name == "FP8":
         return PackedLayout("fp8", name)
-    if name == "bitsandbytes" and any(one.endswith(".SCB") for one in every):
-        return PackedLayout("bitsandbytes", "bitsandbytes (8 bits)")
+    if name == "bitsandbytes":
+        bits = 8 if any(one.endswith(".SCB") for one in every) else 4
+        return PackedLayout(name, f"bitsandbytes ({bits} bits)")
     if name == "GPTQ or AWQ":
         one = next(one for one in every if one.endswith(".qweight"))
         codes, scales = every[one], every.get(one.replace(".qweight", ".scales"))
@@ -150,6 +165,8 @@ class _Module:
             matrix = self._gptq()
         elif self._layout.method == "awq":
             matrix = self._awq()
+        elif any(name.startswith("weight.") for name in self._parts):
+            matrix = self._blocks()
         elif "weight_packed" in self._parts:
             matrix = self._pack_quantized()
         else:
@@ -276,6 +293,47 @@ class _Module:
             scale_bytes=_bytes_of(stored),
         )
 
+    def _blocks(self) -> _Matrix:
+        """bitsandbytes' 4 bits: indices in blocks of a row; scales may be indices themselves."""
+        state = next((one for one in _STATES if one in self._parts), _STATES[0])
+        try:
+            described = parse_json(_array(self._take(state, "U8", dims=1)).tobytes())
+            rows, columns = described["shape"]
+            block, offset = described["blocksize"], described.get("nested_offset", 0.0)
+            each = described.get("nested_blocksize", 1)
+            fits = all(
+                type(one) is int and 0 < one < 1 << 31 for one in (rows, columns, block, each)
+            )
+            fits = fits and isinstance(offset, float) and columns % block == 0
+        except (ValueError, KeyError, TypeError, AttributeError):
+            fits = False
+        if not fits:
+            raise self._broken(f"{state} is not a JSON object with shape, and blocksize in a row")
+        codes = self._take("weight", "U8", shape=(rows * columns // 2, 1))
+        count = rows * columns // block
+        absmax = self._take("weight.absmax", "F32", "U8", shape=(count,))
+        table = self._take("weight.quant_map", "F32", shape=(16,))
+        if absmax.dtype == "U8":
+            outer = self._take("weight.nested_absmax", "F32", shape=(-(-count // each),))
+            entries = self._take("weight.nested_quant_map", "F32", shape=(256,))
+
+        def scales() -> NDArray[np.float32]:
+            found = _array(absmax)
+            if found.dtype == np.uint8:
+                wide = _array(outer)[np.arange(count) // each]
+                found = _array(entries)[found] * wide + np.float32(offset)
+            return found.reshape(rows, -1)
+
+        def values(order: object) -> NDArray[Any]:
+            stored = _array(codes).reshape(rows, -1)
+            return stored << np.uint8(4) | stored >> np.uint8(4)
+
+        return _Matrix(
+            *(self._where, (rows, columns), 4, block, values, scales),
+            scale_bytes=4,
+            table=lambda: _array(table),
+        )
+
     def _take(
         self,
         name: str,
@@ -332,13 +390,14 @@ class _Matrix:
     zero: int = 0  # where there are no zeros
     block: int = 1  # rows that share a scale
     scale_bytes: int = 2
+    table: Callable[[], NDArray[np.float32]] | None = None  # of what codes of 4 bits stand for
 
     def tensor(self, layout: PackedLayout) -> LazyTensor:
         """As a tensor, with its integers where the kernels take groups of that size."""
         (_, columns), wide = self.shape, self.bits == 8
         if not wide and columns % GROUP_STEP:
             raise _broken(self.where, layout.name, f"has {columns} columns, not a multiple of 8")
-        whole = self.group >= columns and self.zeros is None
+        whole = self.group >= columns and self.zeros is None and self.table is None
         unit = 0 if whole else _unit(math.gcd(self.group, columns))
         read, integers = partial(self._read, layout, unit), None
         if columns % GROUP_STEP == 0 and unit % GROUP_STEP == 0:
@@ -365,7 +424,8 @@ class _Matrix:
         values, scales = self.values(order), self.scales()
         if self.codes == "e4m3" and (values & 0x7F == 0x7F).any():
             raise _broken(self.where, layout.name, "has a weight that is no number")
-        if not np.isfinite(widened(scales)).all():
+        table = None if self.table is None else self.table()
+        if not all(np.isfinite(widened(one)).all() for one in (scales, table) if one is not None):
             raise _broken(self.where, layout.name, "has a scale that is not finite")
         places = np.arange(0, columns, unit or columns) // self.group
         lines = np.arange(rows) // self.block
@@ -389,6 +449,7 @@ class _Matrix:
             zeros=zeros,
             order=order,
             codes=self.codes,
+            table=table,
         )
 
     def _order(self, layout: PackedLayout, index: NDArray[np.int64]) -> NDArray[np.int32] | None:

@@ -42,6 +42,7 @@ class QuantizedTensor:
     zeros: NDArray[np.int8] | None = None  # [rows, columns / group]; None: `zero` everywhere
     order: NDArray[np.int32] | None = None  # [columns]: the input of each column; None: as they lie
     codes: Codes = "integers"  # e4m3: q is a float of 8 bits, in a uint8
+    table: NDArray[np.float32] | None = None  # [16]: what q stands for, of 4 bits
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,7 +71,10 @@ class QuantizedTensor:
             (one.bits, one.group, one.scales.dtype, one.zero, one.zeros is None, one.codes)
             for one in (self, other)
         )
-        return mine == theirs and np.array_equal(_listed(self.order), _listed(other.order))
+        arrays = ((self.order, other.order), (self.table, other.table))
+        return mine == theirs and all(
+            np.array_equal(_listed(one), _listed(another)) for one, another in arrays
+        )
 
     def with_rows(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> QuantizedTensor:
         """`change`, which moves rows or takes some of them, applied to all arrays."""
@@ -140,6 +144,8 @@ class QuantizedTensor:
         values: NDArray[Any] = self.values[rows]
         if self.codes == "e4m3":
             return float8(values)
+        if self.table is not None:
+            return self.table[unpacked(values)]
         return unpacked(values) if self.bits == 4 else values
 
 
@@ -150,8 +156,8 @@ def float8(values: NDArray[np.uint8]) -> NDArray[np.float32]:
     return halves.view(np.float16).astype(np.float32) * np.float32(256)
 
 
-def _listed(order: NDArray[np.int32] | None) -> NDArray[np.int32]:
-    return np.empty(0, np.int32) if order is None else order
+def _listed(array: NDArray[Any] | None) -> NDArray[Any]:
+    return np.empty(0) if array is None else array
 
 
 def _widened(scales: NDArray[Any]) -> NDArray[np.float32]:

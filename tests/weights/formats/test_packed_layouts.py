@@ -105,7 +105,6 @@ PACKED = LAYOUTS["pack-quantized 4 bits"][0]
         (PACKED | {"transform_config": {"a": 1}}, "transform_config: {'a': 1}"),
         (LAYOUTS["fp8 blocks"][0] | {"fmt": "e5m2"}, "fmt: 'e5m2'"),
         (LAYOUTS["fp8 blocks"][0] | {"weight_block_size": [0, 1]}, "weight_block_size: [0, 1]"),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "load_in_4bit: True"),
     ],
 )
 def test_settings_that_are_not_read_are_named(

@@ -132,6 +132,7 @@ def stored(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 Q = "model.layers.0.self_attn.q_proj"
+STATE = "weight.quant_state.bitsandbytes__nf4"
 Change = Callable[[dict[str, NDArray[Any]]], Any]
 
 
@@ -144,6 +145,12 @@ def changed(suffix: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Chan
         tensors[f"{Q}.{suffix}"] = change(tensors[f"{Q}.{suffix}"])
 
     return apply
+
+
+def with_state(**given: Any) -> Change:
+    """Of bitsandbytes' 4 bits."""
+    text = json.dumps({"quant_type": "nf4", "shape": [64, 64], "blocksize": 32} | given)
+    return changed(STATE, lambda a: np.frombuffer(text.encode(), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -191,6 +198,21 @@ def changed(suffix: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Chan
             "not 0, which are",
         ),
         ("bitsandbytes 8 bits", without("SCB"), "lacks weight_scale"),
+        ("bitsandbytes 4 bits", without("weight.quant_map"), "lacks weight.quant_map"),
+        ("bitsandbytes 4 bits", without("weight.absmax"), "lacks weight.absmax"),
+        ("bitsandbytes 4 bits", without(STATE), f"lacks {STATE}"),
+        ("bitsandbytes 4 bits", changed(STATE, lambda a: a[1:]), "is not a JSON object"),
+        ("bitsandbytes 4 bits", with_state(shape=[64, 10**30]), "is not a JSON object"),
+        ("bitsandbytes 4 bits", with_state(shape=[2**20, 2**10]), "weight is [2048, 1], expected"),
+        ("bitsandbytes 4 bits", with_state(blocksize=0), "is not a JSON object"),
+        ("bitsandbytes 4 bits", with_state(blocksize=48), "and blocksize in a row"),
+        (
+            "bitsandbytes 4 bits, nested",
+            with_state(shape=[64, 64], blocksize=32, nested_blocksize=2**30),
+            "weight.nested_absmax is [8], expected [1]",
+        ),
+        ("bitsandbytes 4 bits", changed("weight.absmax", lambda a: a * np.nan), "not finite"),
+        ("bitsandbytes 4 bits", changed("weight.quant_map", lambda a: a * np.inf), "not finite"),
     ],
 )
 def test_half_a_layout_is_refused_by_name(
