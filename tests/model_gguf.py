@@ -53,7 +53,7 @@ PERMUTED = ("granite", "llama", "smollm3")  # rows of q and k
 EXPERT = re.compile(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight")
 PROJECTIONS = {"gate_proj": "gate", "w1": "gate", "down_proj": "down", "w2": "down"}
 PROJECTIONS |= {"up_proj": "up", "w3": "up"}
-KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K")
+KINDS = ("F32", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "MXFP4")
 
 
 def write_model_gguf(

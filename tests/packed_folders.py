@@ -190,6 +190,18 @@ def nf4(out: int, into: int, seed: int, *, nested: bool) -> Written:
     return tensors, np.array(NF4, np.float32)[codes] * scales.reshape(out, -1).repeat(32, 1)
 
 
+def mxfp4(out: int, into: int, seed: int) -> Written:
+    draw = np.random.default_rng(seed)
+    codes, exponents = draw.integers(0, 16, (out, into)), draw.integers(119, 123, (out, into // 32))
+    sizes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    means = np.concatenate([sizes, -sizes])[codes]
+    tensors = {
+        "weight_packed": (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8),
+        "weight_scale": exponents.astype(np.uint8),
+    }
+    return tensors, means * np.float32(2) ** (exponents - 127).repeat(32, 1).astype(np.float32)
+
+
 def e4m3(code: int) -> float:
     """A float of 8 bits by its definition."""
     sign, exponent, fraction = code >> 7, code >> 3 & 15, code & 7
@@ -273,6 +285,10 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = 
     "pack-quantized 8 bits by row": (
         _groups("pack-quantized", num_bits=8, strategy="channel", symmetric=True),
         lambda *a: pack_quantized(*a, bits=8, group=0),
+    ),
+    "mxfp4-pack-quantized": (
+        _groups("mxfp4-pack-quantized", num_bits=4, type="float", group_size=32, symmetric=True),
+        lambda *a: mxfp4(*a),
     ),
     "int-quantized": (
         _groups("int-quantized", num_bits=8, strategy="channel", symmetric=True),

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.native import matrices, structs
+from lite_runner.native import matrices, packing, structs
 from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize
 from lite_runner.weights.tensor import DType, narrowed, widened
+from tests.native.in_numpy import step_words
 from tests.packed_folders import E4M3, bfloat16
 
 STORED: dict[str, DType] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -172,6 +173,18 @@ def test_products(operators: Any, kind: str) -> None:
         np.testing.assert_array_equal(np.array(alone), result)
 
     check()
+
+
+@pytest.mark.parametrize("kind", FORMATS[6:])
+def test_rows_of_a_table_of_tokens(operators: Any, kind: str) -> None:
+    weight = made(kind, 70, 64, 32, np.random.default_rng(5)).weight
+    assert isinstance(weight, QuantizedTensor)
+    table = matrices.matrix(weight)
+    block = packing.embedding(table, None, None, None, hidden=64).block()
+    tokens = np.array([3, 69, 0, 31, 32])
+    words = step_words(5, np.zeros(5), np.arange(5), tokens)
+    found = operators.embedding(block, words, (5, 64))
+    np.testing.assert_allclose(found, weight.float32()[tokens], rtol=3e-7)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int8 in groups"])

@@ -197,17 +197,33 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
         value = data[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
         break;
       }
+      case Format::kFloat8: {
+        const uint32_t bits = data[k * kPanel + column];
+        value = 256.0f * float_of_half(static_cast<uint16_t>((bits & 0x7f) << 7 | (bits & 0x80) << 8));
+        break;
+      }
+      case Format::kTable4:
+        value = reinterpret_cast<const float*>(
+            m.at(m.table))[data[k / 2 * kPanel + column] >> (k % 2 * 4) & 15];
+        break;
       default:
         break;
     }
+    value -= static_cast<float>(m.zero);
     if (m.group) {
       const int64_t at = (panel * m.groups() + k / m.group) * kPanel + column;
-      value *= float_of_half(m.halves(m.scales)[at]);
+      if (m.zeros) value -= reinterpret_cast<const int8_t*>(m.at(m.zeros))[at];
+      value *= m.scale_type == ScaleType::kFloat32
+                   ? reinterpret_cast<const float*>(m.at(m.scales))[at]
+               : m.scale_type == ScaleType::kHalf
+                   ? float_of_half(m.halves(m.scales)[at])
+                   : widened(static_cast<UpperHalf>(m.halves(m.scales)[at]));
       if (m.minimums) value += float_of_half(m.halves(m.minimums)[at]);
     } else if (m.scales) {
       value *= scales[column];
     }
-    to[k] = add ? to[k] + value : value;
+    const int64_t input = m.order ? reinterpret_cast<const int32_t*>(m.at(m.order))[k] : k;
+    to[input] = add ? to[input] + value : value;
   }
 }
 

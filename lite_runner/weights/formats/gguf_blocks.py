@@ -19,7 +19,7 @@ from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.weights.memory_map import drop_pages
-from lite_runner.weights.quantization.quantized import QuantizedTensor
+from lite_runner.weights.quantization.quantized import E2M1, QuantizedTensor, powers_of_two
 
 GROUP = 32  # values of a block
 SCHEMES = {"Q8_0": Scheme(8, GROUP), "Q4_0": Scheme(4, GROUP), "Q4_1": Scheme(4, GROUP)}
@@ -117,6 +117,27 @@ def integers_of(
             "the file may be damaged; quant=none takes it as it is",
         )
     return matrix
+
+
+def mxfp4(data: NDArray[np.uint8], rows: int, columns: int) -> QuantizedTensor:
+    """The matrix [rows, columns] in blocks of MXFP4: the exponent of a power of 2, and floats of 4
+    bits in the order of Q4_0. Raises ArtifactError for an exponent that stands for no number."""
+    blocks = data.reshape(rows, -1, 17)
+    exponents = blocks[:, :, 0]
+    if (exponents == 255).any():
+        raise ArtifactError(
+            f"a matrix [{rows}, {columns}] of MXFP4 blocks: a scale that is no number",
+            "the file may be damaged",
+        )
+    values: NDArray[Any] = np.empty((rows, columns // 2), np.uint8)
+    step = max(1, VALUES_AT_ONCE // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        stored = np.ascontiguousarray(blocks[part, :, 1:]).reshape(-1, 16)
+        values[part] = _neighbours(stored).reshape(-1, columns // 2)
+    scales = powers_of_two(exponents)
+    drop_pages(data)
+    return QuantizedTensor(4, GROUP, values, scales, None, table=E2M1)
 
 
 def _neighbours(stored: NDArray[np.uint8]) -> NDArray[Any]:

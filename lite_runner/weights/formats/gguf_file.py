@@ -22,9 +22,16 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.weights.formats.gguf_blocks import SCHEMES, BlockMatrix, dequantize, integers_of
+from lite_runner.weights.formats.gguf_blocks import (
+    SCHEMES,
+    BlockMatrix,
+    dequantize,
+    integers_of,
+    mxfp4,
+)
 from lite_runner.weights.formats.safetensors_file import view_tensor
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTensor
@@ -44,7 +51,7 @@ TYPES = {
     **{2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24)},
     **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144)},
     **{13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)},
-    **{20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136)},
+    **{20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17)},
 }
 FLOATS: dict[str, DType] = {dtype: dtype for dtype in get_args(DType)}
 QUANTIZED_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in FLOATS)
@@ -300,7 +307,9 @@ class GGUFTensor:
             return view_tensor(data, dtype, shape)
         scheme = SCHEMES.get(self.type_name)
         integers = blocks = None
-        if len(shape) == 2:
+        if len(shape) == 2 and self.type_name == "MXFP4":
+            integers = LazyIntegers(Scheme(4, 32, 2), partial(mxfp4, data, *shape), True)
+        elif len(shape) == 2:
             matrix = BlockMatrix(self.type_name, data.reshape(shape[0], -1), shape[1])
             blocks = LazyBlocks(self.type_name, data.nbytes, lambda: matrix)
         if scheme is not None and len(shape) == 2:

@@ -147,7 +147,8 @@ def layout_of(raw: Mapping[str, Any], where: str) -> PackedLayout:
         refuse_unless(str(raw.get("version", "gemm")).lower() == "gemm", "version")
         return PackedLayout(method, name, bits, group)
     if method == "compressed-tensors":
-        formats = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "dense")
+        formats = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized"]
+        formats += ["mxfp4-pack-quantized", "dense"]
         groups = raw.get("config_groups") or {}
         refuse_unless(isinstance(groups, dict), "config_groups")
         for one in (raw, *(one for one in groups.values() if isinstance(one, dict))):

@@ -13,7 +13,11 @@ pack-quantized   weight_packed [out, in * bits / 32], weight_scale [out, groups]
                  [out * bits / 32, groups], weight_g_idx; signed, and stored 2^(bits - 1) larger
 int-quantized    weight I8 [out, in], weight_scale [out, groups], weight_zero_point [out, groups]
 float-quantized  weight F8_E4M3 [out, in], weight_scale: one, one a row, or one a group of a row
-fp8              the same; weight_scale_inv, one for each block of a matrix, is not inverted either
+mxfp4-pack-quantized
+                 weight_packed U8 [out, in / 2], floats of 4 bits, and weight_scale U8
+                 [out, in / 32], exponents of 2
+fp8              as float-quantized; weight_scale_inv, one for each block of a matrix, is not
+                 inverted either
 bitsandbytes     weight I8 [out, in], SCB [out]: the scales times 127; or of 4 bits weight U8
                  [out * in / 2, 1], indices into quant_map [16], the first of two in the upper bits,
                  and absmax: scales of blocks, or indices of such into nested_quant_map, to be
@@ -46,10 +50,12 @@ from lite_runner.weights.formats.packed_layouts import (
     tensor_type_error,
 )
 from lite_runner.weights.quantization.quantized import (
+    E2M1,
     VALUES_AT_ONCE,
     Codes,
     QuantizedTensor,
     packed,
+    powers_of_two,
     unpacked,
 )
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
@@ -226,6 +232,8 @@ class _Module:
         )
 
     def _pack_quantized(self) -> _Matrix:
+        if self._parts["weight_packed"].dtype == "U8":
+            return self._mxfp4()
         codes, scales = self._take("weight_packed", "I32"), self._take("weight_scale", *FLOATS)
         rows, columns = map(int, _array(self._take("weight_shape", "I32", "I64", shape=(2,))))
         fitting = [
@@ -252,6 +260,16 @@ class _Module:
             self._index("weight_g_idx", columns),
             zero=0 if bits == 8 else 1 << bits - 1,
             scale_bytes=_bytes_of(scales),
+        )
+
+    def _mxfp4(self) -> _Matrix:
+        codes = self._take("weight_packed", "U8")
+        rows, columns = codes.shape[0], 2 * codes.shape[1]
+        scales = self._take("weight_scale", "U8", shape=(rows, -(-columns // 32)))
+        return _Matrix(
+            *(self._where, (rows, columns), 4, 32, lambda order: _array(codes)),
+            lambda: powers_of_two(_array(scales)),
+            table=lambda: E2M1,
         )
 
     def _bytes(self) -> _Matrix:

@@ -149,6 +149,16 @@ class QuantizedTensor:
         return unpacked(values) if self.bits == 4 else values
 
 
+# What codes of 4 bits stand for in MXFP4: floats of two bits of exponent and one of fraction.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = np.array([*_E2M1, *(-one for one in _E2M1)], np.float32)
+
+
+def powers_of_two(exponents: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """2 ** (exponent - 127) as bfloat16; infinite for 255, which is no number."""
+    return np.maximum(exponents.astype(np.uint16) << 7, 0x40).astype(np.uint16)
+
+
 def float8(values: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Floats of 8 bits, e4m3: 2 ** 8 times the float16 with the same exponent and fraction."""
     wide = values.astype(np.uint16)

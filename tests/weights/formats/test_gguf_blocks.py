@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.formats.gguf_blocks import SCHEMES, integers_of
+from lite_runner.weights.formats.gguf_blocks import SCHEMES, integers_of, mxfp4
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.layouts import random_checkpoint
@@ -45,6 +45,19 @@ def test_any_bytes_mean_the_same_numbers(kind: str, data: st.DataObject) -> None
     # + 0.0: Q4_0 has zeros of both signs, which are equal.
     assert (found.float32() + 0.0).tobytes() == (expected + 0.0).tobytes()
     assert (found.bits, found.group) == (SCHEMES[kind].bits, SCHEMES[kind].group)
+
+
+def test_any_bytes_of_mxfp4_mean_the_same_numbers() -> None:
+    blocks = np.random.default_rng(0).integers(0, 256, (3000, 17), np.uint8)
+    blocks[:, 0] %= 255
+    found = mxfp4(blocks.reshape(-1), 500, 192).float32()
+    expected = theirs(blocks, "MXFP4", (500, 192))
+    normal = abs(expected) > 1e-37  # what is smaller may count as 0
+    np.testing.assert_array_equal(found[normal], expected[normal])
+    assert abs(found[~normal]).max() < 1e-37
+    blocks[7, 0] = 255
+    with pytest.raises(ArtifactError, match="a scale that is no number"):
+        mxfp4(blocks.reshape(-1), 500, 192)
 
 
 @pytest.mark.parametrize("kind", KINDS)
