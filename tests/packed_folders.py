@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from lite_runner.architectures import llama_like, parameters
 from lite_runner.architectures.spec import Decoder, Rotary
@@ -344,6 +345,29 @@ def write_folder(folder: Path, name: str, model: Decoder = MODEL) -> dict[str, A
             stored.setdefault(f"{module}.bias", np.zeros(one.shape[0], np.float16))
     write_tensors(folder, stored)
     raw = hf_from_model_config(model) | {"quantization_config": section}
+    (folder / "config.json").write_text(json.dumps(raw))
+    return floats
+
+
+def write_quantized(
+    folder: Path, source: Path, name: str, *, conv1d: bool = False
+) -> dict[str, Array]:
+    """The model of a folder with random linear layers in a layout; all floats by their names.
+    `conv1d`: those of the folder are [in, out]."""
+    section, write = LAYOUTS[name]
+    stored: dict[str, Array] = {}
+    floats = load_file(source / "model.safetensors")
+    for seed, (tensor, values) in enumerate(floats.items()):
+        module = tensor.removesuffix(".weight")
+        kept = module.endswith(("head", "embed_out", "wte", "wpe"))
+        if values.ndim != 2 or "embed" in module or kept:
+            stored[tensor] = values
+            continue
+        tensors, meant = write(*(values.shape[::-1] if conv1d else values.shape), seed)
+        floats[tensor] = meant.T if conv1d else meant
+        stored |= {f"{module}.{suffix}": array for suffix, array in tensors.items()}
+    write_tensors(folder, stored)
+    raw = json.loads((source / "config.json").read_text()) | {"quantization_config": section}
     (folder / "config.json").write_text(json.dumps(raw))
     return floats
 

@@ -153,12 +153,16 @@ def from_hugging_face(
             raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
         if not is_buffer(name) and not _is_of_another_part(name, config):
             named[name] = tensor
+    # Quantizing tools hold the matrices of Conv1D as those of other linear layers.
+    table = parameters(config)
+    conv1d = {one.hugging_face for one in table if _is_conv1d(one, config)}
     named = {
-        name: one for name, one in named.items() if not _is_no_bias(name, one, named, expected)
+        name: transposed(one) if one.block_type and name in conv1d else one
+        for name, one in named.items()
+        if not _is_no_bias(name, one, named, expected)
     }
     head = None if "lm_head.weight" in expected else named.pop("lm_head.weight", None)
     check_tensors({name: tensor.shape for name, tensor in named.items()}, expected, where)
-    table = parameters(config)
     if head is not None:
         check_tied_head(head, named[table[0].hugging_face], where)
     return {

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from lite_runner.app import main
 from lite_runner.architectures.reference import forward
@@ -22,13 +25,21 @@ from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Packed, pack
-from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.quantization.quantize import describe_blocks, with_quantization
 from lite_runner.weights.read_ahead import QuantizedWeights, native_bytes
 from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.tensor import LazyTensor
 from tests.backends.native.ranks import logits_of
-from tests.packed_folders import KEPT, LAYOUTS, MODEL, write_folder, write_tensors
+from tests.packed_folders import (
+    KEPT,
+    LAYOUTS,
+    MODEL,
+    write_folder,
+    write_quantized,
+    write_tensors,
+)
+from tests.paths import REFERENCE
 
 FILE = "model.safetensors"
 
@@ -102,6 +113,69 @@ def test_ranks_have_whole_groups_or_floats(name: str, tmp_path: Path) -> None:
             integers = one[tensor].integers
             if integers is not None and axis == [0]:
                 np.testing.assert_array_equal(integers.read().float32(), one[tensor].float32())
+
+
+@pytest.mark.parametrize(
+    "case", ["phi3", "glm4", "gpt_neox", "starcoder2", "gemma3", "mixtral", "qwen3_moe", "olmo2"]
+)
+def test_matrices_of_every_family(case: str, tmp_path: Path) -> None:
+    """Fused, transposed and of experts, too."""
+    quantized, plain = tmp_path / "quantized", tmp_path / "plain"
+    for folder in (quantized, plain):
+        folder.mkdir()
+    meant = write_quantized(quantized, REFERENCE / case, "pack-quantized 4 bits, zero points")
+    shutil.copy(REFERENCE / case / "config.json", plain)
+    save_file(meant, plain / FILE)
+    model = model_config_of(quantized)
+    assert model is not None and model == model_config_of(plain)
+    expected = open_checkpoint(plain, model)
+    found = with_quantization(open_checkpoint(quantized, model), model, Quantization("file"))
+    kept = 0
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(found[name].float32(), tensor.float32(), name)
+        integers = found[name].integers
+        if integers is not None:
+            values = integers.read().float32()
+            values = values if values.shape == tensor.shape else values.T
+            np.testing.assert_array_equal(values, tensor.float32(), name)
+            kept += 1
+    assert kept >= 8 and len(list(pack(model, QuantizedWeights(found, model)))) > 3
+
+
+def test_conv1d_is_held_as_other_linear_layers(tmp_path: Path) -> None:
+    meant = write_quantized(tmp_path, REFERENCE / "gpt2", "int-quantized", conv1d=True)
+    model = model_config_of(tmp_path)
+    assert model is not None
+    found = open_checkpoint(tmp_path, model)
+    name = "backbone.blocks.0.attention.projection.weight"
+    stored = next(one for one in meant if one.endswith("h.0.attn.c_proj.weight"))
+    expected = meant[stored] if found[name].shape == meant[stored].shape else meant[stored].T
+    np.testing.assert_array_equal(found[name].float32(), expected)
+    assert sum(bool(one.block_type) for one in found.values()) >= 8
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_shapes_and_types_end_in_an_error(name: str, tmp_path: Path) -> None:
+    write_folder(tmp_path, name)
+    described, data = header(tmp_path)
+    draw = np.random.default_rng(len(name))
+    names = [one for one in described if f"{Q}." in one and "bias" not in one]
+    for _ in range(60):
+        changed = json.loads(json.dumps(described))
+        one = changed[names[draw.integers(len(names))]]
+        if draw.integers(2):
+            one["dtype"] = SAME_SIZE[one["dtype"]]
+        else:
+            shapes = [one["shape"][::-1], [int(np.prod(one["shape"]))], [*one["shape"], 1]]
+            one["shape"] = next(s for s in shapes if s != one["shape"])
+        text = json.dumps(changed).encode()
+        (tmp_path / FILE).write_bytes(len(text).to_bytes(8, "little") + text + data)
+        with contextlib.suppress(ArtifactError):
+            packed(opened(tmp_path))
+
+
+SAME_SIZE = {"I32": "F32", "F32": "I32", "F16": "BF16", "BF16": "I16", "I64": "F64", "I8": "U8"}
+SAME_SIZE |= {"U8": "I8", "F8_E4M3": "F8_E5M2"}
 
 
 def test_quant_none_computes_with_floats(tmp_path: Path) -> None:
