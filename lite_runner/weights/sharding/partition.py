@@ -136,7 +136,9 @@ def _piece(tensor: LazyTensor, parameter: Parameter, layout: Layout, ranks: Rank
         part_of_blocks = _part(blocks.read, parameter, bounds, block_columns(blocks.type_name))
         nbytes = blocks.nbytes // count
         blocks = part_of_blocks and replace(blocks, read=part_of_blocks, nbytes=nbytes)
-    return replace(sliced(tensor, bounds), integers=integers, blocks=blocks)
+    return replace(
+        sliced(tensor, bounds), integers=integers, block_type=tensor.block_type, blocks=blocks
+    )
 
 
 def _part(

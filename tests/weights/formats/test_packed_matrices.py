@@ -26,7 +26,11 @@ from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Packed, pack
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.quantization.quantize import describe_blocks, with_quantization
+from lite_runner.weights.quantization.quantize import (
+    block_types,
+    describe_blocks,
+    with_quantization,
+)
 from lite_runner.weights.read_ahead import QuantizedWeights, native_bytes
 from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.tensor import LazyTensor
@@ -103,7 +107,13 @@ def test_matrices_that_are_multiplied_as_one_are_widened_where_they_differ(tmp_p
 def test_ranks_have_whole_groups_or_floats(name: str, tmp_path: Path) -> None:
     floats = write_folder(tmp_path, name)
     tensors = opened(tmp_path)
-    shards = [pieces(tensors, MODEL, Ranks(2, rank), vocab_parallel=True) for rank in range(2)]
+    shards = [pieces(tensors, MODEL, Ranks(rank, tensor=2), vocab_parallel=True) for rank in range(2)]
+    said = describe_blocks(shards[0].values())
+    assert said.startswith(f"weights: {next(iter(block_types(tensors.values())))} as the file has")
+    # Its inputs are those of both ranks.
+    assert ("3 matrices of GPTQ (4 bits, group 32) widened to float32" in said) == (
+        name == "gptq v2, ordered"
+    )
     for tensor, meant in floats.items():
         axis = [i for i, n in enumerate(shards[0][tensor].shape) if n != meant.shape[i]]
         whole = [one[tensor].float32() for one in shards]
