@@ -68,6 +68,9 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         model = stored
     elif stored is not None:
         check_same_model(model, stored, path)
+    quantization = quantization_of(config, path, gguf)
+    if weights and not sharded and config.quant is None and is_packed(path):
+        quantization = Quantization("file")
     strategy = config.src_strategy_path_or_dir if isinstance(config, StrategyOptions) else ""
     files = ModelFiles(
         source,
@@ -76,7 +79,7 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         config.checkpoint_seed,
         strategy=Path(strategy).expanduser() if strategy else None,
         auto_trans=isinstance(config, ComputeOptions) and config.auto_trans_ckpt,
-        quantization=quantization_of(config, path, gguf),
+        quantization=quantization,
         gguf=gguf,
     )
     return _with_own_adapter(files, config) if weights else files
@@ -187,8 +190,6 @@ def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None)
     manifest, asked = read_quantization(path), config.quantization
     if gguf is not None and gguf.quantized and config.quant in (None, "a8"):
         return Quantization(config.quant or "file")
-    if config.quant is None and not rank_folders(path) and is_packed(path):
-        return Quantization("file")
     if config.quant == "a8":
         raise ArtifactError(
             f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",

@@ -107,7 +107,9 @@ def test_matrices_that_are_multiplied_as_one_are_widened_where_they_differ(tmp_p
 def test_ranks_have_whole_groups_or_floats(name: str, tmp_path: Path) -> None:
     floats = write_folder(tmp_path, name)
     tensors = opened(tmp_path)
-    shards = [pieces(tensors, MODEL, Ranks(rank, tensor=2), vocab_parallel=True) for rank in range(2)]
+    shards = [
+        pieces(tensors, MODEL, Ranks(rank, tensor=2), vocab_parallel=True) for rank in range(2)
+    ]
     said = describe_blocks(shards[0].values())
     assert said.startswith(f"weights: {next(iter(block_types(tensors.values())))} as the file has")
     # Its inputs are those of both ranks.
