@@ -27,7 +27,7 @@ def opened(
 ) -> tuple[Backend, ComputeOptions]:
     """The backend of a job, ready for its steps, and the config that names it."""
     device = environment.resolve_device(config.context.device_target)
-    tokenizer = tokenizer_of(config, files)
+    tokenizer = tokenizer_of(config.tokenizer, files)
     options = run_options(config, job, device, ranks, tokenizer)
     config = resolve_backend(config, files, options)
     backend = open_backend(files, run_options(config, job, device, ranks, tokenizer))
@@ -41,5 +41,5 @@ def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
     settings = ["model=smollm2_135m", "predict_data=ids", *overrides]
     config, _ = resolve(parse(settings, heads()))
     progress.configure(verbosity=0)
-    files = locate(config)
+    files = locate(config.source)
     return opened(config, files, Job([], [], config.generation(files.model), slots, length))[0]

@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     arguments = parser.parse_args()
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
-    files = locate(config)
+    files = locate(config.source)
     model, length = files.model, arguments.prompt_tokens
 
     arguments.folder.mkdir(parents=True)

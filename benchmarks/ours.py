@@ -62,7 +62,7 @@ def main() -> None:
     config, _ = resolve(parse(overrides, heads()))
     progress.configure(verbosity=0)
     started = time.perf_counter()
-    files = locate(config)
+    files = locate(config.source)
     job = Job(
         requests=[],
         tokens=prompts,

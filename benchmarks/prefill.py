@@ -106,7 +106,7 @@ def model_of(overrides: Sequence[str]) -> Decoder:
     settings = ["model=smollm2_135m", "predict_data=ids", *overrides]
     config, _ = resolve(parse(settings, heads()))
     progress.configure(verbosity=0)
-    return locate(config).model
+    return locate(config.source).model
 
 
 def opened(model: Decoder, length: int, threads: int) -> NativeBackend:

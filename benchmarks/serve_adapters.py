@@ -27,7 +27,7 @@ _NAMES = {
 def write_adapters(model: Path, folder: Path, count: int) -> dict[str, str]:
     """Adapters of all linear layers of a Llama; how a command names them: {adapters}, {ggufs}."""
     config, _ = resolve(parse([f"model={model}", "predict_data=ids"], heads()))
-    decoder = locate(config).model
+    decoder = locate(config.source).model
     made = {one.name: one for one in random_adapters(decoder, count, RANK)}
     adapter_writer.write_adapters(made, decoder, folder, "peft", listed=True)
     files = [folder / f"{name}.gguf" for name in made]

@@ -107,7 +107,7 @@ def compare(arguments: argparse.Namespace, rank: int, folder: Path) -> None:
 def make_adapters(folder: Path, count: int, rank: int) -> Path:
     """Adapters a0, a1, ... as peft writes them, and their listing; gives the base's GGUF."""
     config, _ = resolve(parse(["model=smollm2_135m", "predict_data=ids"], heads()))
-    files = locate(config)
+    files = locate(config.source)
     assert files.path is not None
     adapters = {one.name: one for one in random_adapters(files.model, count, rank)}
     write_adapters(adapters, files.model, folder, "peft", listed=True)
@@ -122,7 +122,7 @@ def one_process(job: dict[str, Any], dtype: str) -> None:
     config, _ = resolve(parse(overrides, heads()))
     config = replace(config, adapter_dtype=dtype)
     progress.configure(0)
-    files = locate(config)
+    files = locate(config.source)
     adapters = list(open_adapters(Path(job["adapters"]), files.model).values())
     cases: dict[int, Engine] = {}
     for case in job["cases"]:

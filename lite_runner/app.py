@@ -9,6 +9,7 @@ import select
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from lite_runner import __version__, progress
@@ -158,19 +159,17 @@ def _multirun(line: CommandLine) -> int:
     for i, (label, config, notes) in enumerate(jobs, 1):
         if config.verbosity > 0:
             print(shown(f"job {i} of {len(jobs)}: {label}").rstrip(": "), file=sys.stderr)
-        worst = max(worst, run_apart(config, notes, line.plugins))
+        worst = max(worst, run_apart(partial(_run, config, notes, line.plugins)))
         if worst in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             break
     return worst
 
 
-def run_apart(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
-    """The exit code of one job, run in a new process."""
+def run_apart(job: Callable[[], int]) -> int:
+    """The exit code of a job, run in a new process."""
     import multiprocessing
 
-    process = multiprocessing.get_context("spawn").Process(
-        target=_job, args=(config, notes, plugins)
-    )
+    process = multiprocessing.get_context("spawn").Process(target=_exit_with, args=(job,))
     process.start()
     try:
         process.join()
@@ -187,5 +186,5 @@ def run_apart(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] =
     return 128 - code if code < 0 else code  # as a shell says: killed by signal n is 128 + n
 
 
-def _job(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str]) -> NoReturn:
-    sys.exit(guarded(lambda: _run(config, notes, plugins)))
+def _exit_with(job: Callable[[], int]) -> NoReturn:
+    sys.exit(guarded(job))

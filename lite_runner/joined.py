@@ -21,10 +21,10 @@ from lite_runner.backends.collectives import schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, raise_faults
-from lite_runner.config.parallel import placed, starts_ranks
+from lite_runner.config.parallel import placed, ranks_of, starts_ranks
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import AscendSettings
+from lite_runner.config.sections import AscendSettings, Context, Parallel
 from lite_runner.distributed.events import (
     FOLDER_VARIABLE,
     MET,
@@ -60,9 +60,16 @@ def run(
     Raises RunnerError before anything is done if `config` cannot be run as `member`.
     """
     progress.configure(config.verbosity)
+    raise_faults(
+        member_faults(
+            *(member, ranks_of(config), config.run_mode),
+            on_ranks=config.on_ranks,
+            use_parallel=config.use_parallel,
+        )
+    )
     if member.is_machine:
-        return launch(_on_machine(config, member), notes, plugins)
-    raise_faults(list(member_faults(config, member)))
+        parallel = _of_machine(config.parallel, member)
+        return launch(dataclasses.replace(config, parallel=parallel), notes, plugins)
     prints = member.rank in (0, None) and not member.is_scheduler
     alone = member.size == 1 or not starts_ranks(config)
     if config.dry_run or alone:
@@ -85,20 +92,17 @@ def run(
     return 0
 
 
-def _on_machine(config: RunConfig, member: Member) -> RunConfig:
-    """The config that starts the ranks of this machine of a cluster."""
+def _of_machine(parallel: Parallel, member: Member) -> Parallel:
+    """The section that starts the ranks of this machine of a cluster."""
     assert member.scheduler is not None and member.rank is not None
-    parallel = dataclasses.replace(
-        config.parallel,
+    return dataclasses.replace(
+        parallel,
         worker_num=member.size,
         local_worker_num=member.local_ranks,
         master_addr=member.scheduler.host,
         master_port=member.scheduler.port,
         node_rank=member.rank // member.local_ranks,
     )
-    config = dataclasses.replace(config, parallel=parallel)
-    raise_faults([*member_faults(config, member)])
-    return config
 
 
 def _run_rank(
@@ -112,7 +116,9 @@ def _run_rank(
         if sender is not None:
             folder = RunFolder(Path(os.environ[FOLDER_VARIABLE]))
             stack.enter_context(folder).open_log(f"rank_{sender.rank}.log")
-        target, device_id, meets_on = choose_device(config, member)
+        target, device_id, meets_on = choose_device(
+            config.context, member, elsewhere=config.in_mindformers
+        )
         with progress.step(f"meet the {member.size} ranks"):
             joined = join(
                 member,
@@ -212,15 +218,15 @@ def _exit(member: Member, failure: Failure, sender: Sender | None) -> NoReturn:
     os._exit(failure.exit_code)
 
 
-def choose_device(config: RunConfig, member: Member) -> tuple[str, int, str]:
+def choose_device(context: Context, member: Member, *, elsewhere: bool) -> tuple[str, int, str]:
     """The kind, "CPU" or "Ascend", and the id of the device of this process as `member`, and the
-    kind on which it meets the other ranks; chooses its Ascend settings, too.
+    kind on which it meets the other ranks: the CPU where it computes `elsewhere`; chooses its
+    Ascend settings, too.
 
     Call it before MindSpore is imported. Raises RunnerError: no such device, a broken rank table.
     """
-    target = environment.resolve_device(config.context.device_target)
-    device_id = config.context.device_id
+    target, device_id = environment.resolve_device(context.device_target), context.device_id
     if target == "Ascend":
         device_id = device_of(member, device_id)
-    choose_ascend_settings(AscendSettings.of(config.context), target, tell=False)
-    return target, device_id, "CPU" if config.in_mindformers else target  # it computes elsewhere
+    choose_ascend_settings(AscendSettings.of(context), target, tell=False)
+    return target, device_id, "CPU" if elsewhere else target

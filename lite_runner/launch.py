@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, bytes_of
-from lite_runner.config.parallel import cluster_of, starts_ranks, threads_beyond
+from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.secret import KEY, encryption_key
+from lite_runner.config.sections import Parallel
 from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.resources import check_ranks_fit
@@ -40,7 +42,13 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         progress.note(f"note: {note.text}")
     if config.computes_here and (told := threads_beyond(config)):
         progress.note(f"note: {told}")
-    config, mode = with_rank_table(config), run_mode(config.run_mode)
+    starts, mode = starts_ranks(config), run_mode(config.run_mode)
+    parallel, context = with_rank_table(
+        *(config.parallel, config.context, ranks_of(config)),
+        on_ranks=config.on_ranks,
+        starts=starts,
+    )
+    config = replace(config, parallel=parallel, context=context)
     if config.dry_run:
         log_details(notes)
         progress.text(mode.plan(config).text())
@@ -55,7 +63,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
     config = with_input(config)
-    if config.parallel.node_rank == 0:  # other machines get the seed of rank 0
+    if parallel.node_rank == 0:  # other machines get the seed of rank 0
         config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
@@ -63,13 +71,13 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         log_details(notes)
         written = folder.write_config(kept(config.without_secrets()))
         plan = mode.plan(config)
-        if starts_ranks(config):
+        if starts:
             check_ranks_fit(plan)
             given = config.infer.enc_key if isinstance(config, ExportedOptions) else ""
             with _key_for_ranks(given) as words:
                 words = ["--config", str(written), *words]
                 words += [f"register_path={_absolute(path)}" for path in plugins]
-                _run_ranks(config, folder, words)
+                _run_ranks(cluster_of(config), parallel, context.device_target, folder, words)
         else:
             mode.run(plan, folder)
     return 0
@@ -87,14 +95,15 @@ def _key_for_ranks(given: str) -> Iterator[list[str]]:
         yield [f"{KEY}=file:{file}"]
 
 
-def _run_ranks(config: RunConfig, folder: RunFolder, words: Sequence[str]) -> None:
+def _run_ranks(
+    cluster: Cluster, parallel: Parallel, target: str, folder: RunFolder, words: Sequence[str]
+) -> None:
     """Run the ranks of this machine with a command line. Raises RunnerError, KeyboardInterrupt."""
     from lite_runner.distributed import ascend_ranks
     from lite_runner.distributed.job import Limits, run_ranks
     from lite_runner.distributed.rank_table import read_rank_table
 
-    cluster, parallel = cluster_of(config), config.parallel
-    on_ascend = environment.resolve_device(config.context.device_target) == "Ascend"
+    on_ascend = environment.resolve_device(target) == "Ascend"
     table = (parallel.rank_table_file if on_ascend else "") or ""
     variables = {}
     if on_ascend:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -226,9 +227,9 @@ def test_multirun_runs_every_job_and_returns_the_worst(
 ) -> None:
     seeds: list[int] = []
 
-    def run(config: RunConfig, *_: object) -> int:
-        seeds.append(config.seed)
-        return {1: 0, 2: 4, 3: 1}[config.seed]
+    def run(job: partial[int]) -> int:
+        seeds.append(job.args[0].seed)
+        return {1: 0, 2: 4, 3: 1}[seeds[-1]]
 
     monkeypatch.setattr(app, "run_apart", run)
     refused(["-m", TINY, "predict_data=a, b", "seed=1,2,3"], 4)
@@ -241,8 +242,8 @@ def test_multirun_stops_when_interrupted(
 ) -> None:
     seeds: list[int] = []
 
-    def run(config: RunConfig, *_: object) -> int:
-        seeds.append(config.seed)
+    def run(job: partial[int]) -> int:
+        seeds.append(job.args[0].seed)
         return 130
 
     monkeypatch.setattr(app, "run_apart", run)

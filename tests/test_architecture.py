@@ -172,7 +172,7 @@ END_TO_END = {
     "mindir": "mindformers_graphs",
     "output": "real_mindformers",
     "native": "library sanitizers",
-    "run_modes": "adapters blocks chatglm logprobs pretrained_folder structured",
+    "run_modes": "adapters blocks chatglm logprobs pretrained_folder strategy_files structured",
     "scripts": "rank_tables",
     "serving": "adapters clients page schema soak",
     "system": "peaks",
@@ -414,7 +414,7 @@ def test_mindspore_is_imported_only_where_tensors_are(path: Path) -> None:
         "lite_runner.app",
         "lite_runner.config",
         "lite_runner.doctor.machine",
-        "lite_runner.doctor.model",
+        "lite_runner.run_modes.doctor",
         "lite_runner.text",
     ],
 )

@@ -33,7 +33,6 @@ RUN_MODES = {
     "output/completions.py": ["predict", "slora"],
     "output/mindformers.py": ["predict"],
     "output/scoring.py": ["eval"],
-    "output/strategy_files.py": ["predict", "slora"],
     "serving/": ["serve"],
     **{f"run_modes/{name}.py": [name] for name in options_of("run_mode")},
 }

@@ -52,7 +52,7 @@ def _model_of(config: PretrainedConfig) -> PreTrainedModel:
     from lite_runner.model.locate import locate
 
     run = without_call_options(config.run_config())
-    files = locate(run)
+    files = locate(run.source)
     if run.backend == "native":
         from lite_runner.api.model import PreTrainedModel
 

@@ -92,12 +92,12 @@ def _found(source: str, form: ChatForm | None = None) -> tuple[Tokenizer, int | 
         return load_tokenizer(path, model_vocab=None, chat_form=form), None
     config = resolve_source(source)
     model, place = config.model_config(), downloaded_tokenizer(config.trainer.model_name)
-    if place is not None and model is not None and not config.tokenizer_source:
+    if place is not None and model is not None and not config.tokenizer.named:
         kind = form or CHAT_FORMS.get(config.processor.tokenizer.type)
         core = load_tokenizer(place, model_vocab=model.vocab_size, chat_form=kind)
         return core, model.pad_token_id
-    files = locate(config, weights=False)
-    return tokenizer_of(config, files), files.model.pad_token_id
+    files = locate(config.source, weights=False)
+    return tokenizer_of(config.tokenizer, files), files.model.pad_token_id
 
 
 class _FamilyTokenizer(PreTrainedTokenizer):

@@ -24,8 +24,8 @@ from lite_runner.config.generation import decided
 from lite_runner.config.groups import options_of, own_source
 from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.offline_checks import with_backend
-from lite_runner.config.schema import RANDOM, Exported, GenerateOptions
-from lite_runner.config.sections import ParallelConfig
+from lite_runner.config.schema import Exported, GenerateOptions
+from lite_runner.config.sections import RANDOM, ParallelConfig
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import export, faults, predict
 from lite_runner.text.loading import holds_tokenizer

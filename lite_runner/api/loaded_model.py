@@ -20,8 +20,9 @@ from lite_runner.api.streamers import SequentialStream, Streamer
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import AdapterSlots, Backend
 from lite_runner.backends.seat import RunOptions
+from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import GenerationConfig, asked_of
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompt import adapter_name
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
@@ -39,7 +40,7 @@ from lite_runner.model.adapters import (
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.backend import grow_backend, resolve_backend, run_options
-from lite_runner.plan.job import Job, fit
+from lite_runner.plan.job import Job, fit, with_ends
 from lite_runner.plan.resources import open_backend
 from lite_runner.records import dataclass
 from lite_runner.system import environment
@@ -68,7 +69,7 @@ class LoadedModel:
         self._engine = GrowingEngine()
         self._adapters = OpenAdapters()
         self._settings = without_call_options(config.run_config())
-        self.files = files or locate(self._settings)
+        self.files = files or locate(self._settings.source)
         self._missing: tuple[GenerateOptions, ArtifactError] | None = None  # why no tokenizer
         self._written: tuple[int, ...] = ()  # of the parameters that the backend was loaded from
 
@@ -79,7 +80,7 @@ class LoadedModel:
             settings = without_call_options(self.config.run_config())
             if settings != self._settings:
                 self._engine.close()
-                self.files, self._settings = locate(settings), settings
+                self.files, self._settings = locate(settings.source), settings
             yield
 
     def complete(
@@ -93,20 +94,32 @@ class LoadedModel:
         """See PreTrainedModel.complete."""
         config = self.config.run_config(checked_options(options, self.config, prompts))
         if adapter_id is None and not config.merges_adapter:
-            adapter_id = only_adapter(config) if config.adapter_id is None else config.adapter_id
+            adapter_id = (
+                only_adapter(config.adapters) if config.adapter_id is None else config.adapter_id
+            )
         names = names_of(adapter_id, len(prompts))
         if not prompts:
             return []
         with self.opened():
             config = with_seed(config)
+            generation = config.generation(self.files.model)
+            structured = asked_of(vars(config))
             if tokenizer is None:
                 exports = config.in_lite and self.files.exported is None
-                told = config.generation(self.files.model).stop or asked_of(vars(config))
-                needed = exports or bool(told)
+                needed = exports or bool(generation.stop or structured)
                 with suppress(ArtifactError):  # who needs one says so
                     tokenizer = self.tokenizer(fetching=needed)
             adapters = self._adapters.job(config, self.files, names)
-            job = replace(fit(config, self.files, tokenizer, prompts), adapters=adapters)
+            if config.model_config() is None:  # model=auto: its sizes are known only now
+                check_fits(config, self.files.model)
+            job = fit(
+                with_ends(generation, config.eos_token_id, self.files.model, tokenizer),
+                *(self.files, tokenizer, prompts),
+                truncate=config.truncate,
+                batch=config.predict_batch_size,
+                structured=structured,
+            )
+            job = replace(job, adapters=adapters)
             if job.generation.stop and tokenizer is None:
                 raise ConfigError("stop texts need a tokenizer, and the checkpoint has none")
             hooks.check(job.generation, own_ranks(config))
@@ -142,7 +155,7 @@ class LoadedModel:
         before = self._missing[1] if self._missing and self._missing[0] == settings else None
         try:
             again = fetching and before is None
-            return tokenizer_of(settings, self.files, fetching=again)
+            return tokenizer_of(settings.tokenizer, self.files, fetching=again)
         except ArtifactError as error:
             if fetching and before is not None:
                 raise ArtifactError(before.message, before.hint) from error
@@ -432,24 +445,24 @@ class OpenAdapters:
                 )
             return None
         path = Path(config.adapter_path).expanduser()
-        if shards_of(path, adapter_root_of(config)):
-            return open_adapter_job(config, files.model, names)
+        if shards_of(path, adapter_root_of(config.adapters)):
+            return open_adapter_job(config.adapters, files.model, ranks_of(config), names)
         of = (config.adapter_path, config.adapter_root)
         if of != self._of or not self._opened.keys() >= set(wanted):
             self._open(config, files, wanted)
             self._of = of
         check_adapters([self._opened[n] for n in wanted if n not in self._checked], files)
         self._checked.update(wanted)
-        return adapter_job(config, list(self._opened.values()), names)
+        return adapter_job(config.adapters, list(self._opened.values()), names)
 
     def _open(self, config: GenerateOptions, files: ModelFiles, wanted: Sequence[str]) -> None:
-        found = adapters_of(config, files.model, wanted)
+        found = adapters_of(config.adapters, files.model, wanted)
         path = Path(config.adapter_path).expanduser()
-        listed = adapter_folders(path, adapter_root_of(config))
+        listed = adapter_folders(path, adapter_root_of(config.adapters))
         for name in listed:
             if name not in found:
                 try:
-                    found |= adapters_of(config, files.model, [name])
+                    found |= adapters_of(config.adapters, files.model, [name])
                 except ArtifactError:
                     continue  # told when it is asked for
         self._opened = {name: found[name] for name in listed if name in found}

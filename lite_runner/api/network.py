@@ -165,7 +165,7 @@ class GPT2LMHeadModel(Network):
 def network_of(config: PretrainedConfig, files: ModelFiles | None = None) -> Network:
     """The model of a config, of the class of its family; finds the `files`, where they are not
     given. Raises ConfigError, ArtifactError."""
-    files = files or locate(without_call_options(config.run_config()))
+    files = files or locate(without_call_options(config.run_config()).source)
     named = (
         *(LlamaForCausalLM, BloomLMHeadModel, GPT2LMHeadModel),
         *(ChatGLM2ForConditionalGeneration, GLMForPreTraining),

@@ -87,13 +87,13 @@ def load(job: CellJob) -> Loaded:
     plugins.register_plugins(job.plugins)
     config = CellOptions.from_dict(job.config)
     check_cell(config)
-    files = locate(config)
+    files = locate(config.source)
     work = workload(files.model, job.settings)
     device = environment.resolve_device(config.context.device_target)
     choice = choose(files, run_options(config, work, device))
     config = replace(config, backend=choice.name)
     exports = not _is_exported(config, files, work)
-    tokenizer = tokenizer_of(config, files) if exports else None
+    tokenizer = tokenizer_of(config.tokenizer, files) if exports else None
     backend = open_backend(files, run_options(config, work, device, tokenizer=tokenizer))
     return Loaded(backend, choice.note, work, str(files.quantization), exports)
 

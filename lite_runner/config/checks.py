@@ -5,7 +5,7 @@ Nothing here loads or downloads: a fault costs the user no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from lite_runner.architectures import model_of, of_mindformers
@@ -23,12 +23,12 @@ from lite_runner.config.parallel import division_faults, parallel_faults, withou
 from lite_runner.config.quantization import matrices_of, schemes
 from lite_runner.config.sampling_checks import beyond_context, context_faults
 from lite_runner.config.schema import (
-    RANDOM,
     ExportedOptions,
     RunConfig,
     SamplingOptions,
     StrategyOptions,
 )
+from lite_runner.config.sections import RANDOM
 
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
@@ -171,7 +171,7 @@ def quantization_faults(config: RunConfig) -> Iterator[Fault]:
             f"quant={config.quant} has no effect with run_mode={config.run_mode}, which writes"
             " floats; run_mode=quantize writes integers",
         )
-    yield from unavailable(config, f"quant={config.quant}", "quant")
+    yield from unavailable(config.floats_only, f"quant={config.quant}", "quant")
 
 
 def unknown_modules(config: RunConfig, model: Decoder) -> Iterator[Fault]:
@@ -190,17 +190,10 @@ def unknown_modules(config: RunConfig, model: Decoder) -> Iterator[Fault]:
             )
 
 
-def unavailable(config: RunConfig, what: str, key: str) -> Iterator[Fault]:
+def unavailable(floats_only: Iterable[str], what: str, key: str) -> Iterator[Fault]:
     """Settings that do not support quantized weights; `what` names the setting of those."""
-    asked = {f"run_mode={config.run_mode}": not config.takes_quantized}
-    if isinstance(config, ExportedOptions):
-        asked |= {
-            "model.model_config.use_past=false": not config.writes_graphs and not config.use_past,
-            "backend=mslite": config.in_lite,
-        }
-    for setting, given in asked.items():
-        if given:
-            other, _, value = setting.partition("=")
-            why = ": graphs compute with floats; backend=native computes without an export"
-            why = why if value in ("mslite", "export") else ""
-            yield fault((key, other), f"{what} is not available with {setting}{why}")
+    for setting in floats_only:
+        other, _, value = setting.partition("=")
+        why = ": graphs compute with floats; backend=native computes without an export"
+        why = why if value in ("mslite", "export") else ""
+        yield fault((key, other), f"{what} is not available with {setting}{why}")

@@ -29,7 +29,7 @@ from lite_runner.config.groups import (
     user_folder,
 )
 from lite_runner.config.mindformers import arch_of, base_model
-from lite_runner.config.schema import RANDOM
+from lite_runner.config.sections import RANDOM
 from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass

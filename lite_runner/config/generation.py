@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lite_runner.config.fields import Fault, fault, read
@@ -156,14 +156,22 @@ class GenerationConfig:
         return min(context, self.max_length or context)
 
 
-STRUCTURED_KEYS = (
-    "response_format",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "structured_outputs",
-)
 Json = Mapping[str, object] | str  # an object, or its JSON
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class StructuredOptions:
+    """The grammar that completions are restricted to, by one of these keys: those of a run for all
+    prompts, or a prompt's own."""
+
+    response_format: Json | None = None
+    guided_json: Json | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    structured_outputs: Json | None = None
+
+
+STRUCTURED_KEYS = tuple(field.name for field in fields(StructuredOptions))
 
 
 @dataclass(frozen=True)

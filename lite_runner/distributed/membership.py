@@ -19,8 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner.config.fields import Fault
-from lite_runner.config.parallel import ranks_of
-from lite_runner.config.schema import RunConfig
+from lite_runner.config.parallel import Ranks
 from lite_runner.distributed.rank_table import read_rank_table
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
@@ -180,17 +179,17 @@ def _is(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def member_faults(config: RunConfig, member: Member) -> Iterator[Fault]:
-    """Validation errors of `config` with the number of ranks that were started."""
-    ranks, asked = ranks_of(config), config.parallel_config
+def member_faults(
+    member: Member, ranks: Ranks, run_mode: str, *, on_ranks: bool, use_parallel: bool
+) -> Iterator[Fault]:
+    """Validation errors of the `ranks` of a run with the number of ranks that were started;
+    `on_ranks`: its run mode may be done by several."""
     started = f"this process was started as {member.name}"
-    if not config.on_ranks and member.size > 1:
-        yield Fault(
-            ("run_mode",), f"{started}, but run_mode={config.run_mode} is done by one process"
-        )
+    if not on_ranks and member.size > 1:
+        yield Fault(("run_mode",), f"{started}, but run_mode={run_mode} is done by one process")
     elif member.size == ranks.size:
         return
-    elif not config.use_parallel:
+    elif not use_parallel:
         yield Fault(
             ("use_parallel",),
             f"{started}, but use_parallel=false: each would do the whole job; use_parallel=true"
@@ -199,8 +198,8 @@ def member_faults(config: RunConfig, member: Member) -> Iterator[Fault]:
     else:
         yield Fault(
             ("parallel_config",),
-            f"{started}, expected {ranks.size}: data_parallel={asked.data_parallel} *"
-            f" model_parallel={asked.model_parallel} of parallel_config; start {ranks.size}, or"
+            f"{started}, expected {ranks.size}: data_parallel={ranks.data} *"
+            f" model_parallel={ranks.tensor} of parallel_config; start {ranks.size}, or"
             f" set parallel_config.model_parallel={member.size} and"
             " parallel_config.data_parallel=1",
         )

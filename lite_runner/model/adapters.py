@@ -1,4 +1,4 @@
-"""LoRA adapters of a run: the ones its config names, loaded beside the model or merged into it."""
+"""LoRA adapters of a run: the ones it names, loaded beside the model or merged into it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ import numpy as np
 
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompts import adapter_names
-from lite_runner.config.schema import (
-    AdapterOptions,
-    ComputeOptions,
-    DType,
-    GenerateOptions,
-    RunConfig,
-    SessionOptions,
-)
-from lite_runner.config.sections import LORA_NAME
+from lite_runner.config.schema import DType
+from lite_runner.config.sections import LORA_NAME, AdapterSource
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
 from lite_runner.records import dataclass
@@ -50,61 +43,59 @@ from lite_runner.weights.tensor import LazyTensor
 
 
 def adapters_of(
-    config: AdapterOptions, model: Decoder, names: Sequence[str] | None = None
+    asked: AdapterSource, model: Decoder, names: Sequence[str] | None = None
 ) -> dict[str, Adapter]:
     """The adapters of adapter_path with these `names`; without `names` those of adapter_id, or all
     where it is null. Raises ArtifactError."""
-    if names is None and config.adapter_id is not None:
-        names = adapter_names(config.adapter_id)
-    path = Path(config.adapter_path).expanduser()
-    return open_adapters(path, model, names, root=adapter_root_of(config))
+    if names is None and asked.ids is not None:
+        names = adapter_names(asked.ids)
+    return open_adapters(Path(asked.path).expanduser(), model, names, root=adapter_root_of(asked))
 
 
-def only_adapter(config: AdapterOptions) -> str | None:
+def only_adapter(asked: AdapterSource) -> str | None:
     """The adapter that adapter_path alone means: the only one there. None for several, and where
     adapter_id says it. Raises ArtifactError."""
-    path = Path(config.adapter_path).expanduser()
-    if not config.adapter_path or config.adapter_id is not None or config.merges_adapter:
+    path = Path(asked.path).expanduser()
+    if not asked.path or asked.ids is not None or asked.in_weights:
         return None
     if not is_listing(path) and shards_of(path):
         return None
-    listed = adapter_folders(path, adapter_root_of(config))
+    listed = adapter_folders(path, adapter_root_of(asked))
     return next(iter(listed)) if len(listed) == 1 else None
 
 
-def adapter_root_of(config: AdapterOptions) -> Path | None:
+def adapter_root_of(asked: AdapterSource) -> Path | None:
     """The folder that adapters must lie in; None: anywhere."""
-    return Path(config.adapter_root).expanduser() if config.adapter_root else None
+    return Path(asked.root).expanduser() if asked.root else None
 
 
-def with_adapter(files: ModelFiles, config: AdapterOptions) -> ModelFiles:
-    """The model with the adapter of adapter_path merged into it, if the config names one.
+def with_adapter(files: ModelFiles, asked: AdapterSource) -> ModelFiles:
+    """The model with the adapter of adapter_path merged into it, if one is named.
 
     Raises ConfigError where adapter_path has several and adapter_id names none of them,
     ArtifactError where the adapter does not fit the model.
     """
-    if not config.adapter_path or files.adapter is not None:
+    if not asked.path or files.adapter is not None:
         return files
-    adapters = adapters_of(config, files.model)
+    adapters = adapters_of(asked, files.model)
     if len(adapters) != 1:
         raise ConfigError(
-            f"adapter_path={config.adapter_path} lists {len(adapters)} adapters, one can be merged",
+            f"adapter_path={asked.path} lists {len(adapters)} adapters, one can be merged",
             f"adapter_id={next(iter(adapters))}",
         )
     (adapter,) = adapters.values()
     return _merged(files, adapter)
 
 
-def with_pet_lora(files: ModelFiles, config: RunConfig) -> ModelFiles:
-    """Of a config with pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's
+def with_pet_lora(files: ModelFiles, pet: PetSettings, asked: AdapterSource | None) -> ModelFiles:
+    """Of a run with pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's
     own; zeros where the weights are random, for a script to load others into.
 
     Raises ArtifactError where there is none, or it does not fit the model.
     """
-    pet, path = config.model.model_config.pet_config, files.path
-    assert pet is not None
-    if isinstance(config, AdapterOptions) and config.adapter_path:
-        return with_adapter(files, config)
+    path = files.path
+    if asked is not None and asked.path:
+        return with_adapter(files, asked)
     if path is None:
         return _merged(files, _zeros(pet, files.model))
     _, lora = open_with_lora(path, files.model)
@@ -242,50 +233,49 @@ class AdapterJob:
 
 
 def adapter_job(
-    config: AdapterOptions,
+    asked: AdapterSource,
     adapters: Sequence[Adapter],
     names: Sequence[str | None] = (),
     sharded: Path | None = None,
 ) -> AdapterJob:
-    """Opened adapters as the config wants them on ranks."""
-    stores = isinstance(config, ComputeOptions) and config.auto_trans_ckpt
+    """Opened adapters as a run wants them on ranks."""
     return AdapterJob(
         adapters,
         names,
         sharded,
-        adapter_root_of(config),
-        config.vocab_parallel,
-        Path(config.output_dir).expanduser() / SHARDED_FOLDER if stores else None,
+        adapter_root_of(asked),
+        asked.vocab_parallel,
+        Path(asked.store).expanduser() / SHARDED_FOLDER if asked.store else None,
     )
 
 
 def open_adapter_job(
-    config: GenerateOptions, model: Decoder, names: Sequence[str | None]
+    asked: AdapterSource, model: Decoder, ranks: Ranks, names: Sequence[str | None]
 ) -> AdapterJob | None:
     """Open the adapters that prompts name (None: the base model); None for a run without adapters.
 
     Only headers are read. Raises ArtifactError; that for an unknown name has a suggestion.
     """
-    if not config.adapter_path or config.merges_adapter:
+    if not asked.path or asked.in_weights:
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
-    path, root = Path(config.adapter_path).expanduser(), adapter_root_of(config)
+    path, root = Path(asked.path).expanduser(), adapter_root_of(asked)
     sharded = shards_of(path, root)
     if sharded is None:
-        return adapter_job(config, list(adapters_of(config, model, wanted).values()), names)
-    first = replace(ranks_of(config), rank=0)  # all ranks have the same shapes
+        return adapter_job(asked, list(adapters_of(asked, model, wanted).values()), names)
+    first = replace(ranks, rank=0)  # all ranks have the same shapes
     opened = open_shards(
-        sharded, model, first, wanted, vocab_parallel=config.vocab_parallel, root=root
+        sharded, model, first, wanted, vocab_parallel=asked.vocab_parallel, root=root
     )
-    return adapter_job(config, opened, names, sharded)
+    return adapter_job(asked, opened, names, sharded)
 
 
-def all_adapters(config: AdapterOptions, model: Decoder) -> AdapterJob | None:
+def all_adapters(asked: AdapterSource, model: Decoder) -> AdapterJob | None:
     """Open every adapter of adapter_path, for prompts that come later; None without adapters.
     Raises ArtifactError."""
-    if not config.adapter_path:
+    if not asked.path:
         return None
-    return adapter_job(config, list(adapters_of(config, model).values()))
+    return adapter_job(asked, list(adapters_of(asked, model).values()))
 
 
 def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
@@ -299,14 +289,14 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
             adapter.check_copies(base)
 
 
-def open_later(config: SessionOptions, files: ModelFiles, name: str, folder: str) -> Adapter:
+def open_later(asked: AdapterSource, files: ModelFiles, name: str, folder: str) -> Adapter:
     """The adapter of a folder below adapter_root, as a backend of one rank takes it.
 
     Raises ArtifactError as `open_adapters`.
     """
-    root = adapter_root_of(config)
+    root = adapter_root_of(asked)
     assert root is not None
     opened = open_adapter(name, folder, files.model, root)
     check_adapters([opened], files)
-    (adapter,) = adapter_job(config, [opened]).of_rank(files.model, Ranks())
+    (adapter,) = adapter_job(asked, [opened]).of_rank(files.model, Ranks())
     return adapter

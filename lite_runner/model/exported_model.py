@@ -1,4 +1,4 @@
-"""The exported model that a config names: a folder, the paths of a pair, or that of one graph.
+"""The exported model that a run names: a folder, the paths of a pair, or that of one graph.
 
 With a manifest it is validated against that; without one its graphs are inspected, and must have
 the inputs of a known layout. Names of files tell them apart, never names of folders.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from lite_runner import progress
 from lite_runner.config.model_dir import MANIFEST, only_yaml
-from lite_runner.config.schema import ExportedOptions, RunConfig
+from lite_runner.config.sections import Infer, ModelSource
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system import environment
@@ -45,25 +45,24 @@ class ExportedModel:
         return sum(path.stat().st_size for path in self.graphs.values())
 
 
-def exported_model(config: RunConfig) -> ExportedModel | None:
-    """The exported model that a config names; None where it names none.
+def exported_model(source: ModelSource) -> ExportedModel | None:
+    """The exported model that a run names; None where it names none.
 
     Raises ArtifactError for a file that is missing, changed, half of a pair, ambiguous or no
-    MindIR, and for another model than the config names.
+    MindIR, and for another model than the run names.
     """
-    if not isinstance(config, ExportedOptions) or not config.runs_given_model:
+    if (infer := source.exported) is None:
         return None
     try:
-        return _find(config)
+        return _find(infer, source)
     except OSError as error:
-        where = config.infer.model_dir or config.infer.prefill_model_path
+        where = infer.model_dir or infer.prefill_model_path
         raise ArtifactError(f"{where}: cannot be read: {error.strerror or error}") from error
 
 
-def _find(config: ExportedOptions) -> ExportedModel | None:
+def _find(infer: Infer, source: ModelSource) -> ExportedModel:
     from lite_runner.mindir.manifest import read_manifest
 
-    infer = config.infer
     if infer.model_dir:
         folder = Path(infer.model_dir).expanduser()
         if not folder.is_dir():
@@ -72,13 +71,11 @@ def _find(config: ExportedOptions) -> ExportedModel | None:
             manifest = read_manifest(folder)
         else:
             only_yaml(folder)  # with several yamls the sizes would be ambiguous
-            manifest = _inspect(graphs_in(folder), config)
-    elif infer.prefill_model_path:
+            manifest = _inspect(graphs_in(folder), source)
+    else:
         paths = paths_of(infer.prefill_model_path, infer.increment_model_path)
         folder = common_folder(paths)
-        manifest = _manifest_of(folder, paths) or _inspect(paths, config)
-    else:
-        return None
+        manifest = _manifest_of(folder, paths) or _inspect(paths, source)
     if infer.model_type not in (None, manifest.model_type.lower()):
         raise ArtifactError(
             f"{folder}: the model is {manifest.model_type.lower()}, got "
@@ -190,12 +187,12 @@ def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | No
     return None
 
 
-def _inspect(paths: Mapping[GraphName, Path], config: ExportedOptions) -> Manifest:
+def _inspect(paths: Mapping[GraphName, Path], source: ModelSource) -> Manifest:
     """A manifest inferred from the graphs, which must be of the configured model."""
     for path in paths.values():
         if path.suffix == ".ms":
             raise ArtifactError(f"{path}: no {MANIFEST} names it", _MS_HINT)
-    model = config.model_config()
+    model = source.model
     first = next(iter(paths.values()))
     if model is None:
         raise ArtifactError(
@@ -205,7 +202,7 @@ def _inspect(paths: Mapping[GraphName, Path], config: ExportedOptions) -> Manife
     environment.import_mindspore()
     from lite_runner.mindir.inspect import foreign_manifest
 
-    target = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    target = environment.resolve_device(source.device_target, planned=source.dry_run)
     return foreign_manifest(
-        paths, model, config.model_name, target=cast(Literal["CPU", "Ascend"], target)
+        paths, model, source.name, target=cast(Literal["CPU", "Ascend"], target)
     )

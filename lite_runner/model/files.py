@@ -13,6 +13,7 @@ import numpy as np
 
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.quantization import Quantization
+from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import readable
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from lite_runner.weights.lora.adapter import Adapter
     from lite_runner.weights.tensor import LazyTensor
 
-RANDOM = "random"
 # Suffixes of files that hold weights; the second where there are none of the first.
 WEIGHTS = ((".safetensors", ".ckpt", ".gguf"), PICKLES)
 

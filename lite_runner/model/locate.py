@@ -1,4 +1,4 @@
-"""Locate the model of a config: fetch it unless it is cached, read its sizes, compare both.
+"""Locate the model of a run: fetch it unless it is cached, read its sizes, compare both.
 
 No weights are read, so that whatever is wrong with the files shows at once.
 """
@@ -15,10 +15,10 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import unavailable
 from lite_runner.config.fields import raise_faults
 from lite_runner.config.quantization import Quantization
-from lite_runner.config.schema import AdapterOptions, ComputeOptions, RunConfig, StrategyOptions
+from lite_runner.config.sections import RANDOM, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.exported_model import ExportedModel, exported_model
-from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.weights.checkpoint import (
     check_file,
     gguf_at,
@@ -32,28 +32,28 @@ from lite_runner.weights.sharding.shard_manifest import rank_folders
 from lite_runner.weights.source import cached, fetch
 
 
-def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
-    """Fetch what the config names, unless it is here, and read the model's sizes.
+def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
+    """Fetch what a run names, unless it is here, and read the model's sizes.
 
     Without `weights`, which a tokenizer does not need, those on the hub are not fetched. Raises
-    ArtifactError where the model cannot be had or is not the one that the config names.
+    ArtifactError where the model cannot be had or is not the one that the run names.
     """
-    exported = exported_model(config)
+    exported = exported_model(source)
     if exported is not None:
-        return _exported(exported, config)
-    source, model = config.checkpoint_source, _configured_model(config)
-    if source == RANDOM:
+        return _exported(exported, source)
+    model = _configured_model(source)
+    if source.checkpoint == RANDOM:
         if model is None:
             raise ConfigError(
                 "model=auto takes the model's sizes from its checkpoint, and "
                 "load_checkpoint=random has none",
                 "name a model (model=tiny_llama), or a checkpoint (load_checkpoint=DIR)",
             )
-        return _with_own_adapter(_not_here(source, model, config), config)
-    key = "pretrained_model_dir" if source == config.pretrained_model_dir else "load_checkpoint"
-    path = fetch(source, key, weights=weights)
+        return _with_own_adapter(not_here(source, model), source)
+    key = "pretrained_model_dir" if source.checkpoint == source.folder else "load_checkpoint"
+    path = fetch(source.checkpoint, key, weights=weights)
     # A folder from the hub without weights holds no checkpoint, which is no error here.
-    alone = not weights and source.startswith("hf://")
+    alone = not weights and source.checkpoint.startswith("hf://")
     sharded = bool(rank_folders(path))
     gguf = None if alone or sharded else gguf_at(path)
     if weights and not sharded:
@@ -68,80 +68,76 @@ def locate(config: RunConfig, *, weights: bool = True) -> ModelFiles:
         model = stored
     elif stored is not None:
         check_same_model(model, stored, path)
-    quantization = quantization_of(config, path, gguf)
-    if weights and not sharded and config.quant is None and is_packed(path):
+    quantization = quantization_of(source, path, gguf)
+    if weights and not sharded and source.quant is None and is_packed(path):
         quantization = Quantization("file")
-    strategy = config.src_strategy_path_or_dir if isinstance(config, StrategyOptions) else ""
     files = ModelFiles(
-        source,
+        source.checkpoint,
         path,
         model,
-        config.checkpoint_seed,
-        strategy=Path(strategy).expanduser() if strategy else None,
-        auto_trans=isinstance(config, ComputeOptions) and config.auto_trans_ckpt,
+        source.seed,
+        strategy=Path(source.strategy).expanduser() if source.strategy else None,
+        auto_trans=source.auto_trans,
         quantization=quantization,
         gguf=gguf,
     )
-    return _with_own_adapter(files, config) if weights else files
+    return _with_own_adapter(files, source) if weights else files
 
 
-def _with_own_adapter(files: ModelFiles, config: RunConfig) -> ModelFiles:
-    if not config.merges_adapter:
+def _with_own_adapter(files: ModelFiles, source: ModelSource) -> ModelFiles:
+    if source.pet is None:
         return files
     from lite_runner.model.adapters import with_pet_lora  # not for other runs
 
-    return with_pet_lora(files, config)
+    return with_pet_lora(files, source.pet, source.adapters)
 
 
-def locate_cached(config: RunConfig) -> ModelFiles:
+def locate_cached(source: ModelSource) -> ModelFiles:
     """As `locate`, but nothing is fetched: the path is None where something would be.
 
     Raises ArtifactError for a file that is missing from this machine, and for model=auto where the
     sizes are in what would be fetched.
     """
-    source, folder = config.checkpoint_source, config.pretrained_model_dir
-    if source == RANDOM or exported_model(config) is not None:
-        return locate(config)
-    here = cached(source)
-    key = "pretrained_model_dir"
+    if source.checkpoint == RANDOM or exported_model(source) is not None:
+        return locate(source)
+    here = cached(source.checkpoint)
+    key, folder = "pretrained_model_dir", source.folder
     if here is not None and (not folder or cached(folder, key, weights=False) is not None):
-        return locate(dataclasses.replace(config, load_checkpoint=str(here)))
-    model = config.model_config()
-    if model is None:
+        return locate(dataclasses.replace(source, checkpoint=str(here)))
+    if source.model is None:
         raise ArtifactError(
-            f"{source}: not in the cache, and model=auto has the model's sizes from it",
+            f"{source.checkpoint}: not in the cache, and model=auto has the model's sizes from it",
             "dry_run=true fetches nothing: name the model, or run without it once",
         )
-    return _not_here(source, model, config)
+    return not_here(source, source.model)
 
 
-def _not_here(source: str, model: Decoder, config: RunConfig) -> ModelFiles:
-    return ModelFiles(source, None, model, config.checkpoint_seed, quantization=config.quantization)
+def not_here(source: ModelSource, model: Decoder) -> ModelFiles:
+    """The files of a model whose weights are not on this machine, or random."""
+    return ModelFiles(source.checkpoint, None, model, source.seed, quantization=source.quantization)
 
 
-def locate_for_plan(config: RunConfig) -> ModelFiles:
+def locate_for_plan(source: ModelSource) -> ModelFiles:
     """The files of a run, an adapter of adapter_path not merged; with dry_run=true nothing is
     fetched. Raises ArtifactError, ConfigError."""
-    if config.merges_adapter and config.checkpoint_source == RANDOM:
-        apart = isinstance(config, AdapterOptions) and config.adapter_path
-        if not apart:  # a script may load them later
-            raise ConfigError(
-                "model.model_config.pet_config.pet_type=lora: random weights have no LoRA weights",
-                "load_checkpoint= a checkpoint that holds them, or adapter_path= an adapter's"
-                " folder",
-            )
-    return locate_cached(config) if config.dry_run else locate(config)
+    named = source.adapters is not None and source.adapters.path  # a script may load them later
+    if source.pet is not None and source.checkpoint == RANDOM and not named:
+        raise ConfigError(
+            "model.model_config.pet_config.pet_type=lora: random weights have no LoRA weights",
+            "load_checkpoint= a checkpoint that holds them, or adapter_path= an adapter's folder",
+        )
+    return locate_cached(source) if source.dry_run else locate(source)
 
 
-def _configured_model(config: RunConfig) -> Decoder | None:
-    """The model that the config describes, or pretrained_model_dir; None: the checkpoint does.
+def _configured_model(source: ModelSource) -> Decoder | None:
+    """The model that a run describes, or pretrained_model_dir; None: the checkpoint does.
 
     Raises ArtifactError where that folder has no config.json.
     """
-    model, key = config.model_config(), "pretrained_model_dir"
-    if model is not None or config.pretrained_model_dir in ("", config.checkpoint_source):
-        return model
-    folder = fetch(config.pretrained_model_dir, key, weights=False)
+    key = "pretrained_model_dir"
+    if source.model is not None or source.folder in ("", source.checkpoint):
+        return source.model
+    folder = fetch(source.folder, key, weights=False)
     model = model_config_in(folder)
     if model is None:
         raise ArtifactError(
@@ -151,19 +147,19 @@ def _configured_model(config: RunConfig) -> Decoder | None:
     return model
 
 
-def _exported(exported: ExportedModel, config: RunConfig) -> ModelFiles:
+def _exported(exported: ExportedModel, source: ModelSource) -> ModelFiles:
     """The files of an exported model, which takes the place of a checkpoint. Raises ArtifactError
-    where it is another one than the config's."""
-    if config.load_checkpoint:
+    where it is another one than the run's."""
+    if source.named:
         progress.note(f"load_checkpoint: not read, the weights are in {exported.folder}")
-    if config.quant not in (None, "none"):
+    if source.quant not in (None, "none"):
         raise ArtifactError(
             f"{exported.folder}: its graphs compute with floats, this run asks for"
-            f" quant={config.quant}",
+            f" quant={source.quant}",
             "leave quant= out, or run the checkpoint with backend=native",
         )
-    model = _model_of_export(exported, config.model_config(), config.model_name)
-    return ModelFiles(exported.manifest.source, None, model, config.checkpoint_seed, exported)
+    model = _model_of_export(exported, source.model, source.name)
+    return ModelFiles(exported.manifest.source, None, model, source.seed, exported)
 
 
 # What a run may choose against its checkpoint: the context length and the special tokens.
@@ -181,16 +177,16 @@ def check_same_model(configured: Decoder, stored: Decoder, path: Path) -> None:
         )
 
 
-def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None) -> Quantization:
-    """Quantization of the weights in memory: the config's, or that of a quantized checkpoint.
+def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = None) -> Quantization:
+    """Quantization of the weights in memory: the run's, or that of a quantized checkpoint.
     `gguf`: the file at `path`, if it is one.
 
     Raises ArtifactError where the two differ, ConfigError for what cannot be computed.
     """
-    manifest, asked = read_quantization(path), config.quantization
-    if gguf is not None and gguf.quantized and config.quant in (None, "a8"):
-        return Quantization(config.quant or "file")
-    if config.quant == "a8":
+    manifest, asked = read_quantization(path), source.quantization
+    if gguf is not None and gguf.quantized and source.quant in (None, "a8"):
+        return Quantization(source.quant or "file")
+    if source.quant == "a8":
         raise ArtifactError(
             f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",
             "quant=a8w8, which makes integers of the weights too",
@@ -199,12 +195,13 @@ def quantization_of(config: RunConfig, path: Path, gguf: GGUFFile | None = None)
         return asked
     manifest.check_files(path if path.is_dir() else path.parent)
     stored = manifest.quantization
-    if config.quant is None:
-        raise_faults(list(unavailable(config, f"{path}: quant={stored}", "load_checkpoint")))
+    if source.quant is None:
+        what = f"{path}: quant={stored}"
+        raise_faults(unavailable(source.floats_only, what, "load_checkpoint"))
         return stored
-    if config.quant_group is None and asked.quant == stored.quant:
+    if source.quant_group is None and asked.quant == stored.quant:
         asked = dataclasses.replace(asked, group=stored.group)
-    if config.modules_to_not_convert is None:
+    if source.modules_to_not_convert is None:
         asked = dataclasses.replace(asked, kept=stored.kept)
     if asked.same_weights != stored.same_weights:
         raise ArtifactError(

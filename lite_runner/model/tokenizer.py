@@ -9,10 +9,9 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.groups import DOWNLOADS, download_folders, own_source
-from lite_runner.config.schema import ChatOptions, RunConfig
-from lite_runner.config.sections import TokenizerSettings
+from lite_runner.config.sections import RANDOM, TokenizerSettings, TokenizerSource
 from lite_runner.errors import ArtifactError
-from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.system.files import read_small
 from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
@@ -22,14 +21,14 @@ from lite_runner.weights.sharding.shard_manifest import rank_folders
 from lite_runner.weights.source import cached, fetch
 
 
-def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True) -> Tokenizer:
-    """The tokenizer that the config names, else the one beside the checkpoint, or in MindFormers'
-    checkpoint_download, or that of the model's own source; with the config's chat template.
+def tokenizer_of(source: TokenizerSource, files: ModelFiles, *, fetching: bool = True) -> Tokenizer:
+    """The tokenizer that a run names, else the one beside the checkpoint, or in MindFormers'
+    checkpoint_download, or that of the model's own source; with the run's chat template.
 
     Without `fetching`, only one that is here already or in the cache. Raises ArtifactError.
     """
-    tokenizer = _tokenizer_of(config, files, fetching=fetching)
-    settings = config.processor.tokenizer
+    tokenizer = _tokenizer_of(source, files, fetching=fetching)
+    settings = source.settings
     changes: dict[str, Any] = {}
     if settings.chat_template:
         changes["chat_template"] = _template(settings.chat_template)
@@ -37,8 +36,7 @@ def tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool = True)
         changes |= _changes(settings, tokenizer)
     if changes:
         tokenizer = tokenizer.with_special(**changes)
-    if isinstance(config, ChatOptions):
-        tokenizer.special_in_messages = config.special_tokens_in_text
+    tokenizer.special_in_messages = source.special_in_messages
     return tokenizer
 
 
@@ -72,10 +70,10 @@ def _template(given: str) -> str:
         ) from error
 
 
-def _tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool) -> Tokenizer:
-    settings = config.processor.tokenizer
+def _tokenizer_of(source: TokenizerSource, files: ModelFiles, *, fetching: bool) -> Tokenizer:
+    settings = source.settings
     vocab, form = files.model.vocab_size, CHAT_FORMS.get(settings.type)
-    if named := config.tokenizer_source:
+    if named := source.named:
         file = "processor.tokenizer.tokenizer_file"
         key = file if settings.tokenizer_file else "pretrained_model_dir"
         return load_tokenizer(
@@ -84,24 +82,26 @@ def _tokenizer_of(config: RunConfig, files: ModelFiles, *, fetching: bool) -> To
     exported = files.exported
     if exported is not None and exported.manifest.tokenizer:
         return load_tokenizer(exported.folder, model_vocab=vocab, chat_form=form)
-    source = files.path if exported is None else exported.folder
-    if settings.type == "ByteTokenizer" or source is None:
+    path = files.path if exported is None else exported.folder
+    if settings.type == "ByteTokenizer" or path is None:
         return byte_tokenizer()
-    place = tokenizer_place(source)
+    place = tokenizer_place(path)
     if place.is_dir() and not holds_tokenizer(place):
-        place = _tokenizer_elsewhere(config, source, fetching=fetching) or place
+        place = _tokenizer_elsewhere(source, path, fetching=fetching) or place
     return load_tokenizer(place, model_vocab=vocab, chat_form=form)
 
 
-def tokenizer_for_plan(config: RunConfig, files: ModelFiles) -> Tokenizer | None:
+def tokenizer_for_plan(
+    source: TokenizerSource, files: ModelFiles, *, dry_run: bool
+) -> Tokenizer | None:
     """The tokenizer of a run; with dry_run=true None where it would have to be fetched. Raises
     ArtifactError."""
-    if not config.dry_run:
-        return tokenizer_of(config, files)
+    if not dry_run:
+        return tokenizer_of(source, files)
     if not files.is_here:
         return None
     try:
-        return tokenizer_of(config, files, fetching=False)
+        return tokenizer_of(source, files, fetching=False)
     except ArtifactError:
         return None
 
@@ -134,16 +134,17 @@ def _source_of(uri: str, key: str, *, fetching: bool) -> Path:
     return path
 
 
-def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool) -> Path | None:
+def _tokenizer_elsewhere(
+    source: TokenizerSource, checkpoint: Path, *, fetching: bool
+) -> Path | None:
     """The tokenizer for a checkpoint that has none beside it; None where there is no other place.
 
     Raises ArtifactError where the model's own source cannot be had.
     """
-    place = downloaded_tokenizer(config.trainer.model_name)
-    own = config.model.model_config.checkpoint_name_or_path
-    if own == config.checkpoint_source:  # the config replaced the model's own
-        own = own_source(config.trainer.model_name)
-    if place is None and own not in ("", RANDOM, config.checkpoint_source):
+    place, own = downloaded_tokenizer(source.model_name), source.usual
+    if own == source.checkpoint:  # the config replaced the model's own
+        own = own_source(source.model_name)
+    if place is None and own not in ("", RANDOM, source.checkpoint):
         try:
             place = tokenizer_place(_source_of(own, "load_checkpoint", fetching=fetching))
         except ArtifactError as error:
@@ -151,14 +152,14 @@ def _tokenizer_elsewhere(config: RunConfig, checkpoint: Path, *, fetching: bool)
                 f"no tokenizer beside {checkpoint}, and the model's own source has none to be had: "
                 f"{error.message}",
                 "processor.tokenizer.tokenizer_file= names one, as does "
-                f"{DOWNLOADS}/{config.trainer.model_name}/",
+                f"{DOWNLOADS}/{source.model_name}/",
             ) from error
     if place is not None:
         progress.note(f"tokenizer: of {place}, since none lies beside {checkpoint}")
     return place
 
 
-def side_files(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
+def side_files(source: TokenizerSource, files: ModelFiles) -> dict[str, bytes]:
     """Files that weights need beside them, by name: config.json and the tokenizer's.
 
     A tokenizer beside the source is copied as it is; that of a GGUF, of tokenizer_file or of
@@ -167,13 +168,12 @@ def side_files(config: RunConfig, files: ModelFiles) -> dict[str, bytes]:
     from lite_runner.weights.write import config_file, copied_files  # not for those who only read
 
     path, model = files.path, files.model
-    named = bool(config.tokenizer_source)
+    name, named = source.model_name, bool(source.named)
     if path is None and not named:
         return config_file(model)
-    name = config.trainer.model_name
     if path is not None and not named and not _is_gguf(path) and not _only_downloaded(name, path):
         return {**copied_files(path), **config_file(model)}
-    tokenizer = tokenizer_of(config, files)
+    tokenizer = tokenizer_of(source, files)
     # Other files of a tokenizer would contradict these.
     found = {} if path is None else copied_files(path, without=TOKENIZER_FILES)
     found |= {name: text.encode() for name, text in tokenizer.files().items()}

@@ -25,7 +25,6 @@ from lite_runner.errors import RunnerError
 from lite_runner.output.completions import logits_file
 from lite_runner.output.report import RESULT, RunFolder
 from lite_runner.output.scoring import LIKELIHOODS, Window, windows
-from lite_runner.plan.backend import other_config
 from lite_runner.plan.plan import Plan
 from lite_runner.plugins import registered
 from lite_runner.records import dataclass
@@ -52,7 +51,7 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
     Raises RunnerError, also where the two differ.
     """
     config = plan.config
-    if not isinstance(config, CompareOptions) or config.compare_backend is None:
+    if not isinstance(config, CompareOptions) or (asked := config.compared) is None:
         yield
         return
     with temporary_folder("compare", folder.path) as work:
@@ -60,7 +59,7 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
         folder.values.mkdir()
         yield
         other = RunFolder(folder.path / "compare", work / "other")
-        _run_other(config, other)
+        _run_other(asked.to_dict(), other)
         comparison = _compare(plan, config.tolerance, folder, other)
     assert folder.result is not None
     folder.write_result(replace(folder.result, comparison=comparison))
@@ -76,24 +75,24 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
         )
 
 
-def _run_other(config: CompareOptions, folder: RunFolder) -> None:
-    """Run compare_backend= in another process. Raises RunnerError where that fails."""
+def _run_other(config: dict[str, Any], folder: RunFolder) -> None:
+    """Run a config, as plain data, in another process. Raises RunnerError where that fails."""
     assert folder.values is not None
     folder.path.mkdir()
     folder.values.mkdir()
-    other = other_config(config).to_dict()
-    if "output_format" in other:  # MindFormers' writes the texts to the current folder
-        other["output_format"] = "text"
+    name = config["backend"]
+    if "output_format" in config:  # MindFormers' writes the texts to the current folder
+        config["output_format"] = "text"
     job = {
-        "config": other,
+        "config": config,
         "plugins": registered(),
         "folder": str(folder.path),
         "values": str(folder.values),
     }
-    with progress.step(f"compare with {config.compare_backend}"):
+    with progress.step(f"compare with {name}"):
         answer = own_process.ask(PROGRAM, job)
     if "error" in answer:
-        raise RunnerError(f"compare_backend={config.compare_backend}: {answer['error']}")
+        raise RunnerError(f"compare_backend={name}: {answer['error']}")
 
 
 def _compare(

@@ -310,7 +310,7 @@ def write_results(
         show(row, place, job.texts, config.output_format, returns)
     sampled = any(one.do_sample for one in job.options)
     result = Result.of(
-        config,
+        plan,
         plan.model.source,
         engine=whole.engine,
         world_size=plan.ranks.size,

@@ -30,8 +30,8 @@ from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_fold
 from lite_runner.system.versions import versions
 
 if TYPE_CHECKING:
-    from lite_runner.config.schema import RunConfig
     from lite_runner.output.comparison import ScoreComparison, TextComparison
+    from lite_runner.plan.plan import Plan
 
 logger = logging.getLogger("lite_runner")
 
@@ -141,8 +141,9 @@ class Result:
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
 
     @classmethod
-    def of(cls, config: RunConfig, source: str, *, engine: str, **others: Any) -> Result:
+    def of(cls, plan: Plan, source: str, *, engine: str, **others: Any) -> Result:
         """The result of a run with weights from `source`."""
+        config = plan.config
         return cls(
             run_mode=config.run_mode,
             model=config.model_name,
@@ -155,7 +156,7 @@ class Result:
     @classmethod
     def of_files(
         cls,
-        config: RunConfig,
+        plan: Plan,
         source: str,
         began: float,
         *,
@@ -165,7 +166,7 @@ class Result:
         """The result of a run that wrote files from `source` since `began` (time.perf_counter());
         `engine` verified them."""
         timing = Timing(load_s=time.perf_counter() - began)
-        return cls.of(config, source, engine=engine, world_size=world_size, timing=timing)
+        return cls.of(plan, source, engine=engine, world_size=world_size, timing=timing)
 
     def answers(
         self, texts_per_prompt: int = 1, *, chat: bool = False

@@ -197,7 +197,7 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
         evaluation = evaluate(scorer, ids, size, stride, keep if folder.values else None)
         peak = peak_rss_mib()  # with the processes of the engine
     return Result.of(
-        config,
+        plan,
         files.source,
         engine=scorer.engine,
         evaluation=replace(evaluation, quant=str(files.quantization)),

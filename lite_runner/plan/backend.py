@@ -10,7 +10,7 @@ from lite_runner.architectures import custom_network
 from lite_runner.backends.base import Backend, Growing
 from lite_runner.backends.seat import RunOptions, seat
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.schema import CompareOptions, ComputeOptions, ExportedOptions, asked_by_auto
+from lite_runner.config.schema import CompareOptions, ComputeOptions, asked_by_auto
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
@@ -120,16 +120,6 @@ def resolve_backend(
         if config.verbosity > 1:
             progress.detail(f"other backends: {others(files, replace(options, config=config))}")
     return config
-
-
-def other_config(config: CompareOptions) -> CompareOptions:
-    """The config of compare_backend='s run: of what an exported model was made from, where one is
-    named."""
-    compared = config.compared
-    assert compared is not None
-    if isinstance(compared, ExportedOptions) and not compared.in_lite:
-        compared = compared.without_given_model()
-    return replace(compared, compare_backend=None)
 
 
 def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bool:

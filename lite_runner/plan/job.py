@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lite_runner import progress
+from lite_runner.architectures.settings import TokenIds
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.checks import check_fits
-from lite_runner.config.generation import GenerationConfig, asked_of
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import Request, check_prefixes, with_ending
-from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Adjustments, Guide, check_lengths, max_sequence_of, truncate_left
 from lite_runner.generation import Request as GenerationRequest
@@ -107,54 +106,45 @@ class Job:
         )
 
 
-def prepare(
-    config: GenerateOptions,
-    files: ModelFiles,
-    tokenizer: Tokenizer,
-    requests: Sequence[Request],
-    tokens: Sequence[list[int]] | None = None,
-) -> Job:
-    """Tokenize the prompts and validate lengths and adapters; `tokens`: another rank has done so.
+def with_ends(
+    generation: GenerationConfig, given: TokenIds, model: Decoder, tokenizer: Tokenizer | None
+) -> GenerationConfig:
+    """The options with the tokens that end a text: those `given`, else the model's and the
+    tokenizer's."""
+    if given is not None or tokenizer is None:
+        return generation
+    return replace(generation, eos_token_id=end_tokens(model, tokenizer))
 
-    Raises ConfigError, and ArtifactError for an adapter.
-    """
-    adapters = _opened_adapters(config, files.model, requests)
-    if tokens is not None:
-        job = fit(config, files, tokenizer, tokens, requests)
-        return replace(job, adapters=adapters)
+
+def encoded(
+    requests: Sequence[Request], files: ModelFiles, tokenizer: Tokenizer, *, chat: bool, system: str
+) -> list[list[int]]:
+    """The token ids of each prompt; with `chat` texts are messages, too."""
     tokens = [
-        tokenizer.encode_chat(request.chat(config.system))
-        if config.chat or request.messages
+        tokenizer.encode_chat(request.chat(system))
+        if chat or request.messages
         else tokenizer.encode(request.text)
         for request in requests
     ]
-    tokens = [with_ending(files.model.prefix, ids) for ids in tokens]
-    job = fit(config, files, tokenizer, tokens, requests)
-    if adapters is not None:
-        adapters.check(files)
-    return replace(job, adapters=adapters)
+    return [with_ending(files.model.prefix, ids) for ids in tokens]
 
 
 def fit(
-    config: GenerateOptions,
+    generation: GenerationConfig,
     files: ModelFiles,
     tokenizer: Tokenizer | None,
     tokens: Sequence[list[int]],
     requests: Sequence[Request] = (),
+    *,
+    truncate: Literal["none", "left"] = "none",
+    batch: int | None = None,
+    structured: Mapping[str, Any],
 ) -> Job:
-    """The job for prompts in token ids; without a tokenizer, eos ids are the model's alone.
-
-    Raises ConfigError for prompts that do not fit the context.
-    """
-    if config.model_config() is None:  # model=auto: its sizes are known only now
-        check_fits(config, files.model)
-    generation = config.generation(files.model)
-    if config.eos_token_id is None and tokenizer is not None:
-        ends = end_tokens(files.model, tokenizer)
-        generation = replace(generation, eos_token_id=ends)
+    """The job for prompts in token ids; `structured`: the grammar of those without their own, see
+    `asked_of`. Raises ConfigError for prompts that do not fit the context."""
     context = files.model.seq_length
     each = options_of(generation, requests, len(tokens))
-    if config.truncate == "left":
+    if truncate == "left":
         bos = files.model.bos_token_id if tokenizer is None else tokenizer.bos_token_id
         longest = [mine.max_prompt(context) for mine in each]
         cut = [truncate_left(ids, most, bos) for ids, most in zip(tokens, longest, strict=True)]
@@ -164,42 +154,33 @@ def fit(
     check_lengths([len(ids) for ids in tokens], each, context)
     check_prefixes(files.model.prefix, tokens, each)
     length = max_sequence_of([len(ids) for ids in tokens], each, context)
-    batch = config.predict_batch_size
     slots = slots_for(generation, len(tokens), batch)
     job = Job(requests, tokens, generation, slots, length, batch)
-    return with_guides(config, job, files, tokenizer)
+    return with_guides(structured, job, files, tokenizer)
 
 
-def estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
+def estimate(
+    generation: GenerationConfig,
+    model: Decoder,
+    requests: Sequence[Request],
+    *,
+    system: str = "",
+    batch: int | None = None,
+) -> Job:
     """The job for prompts that cannot be tokenized: their bytes are an upper bound of tokens."""
-    model = files.model
-    generation = config.generation(model)
-    sizes = [request.size(config.system) for request in requests]
+    sizes = [request.size(system) for request in requests]
     each = options_of(generation, requests, len(requests))
     length = min(model.seq_length, max_sequence_of(sizes, each, model.seq_length))
-    batch = config.predict_batch_size
     slots = slots_for(generation, len(requests), batch)
-    adapters = _opened_adapters(config, model, requests)
-    tokens = [()] * len(requests)
-    return Job(requests, tokens, generation, slots, length, batch, adapters=adapters)
-
-
-def _opened_adapters(
-    config: GenerateOptions, model: Decoder, requests: Sequence[Request]
-) -> AdapterJob | None:
-    if not config.adapter_path:
-        return None
-    from lite_runner.model.adapters import open_adapter_job  # not for runs without
-
-    return open_adapter_job(config, model, [request.adapter for request in requests])
+    return Job(requests, [()] * len(requests), generation, slots, length, batch)
 
 
 def grammars_of(
-    config: GenerateOptions, requests: Sequence[Request], prompts: int
+    shared: Mapping[str, Any], requests: Sequence[Request], prompts: int
 ) -> list[Grammar | None]:
-    """The grammar of each prompt, checked as far as it shows without a vocabulary; empty where
-    there is none. Raises ConfigError, and EnvironmentFault without the package of grammars."""
-    shared = asked_of(vars(config))
+    """The grammar of each prompt, `shared` for those without their own, checked as far as it shows
+    without a vocabulary; empty where there is none. Raises ConfigError, and EnvironmentFault
+    without the package of grammars."""
     asked = [request.structured or shared for request in requests] or [shared] * prompts
     if not any(asked):
         return []
@@ -221,11 +202,11 @@ def grammars_of(
 
 
 def with_guides(
-    config: GenerateOptions, job: Job, files: ModelFiles, tokenizer: Tokenizer | None
+    shared: Mapping[str, Any], job: Job, files: ModelFiles, tokenizer: Tokenizer | None
 ) -> Job:
     """The job with the grammars of its prompts compiled for the vocabulary. Raises ConfigError as
     `grammars_of`, and where the model cannot follow one."""
-    grammars = grammars_of(config, job.requests, len(job.tokens))
+    grammars = grammars_of(shared, job.requests, len(job.tokens))
     first = next((grammar for grammar in grammars if grammar is not None), None)
     if first is None:
         return job

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.parallel import Ranks, cluster_of, ranks_of
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
@@ -89,7 +89,7 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
     config, model, job, need = plan.config, plan.model.model, plan.work, plan.memory
     assert need is not None
     each = " in each rank" if config.use_parallel else ""
-    lines = model_lines(config, model, plan.model.location()) | {
+    lines = model_lines(config.run_mode, config.model_name, model, plan.model.location()) | {
         "weights": f"{readable(need.weights)} as {plan.dtype}{each}",
         "cache": f"{readable(need.cache)} for {job.slots} x {job.length} tokens{each}"
         if config.use_past
@@ -109,6 +109,16 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
     }
     table: tuple[str, ...] = ()
     if config.use_parallel and config.on_ranks and not plan.writes_graphs:
-        sizes = {"slots": job.slots, "length": job.length}
-        table = tuple(ranks_plan(config, model, need, device=plan.device, **sizes))
+        table = tuple(
+            ranks_plan(
+                cluster_of(config),
+                model,
+                need,
+                device=plan.device,
+                slots=job.slots,
+                length=job.length,
+                use_past=config.use_past,
+                vocab_parallel=config.vocab_parallel,
+            )
+        )
     return replace(plan, lines={**lines, **plan.lines}, table=table)

@@ -18,12 +18,12 @@ from lite_runner.config.schema import (
     SamplingOptions,
     SessionOptions,
 )
-from lite_runner.config.sections import AscendSettings
+from lite_runner.config.sections import RANDOM, AscendSettings, ModelSource
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.model.exported_model import exported_model
-from lite_runner.model.files import RANDOM, ModelFiles
-from lite_runner.model.locate import locate
-from lite_runner.plan.backend import choose, other_config, others, run_options
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate, not_here
+from lite_runner.plan.backend import choose, others, run_options
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan, described
 from lite_runner.sizing.memory import (
@@ -55,8 +55,8 @@ def with_resources(plan: Plan, share: Job) -> Plan:
     if config.dry_run:
         told = others(plan.model, options_of(plan, share))
         plan = replace(plan, lines={**plan.lines, "others": told})
-    if isinstance(config, CompareOptions):
-        _check_comparison(plan, config, share)
+    if isinstance(config, CompareOptions) and (other := config.compared) is not None:
+        _check_comparison(replace(plan, config=other), share)
     return with_seat(plan, share)
 
 
@@ -81,11 +81,9 @@ def with_seat(plan: Plan, share: Job) -> Plan:
     return plan
 
 
-def _check_comparison(plan: Plan, config: CompareOptions, share: Job) -> None:
-    """Check that the backend of compare_backend= can compute the run. Raises ConfigError."""
-    if (name := config.compare_backend) is None:
-        return
-    plan = replace(plan, config=other_config(config))
+def _check_comparison(plan: Plan, share: Job) -> None:
+    """Check that the backend of compare_backend= can compute its run. Raises ConfigError."""
+    name = plan.config.backend
     options, other = options_of(plan, share), seat(name)
     # What an exported model was made from is not located yet.
     if plan.model.exported is None and (why := other.unsupported(plan.model, options)):
@@ -257,33 +255,25 @@ ENOUGH_BYTES = 3.0  # of a parameter, on the average, for it to be a float32; be
 HALF_BYTES = 1.5  # ... it has 16 bits, and below this fewer
 
 
-def files_to_fetch(config: ComputeOptions) -> ModelFiles | None:
+def files_to_fetch(source: ModelSource) -> ModelFiles | None:
     """The model as a run would fetch it from the hub; None where it is here, or its size is not
     known. Of a model that no description is here of, config.json and tokenizer are fetched.
     """
-    source = config.checkpoint_source
-    if config.dry_run or config.in_mindformers or exported_model(config) is not None:
+    if source.dry_run or exported_model(source) is not None:
         return None
-    if (size := weights_to_fetch(source)) is None:
+    if (size := weights_to_fetch(source.checkpoint)) is None:
         return None
-    model = config.model_config() or locate(config, weights=False).model
+    model = source.model or locate(source, weights=False).model
     each = size / parameter_count(model)
     if each < HALF_BYTES:
         return None
-    return ModelFiles(
-        source,
-        None,
-        model,
-        config.checkpoint_seed,
-        quantization=config.quantization,
-        stored="F16" if each < ENOUGH_BYTES else "F32",
-    )
+    return replace(not_here(source, model), stored="F16" if each < ENOUGH_BYTES else "F32")
 
 
 def check_before_fetching(config: ComputeOptions) -> ModelFiles | None:
     """As `files_to_fetch`. Raises EnvironmentFault where the memory does not suffice for the
     weights and one token."""
-    if (files := files_to_fetch(config)) is None:
+    if config.in_mindformers or (files := files_to_fetch(config.source)) is None:
         return None
     device, ranks = environment.resolve_device(config.context.device_target), ranks_of(config)
     if device == "CPU":

@@ -22,6 +22,7 @@ from lite_runner.config.composed import Schemas
 from lite_runner.config.fields import Fault, Note, show
 from lite_runner.config.generate_checks import mindformers_available_faults
 from lite_runner.config.groups import options_of
+from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
@@ -71,14 +72,14 @@ def faults(config: RunConfig) -> Iterator[Fault]:
     yield from common_faults(config)
     yield from mindformers_available_faults(config)
     yield from run_mode(config.run_mode).faults(config)
-    if config.parallel.rank_table_file:
+    if config.use_parallel and (table := config.parallel.rank_table_file):
         from lite_runner.distributed.ascend_ranks import rank_table_faults
 
-        yield from rank_table_faults(config)
+        yield from rank_table_faults(table, ranks_of(config))
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_faults
 
-        yield from ge_faults(config)
+        yield from ge_faults(config.infer)
 
 
 def notes(config: RunConfig) -> list[str]:
@@ -87,7 +88,7 @@ def notes(config: RunConfig) -> list[str]:
         return []
     from lite_runner.backends.lite.ge import ge_notes
 
-    return ge_notes(config)
+    return ge_notes(config.infer)
 
 
 def from_dict(raw: dict[str, Any]) -> RunConfig:

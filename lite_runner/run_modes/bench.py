@@ -35,10 +35,10 @@ def plan(config: Config) -> Plan:
     """The checkpoint and the cells. Without dry_run it is fetched, and the cells find it in the
     cache. Raises RunnerError."""
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    files = locate_for_plan(config)
+    files = locate_for_plan(config.source)
     context = files.model.seq_length
     bench.check(config.bench, context)
-    lines = model_lines(config, files.model, files.location())
+    lines = model_lines(config.run_mode, config.model_name, files.model, files.location())
     lines |= {"device": device, "output": config.output_dir}
     table = tuple(bench.described(config.bench, context))
     return Plan(config=config, device=device, files=files, lines=lines, table=table)
@@ -51,7 +51,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     assert isinstance(config, Config)
 
     def keep(report: Report) -> None:
-        folder.write_result(_result(config, files.source, report))
+        folder.write_result(_result(plan, report))
 
     report = bench.run(config.bench, config, context=files.model.seq_length, keep=keep)
     progress.text(bench.write(report, config.model_name, folder, charts=config.bench.charts))
@@ -65,7 +65,9 @@ def run(plan: Plan, folder: RunFolder) -> None:
         )
 
 
-def _result(config: Config, source: str, report: Report) -> Result:
+def _result(plan: Plan, report: Report) -> Result:
     engines = dict.fromkeys(cell.measured.engine for cell in report.cells if cell.measured)
     engine = ", ".join(engines) or "none"
-    return Result.of(config, source, engine=engine, bench=report.to_json(), timing=Timing())
+    return Result.of(
+        plan, plan.model.source, engine=engine, bench=report.to_json(), timing=Timing()
+    )

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
-from lite_runner.chat.conversation import ChatModel, Conversation
-from lite_runner.chat.local import LocalModel
+import numpy as np
+
+from lite_runner.chat.conversation import Answer, ChatModel, ContextFull, Conversation, Messages
 from lite_runner.chat.remote import RemoteModel
 from lite_runner.chat.terminal import SETTABLE, converse
 from lite_runner.config.fields import Fault, fault, show
 from lite_runner.config.generate_checks import session_faults
+from lite_runner.config.prompt import Request as Options
+from lite_runner.config.prompt import with_ending
 from lite_runner.config.schema import SessionOptions
 from lite_runner.config.secret import read_key
+from lite_runner.errors import ConfigError
+from lite_runner.generation import Engine, Request
 from lite_runner.model.adapters import only_adapter
 from lite_runner.output.report import RunFolder
-from lite_runner.plan.generating import plan_session
 from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import open_planned
+from lite_runner.plan.session import plan_session
 from lite_runner.records import dataclass
 from lite_runner.system import environment
+from lite_runner.text.streaming import Transcript
 
 _OF_TEXTS = ("num_beams", "length_penalty", "num_return_sequences", "logprobs", "prompt_logprobs")
 
@@ -72,7 +82,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
             conversation.options = {n: value for n, value in given.items() if value is not None}
         if isinstance(config.adapter_id, str):
             conversation.choose(config.adapter_id)
-        elif not config.server and (only := only_adapter(config)) is not None:
+        elif not config.server and (only := only_adapter(config.adapters)) is not None:
             conversation.choose(only)
         try:
             converse(conversation)
@@ -83,5 +93,71 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 def _model(plan: Plan, config: Config) -> ChatModel:
     if not config.server:
-        return LocalModel(plan)
+        return _LocalModel(plan)
     return RemoteModel(config.server, read_key("server_key", config.server_key))
+
+
+class _LocalModel:
+    """The model of a plan. A turn goes on from the keys of the one before. See ChatModel."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Loads the weights. Raises RunnerError."""
+        config = plan.config
+        assert isinstance(config, SessionOptions) and plan.tokenizer is not None
+        if not plan.tokenizer.has_chat_template:
+            raise ConfigError(
+                f"{plan.tokenizer.source} has no chat template",
+                "use a model tuned for chat (often named -Instruct), or run_mode=predict",
+            )
+        self._backend = open_planned(plan)
+        self._backend.prepare()
+        self._tokenizer, self._defaults = plan.tokenizer, plan.work.generation
+        self._engine = Engine(self._backend, speculate=config.speculate == "ngram")
+        self._turn = 0
+        self.name = config.model_name
+        given = plan.work.adapters
+        self.adapters = tuple(one.name for one in given.adapters) if given else ()
+
+    def answer(
+        self,
+        messages: Messages,
+        options: Mapping[str, Any],
+        adapter: str | None,
+        on_text: Callable[[str], None],
+    ) -> Answer:
+        info, tokenizer = self._backend.info, self._tokenizer
+        ids = tokenizer.encode_chat([dict(message) for message in messages])
+        ids = with_ending(info.prefix, ids)
+        chosen = Options(prompt=" ", **options).options(self._defaults)
+        room = info.max_length - len(ids)
+        if room < 1:
+            raise ContextFull
+        limit = room if chosen.max_new_tokens is None else min(room, chosen.max_new_tokens)
+        chosen = replace(chosen, max_new_tokens=limit, min_new_tokens=0)
+        seed = chosen.seed if "seed" in options else chosen.seed + self._turn
+        self._turn += 1
+        transcript = Transcript(tokenizer, chosen.stop)
+        began, first = time.perf_counter(), 0.0
+
+        def on_token(_: int, __: int, token: int) -> bool:
+            nonlocal first
+            first = first or time.perf_counter() - began
+            on_text(transcript.put(token))
+            return transcript.stopped
+
+        request = Request(np.array(ids, np.int32), chosen, adapter, (seed, 0), name="the message")
+        outcome = self._engine.generate([request], on_token=on_token)
+        on_text(transcript.finish())
+        (made,) = outcome.completions
+        return Answer(
+            transcript.text,
+            made.finish_reason,
+            len(ids),
+            made.cached_tokens,
+            len(made.drawn),
+            first,
+            time.perf_counter() - began,
+        )
+
+    def close(self) -> None:
+        self._backend.close()

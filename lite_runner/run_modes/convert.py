@@ -16,10 +16,10 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import adapter_faults
 from lite_runner.config.schema import AdapterOptions, OverwriteOptions
-from lite_runner.config.sections import AdapterFormat, CheckpointFormat, Release
+from lite_runner.config.sections import RANDOM, AdapterFormat, CheckpointFormat, Release
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.adapters import adapters_of, with_adapter
-from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
@@ -105,9 +105,9 @@ def plan(config: Config) -> Plan:
     target, form = Path(config.convert_output).expanduser(), config.convert_format
     if form == "peft" or form == "mindformers":
         check_folder(target, config.overwrite)
-        files = None if config.model_config() else locate_for_plan(config)
+        files = None if config.model_config() else locate_for_plan(config.source)
         plan = Plan(config=config, files=files)
-        names = ", ".join(adapters_of(config, plan.decoder))
+        names = ", ".join(adapters_of(config.adapters, plan.decoder))
         lines = {
             "run mode": config.run_mode,
             "adapters": f"{names}, of {config.adapter_path}",
@@ -115,11 +115,11 @@ def plan(config: Config) -> Plan:
         }
         return replace(plan, lines=lines)
     check_target(target, form, config.overwrite)
-    files = locate_for_plan(config)
+    files = locate_for_plan(config.source)
     _check_has_weights(files)
-    whole = with_adapter(files, config)
+    whole = with_adapter(files, config.adapters)
     size = float32_bytes(whole.model)
-    lines = model_lines(config, whole.model, whole.location())
+    lines = model_lines(config.run_mode, config.model_name, whole.model, whole.location())
     if whole.adapter is not None:
         lines["adapter"] = f"{whole.adapter.name}, merged"
     lines["writes"] = f"{target}, as {form}: {readable(size)} where it is float32"
@@ -136,7 +136,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
         source = _convert_adapters(config, plan.decoder, target, config.convert_format)
     else:
         source = _convert_checkpoint(config, plan.model, target, config.convert_format)
-    folder.write_result(Result.of_files(config, source, began))
+    folder.write_result(Result.of_files(plan, source, began))
     progress.note(f"wrote {target}")
 
 
@@ -145,7 +145,7 @@ def _convert_checkpoint(
 ) -> str:
     """Write the checkpoint; returns its source. Raises RunnerError."""
     assert files.path is not None
-    whole = with_adapter(files, config)
+    whole = with_adapter(files, config.adapters)
     beside = _side_files(config, whole, form)
     convert(
         files.path,
@@ -179,9 +179,9 @@ def _side_files(config: Config, files: ModelFiles, form: CheckpointFormat) -> di
     Face's format needs; other formats are written without one.
     """
     try:
-        return side_files(config, files)
+        return side_files(config.tokenizer, files)
     except ArtifactError as error:
-        if form == "huggingface" or config.tokenizer_source:
+        if form == "huggingface" or config.tokenizer.named:
             raise
         progress.note(f"no tokenizer is written: {error.message}")
         return config_file(files.model)
@@ -189,7 +189,7 @@ def _side_files(config: Config, files: ModelFiles, form: CheckpointFormat) -> di
 
 def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:
     """Write the adapters, given the model's sizes; returns their source. Raises RunnerError."""
-    adapters = adapters_of(config, model)
+    adapters = adapters_of(config.adapters, model)
     for adapter in adapters.values():
         adapter.check_effective()
         if adapter.copies:

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from lite_runner.backends.mindformers.releases import choose_release
 from lite_runner.config.fields import Fault
-from lite_runner.doctor import machine, model
-from lite_runner.doctor.check import Check
+from lite_runner.config.parallel import cluster_of, ranks_of
+from lite_runner.config.schema import (
+    BatchOptions,
+    ExportedOptions,
+    MindFormersOptions,
+    SamplingOptions,
+)
+from lite_runner.doctor import machine
+from lite_runner.doctor.check import Check, Finding
 from lite_runner.errors import EnvironmentFault
+from lite_runner.generation import max_sequence_of
+from lite_runner.model.locate import locate_cached
+from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.plan.backend import run_options
+from lite_runner.plan.job import Job, slots_for
 from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import check_machine, job_memory, memory_hints
 from lite_runner.records import dataclass
+from lite_runner.sizing.memory import check_memory, readable
+from lite_runner.system import environment, memory
+
+FETCHED = "a run fetches it"
+_SAMPLE = "The capital of France is"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(model.ModelOptions):
+class Config(SamplingOptions, BatchOptions, ExportedOptions, MindFormersOptions):
     """run_mode=doctor"""
 
+    on_ranks: ClassVar[bool] = False
     leaves_folder: ClassVar[bool] = False
 
     output_format: Literal["text", "json"]
@@ -45,7 +66,16 @@ def checks(config: Config) -> Iterator[Check]:
     limit = config.context.cache_limit
     yield from machine.machine_checks(output_dir, limit, needs_mindformers=config.in_mindformers)
     if config.names_model:
-        yield from model.checks(config)
+        yield from model_checks(config)
+
+
+def model_checks(config: Config) -> Iterator[Check]:
+    """Of the model; nothing is fetched, and of weights only the headers are read."""
+    yield Check("model files", partial(_files, config))
+    yield Check("tokenizer", partial(_tokenizer, config))
+    yield Check("model memory", partial(_needs, config))
+    if config.in_mindformers:
+        yield Check("model in mindformers", partial(_release, config))
 
 
 def plan(config: Config) -> Plan:
@@ -60,3 +90,60 @@ def run(plan: Plan, folder: None) -> None:
     assert isinstance(config, Config)
     if not machine.run(checks(config), config.output_format):
         raise EnvironmentFault("not everything works here", "the lines behind -> say what mends it")
+
+
+def _files(config: Config) -> Finding:
+    """All tensors exist, in the shapes of the model."""
+    found = locate_cached(config.source)
+    if not found.is_here:
+        return Finding("warn", f"{found.source}: not here yet", remedy=FETCHED)
+    if found.exported is not None:
+        return Finding("ok", found.location())
+    tensors = found.resharded(ranks_of(config), vocab_parallel=config.vocab_parallel)
+    return Finding("ok", f"{found.location()}, {len(tensors)} tensors, none missing")
+
+
+def _tokenizer(config: Config) -> Finding:
+    """The tokenizer loads, and decodes a text that it has encoded."""
+    found = locate_cached(config.source)
+    if not found.is_here:
+        return Finding("warn", "not here yet", remedy=FETCHED)
+    loaded = tokenizer_of(config.tokenizer, found, fetching=False)
+    ids = loaded.encode(_SAMPLE)
+    if (back := loaded.decode(ids).strip()) != _SAMPLE:
+        return Finding("warn", f"{loaded.source}: gives back {back!r}", repr(_SAMPLE))
+    template = "with" if loaded.has_chat_template else "without"
+    return Finding("ok", f"{loaded.source}: {loaded.vocab_size} tokens, {template} a chat template")
+
+
+def _needs(config: Config) -> Finding:
+    """The memory estimate of a run with a short prompt, the config's batch and its new tokens,
+    against free memory."""
+    device = environment.resolve_device(config.context.device_target)
+    ranks, found = ranks_of(config), locate_cached(config.source)
+    generation, context = config.generation(found.model), found.model.seq_length
+    length = min(context, max_sequence_of([1], [generation], context))
+    slots = slots_for(generation, config.predict_batch_size or 1, config.predict_batch_size)
+    job = Job((), [()], generation, slots, length)
+    options = run_options(config, job, device, ranks)
+    need, hints = job_memory(found, options), partial(memory_hints, found, options)
+    if config.use_parallel:
+        check_machine(cluster_of(config), device, need, hints)
+    elif device == "CPU":
+        check_memory(need, hints)
+    has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""
+    each = " in each rank" if config.use_parallel else ""
+    told = f"needs {readable(need.total)}{each} for {slots} x {length} tokens ({need.parts()}){has}"
+    return Finding("ok", told)
+
+
+def _release(config: Config) -> Finding:
+    """The release that computes the model of `config`. Raises ConfigError where none does."""
+    release = choose_release(
+        locate_cached(config.source).model,
+        config.model_name,
+        wanted=config.mindformers_release,
+        use_past=config.caches,
+        beams=config.num_beams or 1,
+    )
+    return Finding("ok", f"MindFormers {release.name}, on mindspore {release.mindspore}")

@@ -156,12 +156,12 @@ def plan(config: Config) -> Plan:
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     text = read_text(config.text_file)
     if (planned := check_before_fetching(config)) is not None:
-        check_model(config, with_adapter(planned, config).model)
-    files = with_adapter(locate_for_plan(config), config)
+        check_model(config, with_adapter(planned, config.adapters).model)
+    files = with_adapter(locate_for_plan(config.source), config.adapters)
     if config.model_config() is None:  # model=auto: its sizes are known only now
         check_model(config, files.model)
     size, stride = config.window_of(files.model)
-    tokenizer = tokenizer_for_plan(config, files)
+    tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
     ids: Sequence[int] = ()
     if tokenizer is not None:
         ids = tokenizer.encode(text)

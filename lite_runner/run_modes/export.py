@@ -111,10 +111,11 @@ def plan(config: Config) -> Plan:
     fetched. Raises RunnerError."""
     began = time.perf_counter()
     ranks = ranks_of(config)
-    if (planned_files := files_to_fetch(config)) is not None:
-        export, paths = _job_and_paths(config, with_adapter(planned_files, config), ranks)
+    fetches = not config.in_mindformers
+    if fetches and (planned_files := files_to_fetch(config.source)) is not None:
+        export, paths = _job_and_paths(config, with_adapter(planned_files, config.adapters), ranks)
         check_memory(export.memory)
-    files = with_adapter(locate_for_plan(config), config)
+    files = with_adapter(locate_for_plan(config.source), config.adapters)
     check_divides(config, files.model)
     if ranks.size > 1 and not config.dry_run:
         replace(files, auto_trans=True).check_layout(ranks, vocab_parallel=config.vocab_parallel)
@@ -157,8 +158,8 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     began = time.perf_counter() - plan.seconds
     config, ranks = plan.config, plan.ranks
     assert isinstance(config, Config)
-    files = with_adapter(plan.model, config)
-    tokenizer = tokenizer_of(config, files)
+    files = with_adapter(plan.model, config.adapters)
+    tokenizer = tokenizer_of(config.tokenizer, files)
     job = job_of_export(config, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
@@ -176,7 +177,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     if ranks.rank > 0:
         return
     folder.write_result(
-        Result.of_files(config, files.source, began, engine=engine.name, world_size=ranks.size)
+        Result.of_files(plan, files.source, began, engine=engine.name, world_size=ranks.size)
     )
     written = [(paths.folder / name).stat() for name in manifest.files]
     size = sum({(one.st_dev, one.st_ino): one.st_size for one in written}.values())

@@ -2,20 +2,194 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lite_runner import progress
+from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.lite.ge import FILE_NAME, ge_config, render
+from lite_runner.backends.seat import RunOptions
+from lite_runner.config.checks import check_fits
 from lite_runner.config.generate_checks import ComparedOptions
 from lite_runner.config.generate_checks import PredictOptions as Config
 from lite_runner.config.generate_checks import predict_faults as faults
+from lite_runner.config.generation import asked_of, without_effect
+from lite_runner.config.parallel import check_divides, ranks_of
+from lite_runner.config.prompt import Request, items_of
+from lite_runner.config.prompts import prompt_file, read_requests
 from lite_runner.config.schema import GenerateOptions
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model.files import ModelFiles
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.output.completions import complete
-from lite_runner.output.report import RunFolder
-from lite_runner.output.strategy_files import save_strategy, write_side_files
-from lite_runner.plan.generating import plan_generation as plan
+from lite_runner.output.report import Result, RunFolder
+from lite_runner.plan.backend import resolve_backend
+from lite_runner.plan.job import Job, encoded, estimate, fit, grammars_of, with_ends
 from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import (
+    check_before_fetching,
+    fitted,
+    fitted_text,
+    lengths_of,
+    options_of,
+    with_resources,
+)
+from lite_runner.sizing.memory import model_lines
+from lite_runner.system import environment
+from lite_runner.system.files import make_folder
+
+if TYPE_CHECKING:
+    from lite_runner.model.adapters import AdapterJob
+    from lite_runner.weights.sharding.partition import Strategy
 
 __all__ = ["Config", "faults", "plan", "run"]
+
+_STRATEGY = "ckpt_strategy.ckpt"  # MindFormers' name of it
+LEAST_NEW = 128  # tokens that a prompt's completion may have, however little memory is free
+
+
+def plan(config: GenerateOptions, tokens: Sequence[list[int]] | None = None) -> Plan:
+    """Files, token ids, backend and memory, all validated; `tokens`: of a rank whose first one has
+    made the same plan, with the token ids of all prompts. Raises RunnerError.
+
+    With dry_run=true nothing is fetched; without a tokenizer a prompt counts its bytes as tokens.
+    """
+    began = time.perf_counter()
+    if config.only_save_strategy:
+        return _plan_of_strategy(config)
+    planned = _planned_inputs(config, tokens)
+    assert isinstance(planned.config, GenerateOptions)
+    config, files, job, ranks = planned.config, planned.model, planned.work, planned.ranks
+    tell = config.parallel.node_rank == 0  # one machine says it for all
+    options = options_of(planned)
+    config = resolve_backend(config, files, options, tell=tell)
+    if ranks.size == 1:
+        config, job = _fitted(config, files, job, options)
+    first = job.share(ranks)  # the first replica has the most prompts
+    if ranks.size > 1 and not config.in_lite and not config.dry_run:
+        files.check_layout(ranks, vocab_parallel=config.vocab_parallel)
+    planned = with_resources(replace(planned, config=config, job=job), first)
+    return replace(planned, seconds=time.perf_counter() - began)
+
+
+def _fitted(
+    config: GenerateOptions, files: ModelFiles, job: Job, options: RunOptions
+) -> tuple[GenerateOptions, Job]:
+    """The config and the job with the sizes that nobody has given reduced to what fits the free
+    memory: the batch; and the length where only the model's own limit says how long a text gets."""
+    each, shared = job.options, job.generation
+    width = max(shared.num_beams, shared.num_return_sequences)
+    slots = range(width, job.slots + 1, width)
+    lengths = [job.length]
+    given = config.max_new_tokens or config.max_length
+    if not given and all(one.max_new_tokens == shared.max_new_tokens for one in each):
+        prompt = max(map(len, job.tokens))
+        lengths = lengths_of(job.length, min(job.length, prompt + LEAST_NEW))
+    if config.predict_batch_size is not None:
+        slots = slots[-1:]
+    options = replace(options, config=config)
+    sized = fitted(files, options, slots, lengths)
+    if (sized.slots, sized.length) == (job.slots, job.length):
+        return config, job
+    progress.note(f"note: memory: {fitted_text(sized, options)}")
+    config = replace(config, predict_batch_size=sized.slots // width)
+    batch = sized.slots // width
+    return config, replace(job, slots=sized.slots, length=sized.length, batch=batch)
+
+
+def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None) -> Plan:
+    """The plan as far as it goes before a backend is chosen. With several ranks its config holds
+    the prompts, for the other ranks."""
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    ranks = ranks_of(config)
+    data = config.predict_data
+    if config.dry_run:  # without prompts: the plan for a short one
+        data = data or " "
+    lines = config.adapter_lines and prompt_file(data) is not None  # which have their adapters
+    if config.adapter_path and not lines:
+        from lite_runner.model.adapters import only_adapter  # not for runs without
+
+        if (only := only_adapter(config.adapters)) is not None:
+            config = replace(config, adapter_id=only)
+    requests = read_requests(replace(config, predict_data=data))
+    for idle in dict.fromkeys(without_effect(request.own) for request in requests):
+        if idle:
+            progress.note(f"prompts with options of their own: {idle}")
+    structured = asked_of(vars(config))
+    grammars_of(structured, requests, len(requests))  # told before anything is fetched
+    if ranks.size > 1:
+        names = tuple(request.adapter for request in requests) if config.adapter_path else None
+        adapters = config.adapter_id if names is None else names
+        config = replace(config, adapter_id=adapters, predict_data=items_of(requests))
+    elif config.adapter_path and not any(request.adapter for request in requests):
+        progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
+    if (fetched := check_before_fetching(config)) is not None:
+        _estimate(config, fetched, requests)  # adapters are read
+    files = locate_for_plan(config.source)
+    check_divides(config, files.model)
+    tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+    if tokenizer is None:
+        job = _estimate(config, files, requests)
+    else:
+        opened = _adapters(config, files.model, requests)
+        chat, system = config.chat, config.system
+        ids = tokens or encoded(requests, files, tokenizer, chat=chat, system=system)
+        if config.model_config() is None:  # model=auto: its sizes are known only now
+            check_fits(config, files.model)
+        generation = config.generation(files.model)
+        job = fit(
+            with_ends(generation, config.eos_token_id, files.model, tokenizer),
+            *(files, tokenizer, ids, requests),
+            truncate=config.truncate,
+            batch=config.predict_batch_size,
+            structured=structured,
+        )
+        if tokens is None and opened is not None:
+            opened.check(files)
+        job = replace(job, adapters=opened)
+    return Plan(
+        config=config, device=device, ranks=ranks, files=files, job=job, tokenizer=tokenizer
+    )
+
+
+def _estimate(config: GenerateOptions, files: ModelFiles, requests: Sequence[Request]) -> Job:
+    """The job for prompts that are not tokenized."""
+    job = estimate(
+        config.generation(files.model),
+        files.model,
+        requests,
+        system=config.system,
+        batch=config.predict_batch_size,
+    )
+    return replace(job, adapters=_adapters(config, files.model, requests))
+
+
+def _adapters(
+    config: GenerateOptions, model: Decoder, requests: Sequence[Request]
+) -> AdapterJob | None:
+    if not config.adapter_path:
+        return None
+    from lite_runner.model.adapters import open_adapter_job  # not for runs without
+
+    names = [request.adapter for request in requests]
+    return open_adapter_job(config.adapters, model, ranks_of(config), names)
+
+
+def _plan_of_strategy(config: GenerateOptions) -> Plan:
+    """The ranks and the model's sizes. Raises RunnerError."""
+    files = None if config.model_config() else locate_for_plan(config.source)
+    plan = Plan(config=config, ranks=ranks_of(config), files=files)
+    check_fits(config, plan.decoder)
+    source = files.location() if files else config.checkpoint_source
+    writes = {"writes": f"the strategy of {plan.ranks.size} ranks"}
+    return replace(
+        plan, lines=model_lines(config.run_mode, config.model_name, plan.decoder, source) | writes
+    )
 
 
 def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
@@ -29,9 +203,9 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if config.only_save_strategy:
-        save_strategy(plan, folder, began)
+        _save_strategy(plan, folder, began)
         return
-    plan = write_side_files(plan, folder)
+    plan = _write_side_files(plan, folder)
     if isinstance(config, ComparedOptions) and config.compare_backend is not None:
         from lite_runner.output.comparison import compared
 
@@ -39,3 +213,81 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
             complete(plan, folder, began, interrupted)
     else:
         complete(plan, folder, began, interrupted)
+
+
+def _save_strategy(plan: Plan, folder: RunFolder, began: float) -> None:
+    """only_save_strategy=true: the strategy files alone. Raises ConfigError where other files are
+    in the way."""
+    written = write_strategy_files(plan)
+    source, size = plan.config.checkpoint_source, len(written)
+    folder.write_result(Result.of_files(plan, source, began, world_size=size))
+    progress.note(f"wrote {written[0].parent}: the strategy of {size} ranks")
+
+
+def _write_side_files(plan: Plan, folder: RunFolder) -> Plan:
+    """Write the strategy files and the GE options of a config; the plan reads these from
+    config.ini in the run folder. Raises ConfigError as `_save_strategy`."""
+    config = plan.config
+    assert isinstance(config, GenerateOptions)
+    if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
+        write_strategy_files(plan)
+    ge = ge_config(config.infer)
+    if ge is None or not ge.sections or config.infer.ge_preset is not None:
+        return plan
+    path = folder.write_text(FILE_NAME, render(ge.sections))
+    infer = replace(config.infer, ge_config_path=str(path), ge_options=None)
+    return replace(plan, config=replace(config, infer=infer))
+
+
+def write_strategy_files(plan: Plan) -> list[Path]:
+    """Write the layout of the tensors on each rank, for tools that reshard checkpoints, to
+    `<output_dir>/strategy/ckpt_strategy_rank_N.ckpt` or strategy_ckpt_save_file; their paths.
+
+    As in MindFormers, strategies that another run left by these names are replaced, those of more
+    ranks removed. Raises ConfigError for any other file, and for the strategies of the checkpoint
+    that this run reads.
+    """
+    from lite_runner.weights.sharding.partition import strategy_of
+    from lite_runner.weights.sharding.strategy import write_strategy
+
+    config, ranks = plan.config, plan.ranks
+    strategy = strategy_of(plan.decoder, ranks, vocab_parallel=config.vocab_parallel)
+    asked = Path(config.parallel.strategy_ckpt_save_file or _STRATEGY).expanduser()
+    folder, stem = asked.parent, re.sub(r"(_rank_\d+)?(\.ckpt)?$", "", asked.name)
+    if folder == Path():
+        folder = Path(config.output_dir).expanduser() / "strategy"
+    sources = (config.source.strategy, config.load_checkpoint)
+    read = [Path(one).expanduser().resolve() for one in sources if one]
+    name = re.compile(rf"{re.escape(stem)}_rank_\d+\.ckpt")
+    there = sorted(file for file in folder.glob("*") if name.fullmatch(file.name))
+    earlier = [file for file in there if _is_earlier(file, strategy, read)]
+    make_folder(folder)
+    for file in earlier:
+        file.unlink()
+    files = [folder / f"{stem}_rank_{rank}.ckpt" for rank in range(ranks.size)]
+    for file in files:
+        if not file.exists():
+            write_strategy(file, strategy)
+    if earlier:
+        progress.note(f"{folder}: replaced the strategies of an earlier run")
+    return files
+
+
+def _is_earlier(file: Path, strategy: Strategy, read: Sequence[Path]) -> bool:
+    """True for a file with another strategy, to be replaced. Raises ConfigError where it may not
+    be; `read`: where the checkpoint lies."""
+    from lite_runner.weights.sharding.strategy import read_strategy
+
+    try:
+        if read_strategy(file) == strategy:
+            return False
+    except ArtifactError:
+        what = "no strategy file"
+    else:
+        if not any(file.resolve().is_relative_to(path) for path in read):
+            return True
+        what = "a strategy of the checkpoint that is read"
+    raise ConfigError(
+        f"{file}: exists, and is {what}",
+        "move it away, or name another: parallel.strategy_ckpt_save_file=FOLDER/NAME.ckpt",
+    )

@@ -48,9 +48,9 @@ def plan(config: Config) -> Plan:
     RunnerError."""
     target = Path(config.quantize_output).expanduser()
     _check_target(target, config.overwrite)
-    files = locate_for_plan(config)
+    files = locate_for_plan(config.source)
     size = weight_bytes(files.model, "float32", files.quantization)
-    lines = model_lines(config, files.model, files.location())
+    lines = model_lines(config.run_mode, config.model_name, files.model, files.location())
     lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
     return Plan(config=config, files=files, lines=lines)
 
@@ -64,8 +64,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
-    size = _write(files, side_files(config, files), target)
-    folder.write_result(Result.of_files(config, files.source, began))
+    size = _write(files, side_files(config.tokenizer, files), target)
+    folder.write_result(Result.of_files(plan, files.source, began))
     floats = float32_bytes(files.model)
     progress.note(
         f"wrote {target}: {readable(size)} in place of {readable(floats)} as float32, "

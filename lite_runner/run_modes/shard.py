@@ -94,7 +94,7 @@ def plan(config: Config) -> Plan:
             check_free(files_folder(target), config.overwrite)
     model = config.model_config()
     sizes_alone = config.only_save_strategy and model is not None and not config.dry_run
-    files = None if sizes_alone else locate_for_plan(config)
+    files = None if sizes_alone else locate_for_plan(config.source)
     if files is not None:
         model = files.model
     assert model is not None
@@ -108,7 +108,7 @@ def plan(config: Config) -> Plan:
     else:
         what += " where it is float32"
     source = config.checkpoint_source if files is None else files.location()
-    lines = model_lines(config, model, source)
+    lines = model_lines(config.run_mode, config.model_name, model, source)
     lines |= {"ranks": f"tp={ranks.tensor} dp={ranks.data}", "writes": f"{target}: {what}"}
     return Plan(config=config, ranks=ranks, files=files, lines=lines)
 
@@ -128,7 +128,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     else:
         _write(config, plan.model, cutting, target)
     ranks = cutting.strategy.ranks
-    folder.write_result(Result.of_files(config, config.checkpoint_source, began, world_size=ranks))
+    folder.write_result(Result.of_files(plan, config.checkpoint_source, began, world_size=ranks))
     progress.note(f"wrote {target}")
 
 
@@ -159,7 +159,7 @@ def _write(config: Config, files: ModelFiles, cutting: Cutting, target: Path) ->
     tensors = files.whole()
     ranks = ranks_of(config)
     merging = ranks.size == 1
-    beside = side_files(config, files)
+    beside = side_files(config.tokenizer, files)
     size = sum(tensor.nbytes for tensor in tensors.values())
     name = "merge" if merging else f"cut for tp={ranks.tensor} dp={ranks.data}"
     if not merging:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from lite_runner.config.fields import Fault, fault
 from lite_runner.config.generate_checks import SloraOptions as Config
 from lite_runner.config.generate_checks import completion_faults
-from lite_runner.plan.generating import plan_generation as plan
-from lite_runner.run_modes.predict import run
+from lite_runner.run_modes.predict import plan, run
 
 __all__ = ["Config", "faults", "plan", "run"]
 

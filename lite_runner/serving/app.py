@@ -318,7 +318,7 @@ def opener(plan: Plan, slots: AdapterSlots | None) -> OpenAdapter | None:
         return None
 
     def open_adapter(name: str, folder: str) -> Callable[[], None]:
-        adapter = open_later(config, plan.model, name, folder)
+        adapter = open_later(config.adapters, plan.model, name, folder)
         return lambda: slots.add(adapter)
 
     return open_adapter

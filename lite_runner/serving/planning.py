@@ -8,8 +8,8 @@ from dataclasses import replace
 from lite_runner.config.generation import sampled
 from lite_runner.config.secret import read_key
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.plan.generating import plan_session
 from lite_runner.plan.plan import Plan
+from lite_runner.plan.session import plan_session
 from lite_runner.serving.options import ServeOptions
 from lite_runner.system import environment
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Cluster, cluster_of, not_divided
+from lite_runner.config.parallel import Cluster, not_divided
 from lite_runner.config.quantization import CacheType, Quantization, schemes
-from lite_runner.config.schema import DType, RunConfig
+from lite_runner.config.schema import DType
 from lite_runner.errors import EnvironmentFault, shown
 from lite_runner.records import dataclass
 from lite_runner.system import memory
@@ -99,20 +99,6 @@ def cache_bytes(
     return slots * length * heads * sizes[kv_cache]
 
 
-def memory_need(
-    model: Decoder,
-    dtype: DType,
-    slots: int,
-    length: int,
-    use_past: bool = True,
-    quantization: Quantization = Quantization(),  # noqa: B008  (frozen)
-) -> Memory:
-    """Bytes for weights of `dtype`, quantized by `quantization`, and for a cache of `slots`
-    sequences of `length` tokens."""
-    cache = cache_bytes(model, dtype, slots, length) if use_past else 0
-    return Memory(weight_bytes(model, dtype, quantization), cache)
-
-
 def export_need(need: Memory) -> Memory:
     """Memory for exporting a model with the weights and cache of `need`: network and graph each
     hold both; it is verified once the network is freed."""
@@ -151,13 +137,12 @@ def free_text() -> str:
     return f"{readable(free)} of free memory"
 
 
-def shortage(need: Memory, processes: int = 1, room: float = 1.0) -> str | None:
-    """The part of the need of `processes`, this one among them, beyond the share `room` of the free
-    memory, as text; None if it fits."""
+def shortage(need: Memory, room: float = 1.0) -> str | None:
+    """The need of this process that is beyond the share `room` of the free memory, as text; None if
+    it fits."""
     free = int(room * free_for(need))
-    total = processes * need.total
-    if total > free:
-        return f"needs {readable(total)} ({need.parts()}), but {readable(free)} is free"
+    if need.total > free:
+        return f"needs {readable(need.total)} ({need.parts()}), but {readable(free)} is free"
     left = memory.free_addresses()
     if left is not None and need.process and need.addresses > int(room * left):
         return (
@@ -185,14 +170,14 @@ def memory_lines(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list)
     return {"memory": f"needs {readable(need.total)} ({need.parts()}), {free} is free: enough"}
 
 
-def model_lines(config: RunConfig, model: Decoder, checkpoint: str) -> dict[str, str]:
+def model_lines(run_mode: str, name: str, model: Decoder, checkpoint: str) -> dict[str, str]:
     """The lines of dry_run=true about the model and its checkpoint."""
     kv = "" if model.n_kv_heads == model.num_heads else f" ({model.n_kv_heads} key/value)"
     experts = None if model.sparse is None else model.sparse.experts
     mixture = "" if experts is None else f" {experts.chosen} of {experts.count} experts a token,"
     return {
-        "run mode": config.run_mode,
-        "model": config.model_name,
+        "run mode": run_mode,
+        "model": name,
         "architecture": f"{model.architecture}: {model.num_layers} layers, hidden"
         f" {model.hidden_size}, {model.num_heads} heads{kv},{mixture} vocabulary"
         f" {model.vocab_size}, context {model.seq_length}",
@@ -364,11 +349,19 @@ def scaling_estimate(
 
 
 def ranks_plan(
-    config: RunConfig, model: Decoder, rank: Memory, *, device: str, slots: int, length: int
+    cluster: Cluster,
+    model: Decoder,
+    rank: Memory,
+    *,
+    device: str,
+    slots: int,
+    length: int,
+    use_past: bool,
+    vocab_parallel: bool,
 ) -> Iterator[str]:
     """The lines of dry_run=true about several ranks, each of which needs `rank`; on CPU also
     whether they fit this machine's memory."""
-    need = machine_memory(cluster_of(config), rank)
+    need = machine_memory(cluster, rank)
     yield (
         f"{'each rank':<13} {readable(rank.weights)} of weights,"
         f" {readable(rank.cache)} of cache for {slots} x {length} tokens"
@@ -384,6 +377,6 @@ def ranks_plan(
         model,
         slots=slots,
         length=length,
-        use_past=config.use_past,
-        vocab_parallel=config.vocab_parallel,
+        use_past=use_past,
+        vocab_parallel=vocab_parallel,
     )

@@ -120,7 +120,7 @@ def test_the_groups_of_ge_are_the_documents() -> None:
         if "group" not in fact:
             continue
         line = ["model=tiny_llama", "backend=mslite", "predict_data=x", f"ge={fact['group']}"]
-        ge = ge_config(resolve(parse(line, heads()))[0])
+        ge = ge_config(resolve(parse(line, heads()))[0].infer)
         wanted = {
             section: {name: str(value) for name, value in fact[section].items()}
             for section in ("ascend_context", "ge_session_options")

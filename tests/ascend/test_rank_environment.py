@@ -15,7 +15,7 @@ import yaml
 from lite_runner import launch
 from lite_runner.config import sections
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Cluster
+from lite_runner.config.parallel import Cluster, ranks_of, starts_ranks
 from lite_runner.config.schema import RunConfig
 from lite_runner.distributed import ascend_ranks, job
 from lite_runner.distributed.ascend_ranks import with_rank_table
@@ -189,6 +189,15 @@ def config_of(*settings: str) -> RunConfig:
     return resolve(parse(["model=tiny_llama", "predict_data=hi", *settings], heads()))[0]
 
 
+def with_table(*settings: str) -> tuple[sections.Parallel, sections.Context]:
+    config = config_of(*settings)
+    return with_rank_table(
+        *(config.parallel, config.context, ranks_of(config)),
+        on_ranks=config.on_ranks,
+        starts=starts_ranks(config),
+    )
+
+
 FOUR = ("use_parallel=true", "parallel_config.model_parallel=4")
 
 
@@ -211,7 +220,7 @@ def test_the_table_of_an_operator(
 ) -> None:
     path = str(TABLES / "visible_devices.json")
     monkeypatch.setenv("RANK_TABLE_FILE", path)
-    found = with_rank_table(config_of(*settings)).parallel.rank_table_file
+    found = with_table(*settings)[0].rank_table_file
     assert found == (path if used else "")
     told = capsys.readouterr().err
     assert ("is not used: this is one process" in told) == (settings == ())
@@ -221,16 +230,16 @@ def test_the_table_of_an_operator(
 def test_a_table_of_another_job(shows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK_TABLE_FILE", str(TABLES / "one_machine.json"))
     with pytest.raises(ConfigError, match=r"one_machine\.json has 8 ranks, expected 4"):
-        with_rank_table(config_of(*FOUR))
+        with_table(*FOUR)
 
 
 def test_the_device_of_a_table_of_one_rank(shows: list[int], tmp_path: Path) -> None:
     """MindFormers' run_distribute.sh with '[5,6)' sets DEVICE_ID=5, and its context takes it."""
     RankTable((Server("192.0.2.1", (Device(5),)),)).write(tmp_path / "table.json")
     asked = ("use_parallel=true", f"parallel.rank_table_file={tmp_path / 'table.json'}")
-    assert with_rank_table(config_of(*asked)).context.device_id == 5
+    assert with_table(*asked)[1].device_id == 5
     shows[:] = [5]  # the only one of a container
-    assert with_rank_table(config_of(*asked)).context.device_id == 0
+    assert with_table(*asked)[1].device_id == 0
 
 
 def test_the_device_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

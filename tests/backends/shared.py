@@ -139,8 +139,10 @@ def estimated(*settings: str) -> tuple[GenerateOptions, ModelFiles, Job]:
     line = ["model=smollm2_135m", "load_checkpoint=random", "predict_data=[x,y]", *settings]
     config = resolve(parse(line, heads()))[0]
     assert isinstance(config, GenerateOptions)
-    files = locate_cached(config)
-    return config, files, estimate(config, files, read_requests(config))
+    files = locate_cached(config.source)
+    generation, requests = config.generation(files.model), read_requests(config)
+    batch = config.predict_batch_size
+    return config, files, estimate(generation, files.model, requests, batch=batch)
 
 
 def need_of(*settings: str, device: str = "CPU") -> Memory:

@@ -207,10 +207,10 @@ def test_each_file_of_a_folder_runs_or_names_the_model(
         line = ["--config", str(configs / f"{name}.yaml"), *HERE, *RANDOM]
         config, _ = resolve_line(parse([*line, "--pretrained_model_dir", str(folder)], heads()))
         if folder.parent == REFERENCE:
-            assert locate(config).model.architecture == kind
+            assert locate(config.source).model.architecture == kind
         else:
             with pytest.raises(RunnerError, match=f"model_type.*{kind}"):
-                locate(config)
+                locate(config.source)
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ def of(config: RunConfig) -> AdapterOptions:
 
 def test_one_adapter_is_merged_once(configure: Configure) -> None:
     config = of(configure(*MERGE, *LLAMA, f"{ADAPTERS}/ends"))
-    plain = locate(config)
-    files = with_adapter(plain, config)
+    plain = locate(config.source)
+    files = with_adapter(plain, config.adapters)
     assert files.base == plain.model and files.adapter is not None
-    assert with_adapter(files, config) is files
+    assert with_adapter(files, config.adapters) is files
     changed = {
         name
         for name, tensor in files.whole().items()
@@ -40,20 +40,20 @@ def test_one_adapter_is_merged_once(configure: Configure) -> None:
 
 def test_without_adapter_path_nothing_is_merged(configure: Configure) -> None:
     config = of(configure(*LLAMA))
-    assert with_adapter(locate(config), config).adapter is None
+    assert with_adapter(locate(config.source), config.adapters).adapter is None
 
 
 def test_of_several_one_is_to_be_named(configure: Configure) -> None:
     config = of(configure(*MERGE, *LLAMA, ADAPTERS))
-    names = list(adapters_of(config, locate(config).model))
+    names = list(adapters_of(config.adapters, locate(config.source).model))
     with pytest.raises(ConfigError, match=f"lists {len(names)} adapters, one can be merged"):
-        with_adapter(locate(config), config)
+        with_adapter(locate(config.source), config.adapters)
     one = of(configure(*MERGE, *LLAMA, ADAPTERS, f"adapter_id={names[1]}"))
-    assert list(adapters_of(one, locate(one).model)) == names[1:2]
-    assert list(adapters_of(one, locate(one).model, names[:1])) == names[:1]
+    assert list(adapters_of(one.adapters, locate(one.source).model)) == names[1:2]
+    assert list(adapters_of(one.adapters, locate(one.source).model, names[:1])) == names[:1]
 
 
 def test_pet_type_lora_needs_lora_weights(configure: Configure) -> None:
     pet = "{pet_type: lora, lora_rank: 8, lora_alpha: 16, target_modules: .*wq}"
     with pytest.raises(ArtifactError, match="holds no LoRA weights"):
-        locate(configure(*LLAMA, f"model.model_config.pet_config={pet}"))
+        locate(configure(*LLAMA, f"model.model_config.pet_config={pet}").source)

@@ -67,7 +67,7 @@ def pair(folder: Path, prefill: str = PREFILL, increment: str = INCREMENT) -> li
 
 def refusal(*settings: str) -> str:
     with pytest.raises(ArtifactError) as caught:
-        exported_model(config(*settings))
+        exported_model(config(*settings).source)
     return str(caught.value)
 
 
@@ -107,7 +107,9 @@ def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixtu
     (foreign / INCREMENT).rename(foreign / "x_decode_seq1024_bs1_graph.mindir")
     for prefill in ("x_prefill_seq1024_bs1", "x_prefill_seq1024_bs1_graph.mindir"):
         increment = "x_decode_seq1024_bs1" + prefill.removeprefix("x_prefill_seq1024_bs1")
-        given = exported_model(config("model=tiny_llama", *pair(foreign, prefill, increment)))
+        given = exported_model(
+            config("model=tiny_llama", *pair(foreign, prefill, increment)).source
+        )
         assert given is not None
         assert {name: path.name for name, path in given.graphs.items()} == {
             "prefill": "x_prefill_seq1024_bs1.mindir",
@@ -121,11 +123,11 @@ def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_manifest_counts_for_the_files_it_names(ours: Path) -> None:
-    given = exported_model(config(*pair(ours)))
+    given = exported_model(config(*pair(ours)).source)
     assert given is not None and given.manifest.files and given.folder == ours
     assert dict(given.graphs) == {"prefill": ours / PREFILL, "increment": ours / INCREMENT}
     (ours / "other.mindir").write_bytes((ours / PREFILL).read_bytes())
-    other = exported_model(config("model=tiny_llama", *pair(ours, prefill="other.mindir")))
+    other = exported_model(config("model=tiny_llama", *pair(ours, prefill="other.mindir")).source)
     assert other is not None and not other.manifest.files
     assert "another file than the one exported" in _broken(ours, *pair(ours))
     assert "another file than the one exported" in _broken(ours, f"infer.model_dir={ours}")
@@ -142,16 +144,16 @@ def _broken(folder: Path, *settings: str) -> str:
 
 def test_a_pair_above_1_gb_by_the_name_it_was_asked_for(foreign: Path) -> None:
     named = pair(foreign, "tiny_llama_prefill.mindir", "tiny_llama_inc.mindir")
-    given = exported_model(config("model=tiny_llama", *named))
+    given = exported_model(config("model=tiny_llama", *named).source)
     assert given is not None
     assert [path.name for path in given.graphs.values()] == [PREFILL, INCREMENT]
 
 
 def test_ge_options_beside_the_graphs(foreign: Path) -> None:
     here = ["model=tiny_llama", f"infer.model_dir={foreign}"]
-    without = exported_model(config(*here))
+    without = exported_model(config(*here).source)
     (foreign / "config.ini").write_text("[ascend_context]\nprovider=ge\n")
-    given = exported_model(config(*here))
+    given = exported_model(config(*here).source)
     assert given is not None and without is not None
     assert (without.ge_files, given.ge_files) == ((), (foreign / "config.ini",))
 
@@ -214,25 +216,25 @@ def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], said
 
 
 def test_an_export_or_a_run_without_paths_gives_none(tmp_path: Path) -> None:
-    assert exported_model(config("model=tiny_llama")) is None
+    assert exported_model(config("model=tiny_llama").source) is None
     settings = ["run_mode=export", "model=tiny_llama", *pair(tmp_path)]
-    assert exported_model(resolve(parse(settings, heads()))[0]) is None
+    assert exported_model(resolve(parse(settings, heads()))[0].source) is None
 
 
 def test_the_files_of_a_given_model(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No checkpoint is read; the sizes are the manifest's, the special tokens the config's."""
     here = f"infer.model_dir={ours}"
-    files = locate(config("model=tiny_llama", here, "load_checkpoint=nowhere"))
+    files = locate(config("model=tiny_llama", here, "load_checkpoint=nowhere").source)
     assert "load_checkpoint: not read" in capsys.readouterr().err
     assert (files.path, files.source) == (None, "random")
     with pytest.raises(ArtifactError, match="weights stay in it"):
         files.tensors()
-    auto = locate(config(here))
+    auto = locate(config(here).source)
     assert auto.exported is not None and auto.model == auto.exported.manifest.model
-    other = locate(config("model=tiny_llama", here, "model.model_config.eos_token_id=7"))
+    other = locate(config("model=tiny_llama", here, "model.model_config.eos_token_id=7").source)
     assert other.model.eos_token_id == (7,)
     with pytest.raises(ArtifactError, match="num_layers: the config says 3, the export 2"):
-        locate(config("model=tiny_llama", here, "model.model_config.num_layers=3"))
+        locate(config("model=tiny_llama", here, "model.model_config.num_layers=3").source)
 
 
 def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
@@ -240,7 +242,7 @@ def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
 
     def encoded(*settings: str) -> list[int]:
         run = config(*settings)
-        return tokenizer_of(run, locate(run)).encode("ab")
+        return tokenizer_of(run.tokenizer, locate(run.source)).encode("ab")
 
     wanted = encoded(here)
     assert wanted[-2:] == [97, 98]

@@ -23,7 +23,7 @@ Configure = Callable[..., RunConfig]
 
 
 def test_random_weights_have_no_files(configure: Configure) -> None:
-    files = locate(configure("model=tiny_llama", "load_checkpoint=random"))
+    files = locate(configure("model=tiny_llama", "load_checkpoint=random").source)
     assert files.is_here and files.location() == "random" and files.stored_bytes() == 0
     whole = files.whole()
     assert whole.keys() == files.tensors().keys()
@@ -37,19 +37,19 @@ def test_random_weights_have_no_files(configure: Configure) -> None:
 
 def test_a_folder_counts_the_files_that_hold_weights(configure: Configure) -> None:
     folder = REFERENCE / "llama"
-    files = locate(configure("model=auto", f"load_checkpoint={folder}"))
+    files = locate(configure("model=auto", f"load_checkpoint={folder}").source)
     assert files.stored_bytes() == (folder / "model.safetensors").stat().st_size
     assert files.location().startswith(f"{folder}: ") and files.location().endswith(" here")
 
 
 def test_tensors_in_memory_take_the_place_of_the_files(configure: Configure) -> None:
-    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
-    held = locate(configure("model=tiny_llama", "load_checkpoint=random")).whole()
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}").source)
+    held = locate(configure("model=tiny_llama", "load_checkpoint=random").source).whole()
     assert replace(files, held=held).tensors().keys() == held.keys()
 
 
 def test_wide_matrices_are_rounded_but_not_with_integers(configure: Configure) -> None:
-    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}").source)
     name = "model.layers.0.attention.wq.weight"
     exact, half = files.tensors()[name], replace(files, rounded="float16").tensors()[name]
     assert (exact.dtype, half.dtype) == ("F32", "F16")
@@ -60,7 +60,7 @@ def test_wide_matrices_are_rounded_but_not_with_integers(configure: Configure) -
 
 def test_unquantized_tensors_of_a_quantized_model_are_not_rounded(configure: Configure) -> None:
     """Such weights stay as they are: its operators compute with all else in float32."""
-    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}").source)
     name = next(iter(files.tensors()))
     half = replace(files, rounded="float16")
     assert half.tensors()[name].dtype == "F16"
@@ -70,7 +70,7 @@ def test_unquantized_tensors_of_a_quantized_model_are_not_rounded(configure: Con
 
 @pytest.mark.parametrize("quant", ["none", "a16w8"])
 def test_the_vocabulary_of_a_rank(configure: Configure, quant: Quant) -> None:
-    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}").source)
     files = replace(files, quantization=Quantization(quant, 0))
     (name, whole), *_ = files.tensors().items()
     rows, width = whole.shape
@@ -81,7 +81,7 @@ def test_the_vocabulary_of_a_rank(configure: Configure, quant: Quant) -> None:
 
 
 def test_a_sharded_checkpoint_is_not_quantized(configure: Configure) -> None:
-    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    files = locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}").source)
     folder = Path("set")
     (folder / "rank_0").mkdir(parents=True)
     with pytest.raises(ArtifactError, match="parallel=single"):
@@ -93,7 +93,7 @@ WEIGHT = "model.layers.1.attention.wo.weight"
 
 @pytest.fixture
 def files(configure: Callable[..., RunConfig]) -> ModelFiles:
-    return locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}"))
+    return locate(configure("model=auto", f"load_checkpoint={REFERENCE / 'llama'}").source)
 
 
 def explained(files: ModelFiles) -> NonFiniteError:
@@ -137,8 +137,8 @@ def test_ranks_have_their_part_of_an_adapter(configure: Configure) -> None:
     adapter = REFERENCE.parent / "adapters/llama/ends"
     config = configure(*given, f"adapter_path={adapter}", "merge=true", "convert_output=x")
     assert isinstance(config, AdapterOptions)
-    plain = locate(config)
-    files, ranks, name = with_adapter(plain, config), Ranks(1, 1, 2), "lm_head.weight"
+    plain = locate(config.source)
+    files, ranks, name = with_adapter(plain, config.adapters), Ranks(1, 1, 2), "lm_head.weight"
     part, other = (
         one.resharded(ranks, vocab_parallel=True)[name].float32() for one in (files, plain)
     )

@@ -40,41 +40,41 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_sizes_are_the_checkpoints(configure: Configure) -> None:
-    files = locate(configure("model=auto", LLAMA))
+    files = locate(configure("model=auto", LLAMA).source)
     assert (files.path, files.model) == (REFERENCE / "llama", reference_model("llama"))
 
 
 def test_random_weights_need_a_named_model(configure: Configure) -> None:
     with pytest.raises(ConfigError, match="name a model"):
-        locate(replace(configure("model=auto", LLAMA), load_checkpoint="random"))
+        locate(replace(configure("model=auto", LLAMA), load_checkpoint="random").source)
 
 
 def test_another_model_than_the_checkpoint_is_refused(configure: Configure) -> None:
     with pytest.raises(ArtifactError, match="num_layers: the config says"):
-        locate(configure("model=llama2_7b", LLAMA))
+        locate(configure("model=llama2_7b", LLAMA).source)
 
 
 def test_a_checkpoint_without_sizes_needs_a_named_model(configure: Configure) -> None:
     Path("model").mkdir()
     shutil.copy(REFERENCE / "llama/model.safetensors", "model")
     with pytest.raises(ArtifactError, match=r"^model: holds no sizes of its model"):
-        locate(configure("model=auto", "load_checkpoint=model"))
+        locate(configure("model=auto", "load_checkpoint=model").source)
 
 
 @pytest.mark.usefixtures("no_network")
 def test_an_uncached_source_has_no_path(configure: Configure) -> None:
-    files = locate_cached(configure("model=tiny_llama", HUB))
+    files = locate_cached(configure("model=tiny_llama", HUB).source)
     assert files.path is None and not files.is_here
     assert files.location() == "hf://someone/model: would be fetched"
-    assert locate_for_plan(configure("model=tiny_llama", HUB, "dry_run=true")) == files
+    assert locate_for_plan(configure("model=tiny_llama", HUB, "dry_run=true").source) == files
     with pytest.raises(ArtifactError, match="not in the cache"):
-        locate_cached(configure("model=auto", HUB))
+        locate_cached(configure("model=auto", HUB).source)
 
 
 @pytest.mark.usefixtures("no_network")
 def test_a_cached_source_is_located_without_the_network(configure: Configure) -> None:
     config = configure("model=auto", LLAMA)
-    assert locate_cached(config) == locate(config) == locate_for_plan(config)
+    assert locate_cached(config.source) == locate(config.source) == locate_for_plan(config.source)
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def from_hub(monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_without_weights_a_folder_from_the_hub_needs_none(
     configure: Configure, from_hub: Path
 ) -> None:
-    files = locate(configure("model=auto", HUB), weights=False)
+    files = locate(configure("model=auto", HUB).source, weights=False)
     assert (files.path, files.model, files.gguf) == (from_hub, reference_model("llama"), None)
     with pytest.raises(ArtifactError, match="snapshot"):
-        locate(configure("model=auto", HUB))
+        locate(configure("model=auto", HUB).source)
 
 
 def test_with_weights_a_folder_from_the_hub_is_read_as_another(
@@ -102,12 +102,12 @@ def test_with_weights_a_folder_from_the_hub_is_read_as_another(
     """The sizes of a GGUF are in it; config.json is of the weights that are not there."""
     (from_hub / "config.json").unlink()
     write_tiny_gguf(from_hub / "model.gguf")
-    files = locate(configure("model=auto", HUB))
+    files = locate(configure("model=auto", HUB).source)
     assert files.gguf is not None and files.model == locate_at(configure, from_hub).model
 
 
 def locate_at(configure: Configure, path: Path, **options: bool) -> ModelFiles:
-    return locate(configure("model=auto", f"load_checkpoint={path}"), **options)
+    return locate(configure("model=auto", f"load_checkpoint={path}").source, **options)
 
 
 def test_without_weights_a_file_here_says_the_sizes(configure: Configure) -> None:
@@ -134,19 +134,19 @@ def test_the_key_of_a_missing_source_is_named(configure: Configure) -> None:
         config = configure("model=tiny_llama", f"{key}=gone")
         Path("gone").rmdir()
         with pytest.raises(ArtifactError, match=rf"^{key}: .*gone"):
-            locate(config)
+            locate(config.source)
 
 
 def test_reading_shards_follows_the_config(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = locate(configure("model=auto", LLAMA))
+    plain = locate(configure("model=auto", LLAMA).source)
     assert plain.strategy is None and not plain.auto_trans
-    assert locate(configure("model=auto", LLAMA, "auto_trans_ckpt=true")).auto_trans
+    assert locate(configure("model=auto", LLAMA, "auto_trans_ckpt=true").source).auto_trans
     monkeypatch.setenv("HOME", str(Path.cwd()))
     Path("strategy").mkdir()
     strategy = "src_strategy_path_or_dir=~/strategy"
-    found = locate(configure("model=auto", LLAMA, strategy, "auto_trans_ckpt=true"))
+    found = locate(configure("model=auto", LLAMA, strategy, "auto_trans_ckpt=true").source)
     assert found.strategy == Path.cwd() / "strategy"
 
 
@@ -161,9 +161,9 @@ def test_a_sharded_checkpoint_is_located_without_its_files(configure: Configure)
 def test_an_adapter_is_merged_into_weights_only(configure: Configure) -> None:
     pet = "{pet_type: lora, lora_rank: 8, lora_alpha: 16, target_modules: .*wq}"
     config = configure("model=auto", LLAMA, f"model.model_config.pet_config={pet}")
-    assert locate(config, weights=False).adapter is None
+    assert locate(config.source, weights=False).adapter is None
     with pytest.raises(ArtifactError, match="holds no LoRA weights"):
-        locate(config)
+        locate(config.source)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,18 @@ def test_context_and_special_tokens_are_the_runs_to_choose() -> None:
 def test_a_quantized_checkpoint_says_how(configure: Configure) -> None:
     line = ["model=tiny_llama", "load_checkpoint=random"]
     assert main(["run_mode=quantize", *line, "quant=a16w4", "quantize_output=q"]) == 0
-    stored = quantization_of(configure("model=tiny_llama"), Path("q"))
+    stored = quantization_of(configure("model=tiny_llama").source, Path("q"))
     assert (stored.quant, stored.group) == ("a16w4", 32)
     same = configure("model=tiny_llama", "quant=a16w4")
-    assert quantization_of(same, Path("q")) == stored
+    assert quantization_of(same.source, Path("q")) == stored
     with pytest.raises(ArtifactError, match=r"leave quant= out, or give .*load_checkpoint=random"):
-        quantization_of(configure("model=tiny_llama", "quant=a16w8"), Path("q"))
+        quantization_of(configure("model=tiny_llama", "quant=a16w8").source, Path("q"))
     Path("plain").mkdir()
-    assert quantization_of(same, Path("plain")) == same.quantization
+    assert quantization_of(same.source, Path("plain")) == same.quantization
 
 
 def test_a_pretrained_folder_without_a_config_is_named(configure: Configure) -> None:
     Path("empty").mkdir()
     given = ("model=auto", f"load_checkpoint={REFERENCE / 'llama'}", "pretrained_model_dir=empty")
     with pytest.raises(ArtifactError, match=r"pretrained_model_dir: empty has no config\.json"):
-        locate(configure(*given))
+        locate(configure(*given).source)

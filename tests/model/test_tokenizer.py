@@ -31,13 +31,13 @@ BOOLS = (True, False)
 def test_a_gguf_has_its_own(configure: Configure) -> None:
     write_tiny_gguf(Path("model.gguf"))
     config = configure(*GGUF)
-    tokenizer = tokenizer_of(config, locate(config))
+    tokenizer = tokenizer_of(config.tokenizer, locate(config.source))
     assert tokenizer.source == "model.gguf" and len(tokenizer.encode("the")) == 2
 
 
 def test_random_weights_have_the_byte_tokenizer(configure: Configure) -> None:
     config = configure(*RANDOM)
-    assert tokenizer_of(config, locate(config)).files() == byte_tokenizer().files()
+    assert tokenizer_of(config.tokenizer, locate(config.source)).files() == byte_tokenizer().files()
 
 
 def test_the_one_that_is_named_comes_first(configure: Configure) -> None:
@@ -47,33 +47,33 @@ def test_the_one_that_is_named_comes_first(configure: Configure) -> None:
         "load_checkpoint=random",
         "processor.tokenizer.tokenizer_file=model.gguf",
     )
-    assert tokenizer_of(config, locate(config)).source == "model.gguf"
+    assert tokenizer_of(config.tokenizer, locate(config.source)).source == "model.gguf"
 
 
 def test_checkpoint_download_stands_in_for_a_folder_without_one(configure: Configure) -> None:
     shutil.copytree(REFERENCE / "llama", "model")
     config = configure("model=auto", "load_checkpoint=model")
-    files = locate(config)
+    files = locate(config.source)
     with pytest.raises(ArtifactError, match="no tokenizer in model"):
-        tokenizer_of(config, files)
-    assert tokenizer_for_plan(replace(config, dry_run=True), files) is None
+        tokenizer_of(config.tokenizer, files)
+    assert tokenizer_for_plan(config.tokenizer, files, dry_run=True) is None
     folder = Path("checkpoint_download") / config.trainer.model_name
     folder.mkdir(parents=True)
     write_tiny_gguf(folder / "tokenizer.gguf")
     with pytest.raises(ArtifactError, match="the model's vocabulary"):  # a larger one is refused
-        tokenizer_of(config, files)
+        tokenizer_of(config.tokenizer, files)
 
 
 def test_a_plan_does_without_one_that_would_be_fetched(configure: Configure) -> None:
     config = configure("model=tiny_llama", "load_checkpoint=hf://someone/model", "dry_run=true")
-    assert tokenizer_for_plan(config, locate_cached(config)) is None
+    assert tokenizer_for_plan(config.tokenizer, locate_cached(config.source), dry_run=True) is None
 
 
 def test_texts_end_with_the_models_tokens_and_the_tokenizers(configure: Configure) -> None:
     write_tiny_gguf(Path("model.gguf"))
     config = configure(*GGUF)
-    files = locate(config)
-    tokenizer = tokenizer_of(config, files)
+    files = locate(config.source)
+    tokenizer = tokenizer_of(config.tokenizer, files)
     model = replace(files.model, eos_token_id=(5, 257))
     assert end_tokens(model, tokenizer) == (5, 257, 259, 260)
 
@@ -87,7 +87,7 @@ def test_a_chat_template_that_is_named_comes_first(configure: Configure, given: 
     settings = {"processor": {"tokenizer": {"chat_template": given}}}
     Path("belle.yaml").write_text(json.dumps(settings), encoding="utf-8")
     config = configure(*RANDOM, "--config", "belle.yaml")
-    tokenizer = tokenizer_of(config, locate(config))
+    tokenizer = tokenizer_of(config.tokenizer, locate(config.source))
     chat = tokenizer.encode_chat([{"role": "user", "content": "Hi"}])
     assert tokenizer.decode(chat) == "Human: Hi \n\nAssistant:"
 
@@ -95,7 +95,7 @@ def test_a_chat_template_that_is_named_comes_first(configure: Configure, given: 
 def test_a_chat_template_that_is_not_there(configure: Configure) -> None:
     config = configure(*RANDOM, "processor.tokenizer.chat_template=belle.jinja")
     with pytest.raises(ArtifactError, match=r"chat_template: belle\.jinja: No such file"):
-        tokenizer_of(config, locate(config))
+        tokenizer_of(config.tokenizer, locate(config.source))
 
 
 def test_the_tokens_of_a_config_are_laid_over_the_files(configure: Configure) -> None:
@@ -103,9 +103,9 @@ def test_the_tokens_of_a_config_are_laid_over_the_files(configure: Configure) ->
 
     def ids(*settings: str) -> list[int]:
         config = configure(*GGUF, *(f"processor.tokenizer.{one}" for one in settings))
-        return tokenizer_of(config, locate(config)).encode("the")
+        return tokenizer_of(config.tokenizer, locate(config.source)).encode("the")
 
-    files = tokenizer_of(configure(*GGUF), locate(configure(*GGUF)))
+    files = tokenizer_of(configure(*GGUF).tokenizer, locate(configure(*GGUF).source))
     text, bos = files.encode("the", add_special_tokens=False), files.bos_token_id
     eos = files.eos_token_ids[0]
     assert bos is not None
@@ -120,7 +120,7 @@ def test_the_tokens_of_a_config_are_laid_over_the_files(configure: Configure) ->
     with pytest.raises(ArtifactError, match="'<none>' is not in the vocabulary"):
         ids("eos_token=<none>")
     config = configure(*GGUF, f"processor.tokenizer.additional_special_tokens=[{other}]")
-    special = tokenizer_of(config, locate(config))
+    special = tokenizer_of(config.tokenizer, locate(config.source))
     assert text[0] in special.special_ids and special.decode(text) != files.decode(text)
 
 
@@ -184,7 +184,7 @@ def test_token_ids_are_those_of_the_real_mindformers(
         }
         Path("llama.yaml").write_text(json.dumps(raw), encoding="utf-8")
         config = configure("--config", "llama.yaml", "load_checkpoint=random")
-        tokenizer = tokenizer_of(config, locate(config))
+        tokenizer = tokenizer_of(config.tokenizer, locate(config.source))
         for text, ids in zip(texts, theirs, strict=True):
             if given.get("bos_token") != "a" or "<" not in text:  # <s> is three letters then
                 assert tokenizer.encode(text) == ids, (given, text)
@@ -198,7 +198,7 @@ def test_special_tokens_of_a_message_are_text_where_that_is_typed(
     for typed, expected in (("true", [257]), ("false", [*b"</s>"])):
         mode = [*f"run_mode={run_mode}".split(), f"special_tokens_in_text={typed}"]
         config = configure(*RANDOM, *mode, *given)
-        tokenizer = tokenizer_of(config, locate(config))
+        tokenizer = tokenizer_of(config.tokenizer, locate(config.source))
         assert tokenizer.encode_chat([{"role": "user", "content": "</s>"}]) == expected
         assert tokenizer.encode("</s>") == [257]  # no message
 
@@ -208,21 +208,21 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json"}
 
 def test_random_weights_have_a_config_alone(configure: Configure) -> None:
     config = configure("model=tiny_llama", "load_checkpoint=random")
-    assert side_files(config, locate(config)).keys() == {"config.json"}
+    assert side_files(config.tokenizer, locate(config.source)).keys() == {"config.json"}
 
 
 def test_a_tokenizer_beside_the_source_is_copied(configure: Configure) -> None:
     shutil.copytree(REFERENCE / "llama", "model")
     Path("model/tokenizer.json").write_text("{}", encoding="utf-8")
     config = configure("model=auto", "load_checkpoint=model")
-    found = side_files(config, locate(config))
+    found = side_files(config.tokenizer, locate(config.source))
     assert found.keys() == {"config.json", "tokenizer.json"} and found["tokenizer.json"] == b"{}"
 
 
 def test_the_tokenizer_of_a_gguf_is_written_as_files(configure: Configure) -> None:
     write_tiny_gguf(Path("model.gguf"))
     config = configure("model=auto", "load_checkpoint=model.gguf")
-    found = side_files(config, locate(config))
+    found = side_files(config.tokenizer, locate(config.source))
     assert found.keys() == {"config.json"} | TOKENIZER_FILES
     assert json.loads(found["config.json"])["eos_token_id"] == [257, 259, 260]
 
@@ -233,7 +233,10 @@ def test_a_named_tokenizer_replaces_the_one_beside_the_source(configure: Configu
     write_tiny_gguf(Path("named.gguf"))
     named = "processor.tokenizer.tokenizer_file=named.gguf"
     config = configure("model=tiny_llama", "load_checkpoint=random", named)
-    assert side_files(config, locate(config)).keys() == {"config.json"} | TOKENIZER_FILES
+    assert (
+        side_files(config.tokenizer, locate(config.source)).keys()
+        == {"config.json"} | TOKENIZER_FILES
+    )
 
 
 def test_a_dry_run_fetches_none(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,4 +247,4 @@ def test_a_dry_run_fetches_none(configure: Configure, monkeypatch: pytest.Monkey
     config = configure(
         *RANDOM, "processor.tokenizer.tokenizer_file=hf://some/model", "dry_run=true"
     )
-    assert tokenizer_for_plan(config, locate(config)) is None
+    assert tokenizer_for_plan(config.tokenizer, locate(config.source), dry_run=True) is None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -49,17 +47,18 @@ def test_a_job_is_scored_where_one_prompt_asks_for_it() -> None:
 
 @pytest.mark.parametrize(("tokenizers", "kept"), [(9, 9), (None, None), ("none", 256)])
 def test_a_prompt_that_is_cut_keeps_the_tokenizers_bos(
-    tokenizers: object, kept: int | None, resolve: Callable[..., Any]
+    tokenizers: object, kept: int | None
 ) -> None:
     """Which may be another than the model's, or none; only without a tokenizer the model knows."""
     model = replace(model_named("tiny_llama"), bos_token_id=256)
-    config = resolve("model=tiny_llama", "predict_data=x", "truncate=left", "max_new_tokens=6")
     tokenizer = None
     if tokenizers != "none":
         tokenizer = SimpleNamespace(bos_token_id=tokenizers, eos_token_ids=(7,))
     start = 256 if kept is None else kept
     long = [start, *(number % 250 for number in range(400))]
-    job = fit(config, SimpleNamespace(model=model), tokenizer, [long, [start, 1]])  # type: ignore[arg-type]
+    options, files = GenerationConfig(max_new_tokens=6), SimpleNamespace(model=model)
+    tokens = [long, [start, 1]]
+    job = fit(options, files, tokenizer, tokens, truncate="left", structured={})  # type: ignore[arg-type]
     longest = model.seq_length - 6
     assert len(job.tokens[0]) == longest and job.tokens[1] == [start, 1]
     if kept is None:

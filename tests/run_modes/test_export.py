@@ -154,7 +154,7 @@ def test_an_export_in_the_cache_is_found_by_content(tmp_path: Path) -> None:
             weights.write_bytes(content)
         given = ["model=auto", f"load_checkpoint={folder}", "run_mode=export"]
         config, _ = resolve(parse(given, heads()))
-        files = locate(config)
+        files = locate(config.source)
         folders.append(opening.folder_in_cache(config, files, spec_of(config, files, 1, 64)))
     assert folders[0] == folders[1] != folders[2]
 

@@ -91,7 +91,7 @@ def test_a_folder_of_its_own(write_tiny_llama: Callable[..., Path]) -> None:
     files = quantized("model=auto", f"load_checkpoint={source}", quant="a8w8")
     assert "tokenizer_config.json" in files
     config, _ = resolve(parse(["model=auto", "load_checkpoint=q", "predict_data=x"], heads()))
-    found = locate(config)
+    found = locate(config.source)
     assert found.quantization.quant == "a8w8"
     assert found.model == model_named("tiny_llama")
 
@@ -169,7 +169,7 @@ def test_modules_to_not_convert_stay_floats(kept: str, tmp_path: Path) -> None:
     model = model_named("tiny_llama")
     stored = open_checkpoint(tmp_path / "q", model)
     config, _ = resolve(parse(["predict_data=x", *TINY], heads()))
-    floats = locate(config).tensors()
+    floats = locate(config.source).tensors()
     for name, tensor in stored.items():
         whole = kept in name or "norm" in name
         assert (tensor.integers is None) is whole, name

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.parallel import Ranks, cluster_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.sizing.memory import (
     Assumptions,
     Memory,
     MemoryHint,
+    cache_bytes,
     check_memory,
     degrees_of,
-    memory_need,
+    float32_bytes,
     parameter_count,
     rank_memory,
     rank_parameters,
@@ -61,12 +62,11 @@ def test_parameter_counts_are_the_published_ones(subtests: pytest.Subtests) -> N
 
 def test_memory_of_weights_and_cache() -> None:
     model = model_named("smollm2_135m")
-    need = memory_need(model, "float32", slots=8, length=256)
-    assert need.weights == 134_515_008 * 4
-    assert need.cache == 8 * 256 * 30 * 2 * 3 * 64 * 4
-    assert need.total == need.weights + need.cache
-    assert memory_need(model, "float16", 8, 256).total * 2 == need.total
-    assert memory_need(model, "float32", 8, 256, use_past=False).cache == 0
+    cache = cache_bytes(model, "float32", 8, 256)
+    assert float32_bytes(model) == 134_515_008 * 4
+    assert cache == 8 * 256 * 30 * 2 * 3 * 64 * 4
+    assert cache_bytes(model, "float16", 8, 256) * 2 == cache
+    assert Memory(float32_bytes(model), cache).total == float32_bytes(model) + cache
 
 
 def test_a_model_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +168,13 @@ def test_the_plan_of_each_rank(
     config = resolve("use_parallel=true", "parallel_config.model_parallel=3", "dry_run=true")
     model = model_named("smollm2_135m")
     rank = Memory(179_400_000, 7_900_000, process=500_000_000, work=100_000_000)
-    lines = list(ranks_plan(config, model, rank, device="CPU", slots=2, length=256))
+    cluster, sizes = cluster_of(config), {"slots": 2, "length": 256}
+    asked = {"use_past": True, "vocab_parallel": True}
+    lines = list(ranks_plan(cluster, model, rank, device="CPU", **sizes, **asked))
     assert "179.4 MB of weights, 7.9 MB of cache for 2 x 256 tokens" in lines[0]
     # Beside the ranks there are msrun and the scheduler, with 450 MiB each.
     assert "3 ranks of 787.3 MB each (weights 179.4 MB, cache 7.9 MB, the process" in lines[1]
     assert "and 943.7 MB for msrun: needs 3.3 GB" in lines[1]
     assert f"free: {verdict}" in lines[1]
-    on_ascend = list(ranks_plan(config, model, rank, device="Ascend", slots=2, length=256))
+    on_ascend = list(ranks_plan(cluster, model, rank, device="Ascend", **sizes, **asked))
     assert "179.4 MB of weights" in on_ascend[0] and "msrun" not in "".join(on_ascend)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from lite_runner.config.offline_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.config.secret import encryption_key
+from lite_runner.config.sections import Infer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest, fits_any, is_pair
 from lite_runner.records import dataclass
@@ -153,15 +153,9 @@ def start_engine(
     return GraphCellEngine(graphs, manifest.graphs, options, producer)
 
 
-def device_of(config: ExportedOptions) -> Device:
-    """The device of the run; with dry_run=true it need not be here. Raises EnvironmentFault."""
-    target = config.context.device_target
-    return cast(Device, environment.resolve_device(target, planned=config.dry_run))
-
-
-def key_of(config: ExportedOptions) -> bytes | None:
-    """The key that graphs are encrypted with. Raises ConfigError where it is none."""
-    return encryption_key(config.infer.enc_key)
+def device_of(target: str, *, dry_run: bool) -> Device:
+    """The device of the run; with `dry_run` it need not be here. Raises EnvironmentFault."""
+    return cast(Device, environment.resolve_device(target, planned=dry_run))
 
 
 def engine_for(
@@ -177,17 +171,17 @@ def engine_for(
 
     Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
     """
-    device = device_of(config)
+    device = device_of(config.context.device_target, dry_run=config.dry_run)
     name = choose_engine(layout, config.engine, device)
     ge = None
     if compiles_with_ge(name, device):
-        ge = ge_of_run(config, ge_files)
-        tell_ge(config, ge)
+        ge = ge_of_run(config.infer, ge_files)
+        tell_ge(config.infer, ge)
         if (count := sharing or ranks.tensor) > 1:
-            table = _rank_table(config) if ranks.size > 1 else None
+            table = _rank_table(config.parallel.rank_table_file) if ranks.size > 1 else None
             ge = _with_rank_table(ge or GeConfig(), count, table)
     elif config.run_mode != "export":  # which only writes them down
-        given = ge_config(config) or (GeConfig(files=ge_files) if ge_files else None)
+        given = ge_config(config.infer) or (GeConfig(files=ge_files) if ge_files else None)
         if given is not None:
             options = ", ".join(map(str, given.files)) or "ge="
             progress.note(f"{options}: for GE on Ascend; this runs in {name} on {device}")
@@ -198,14 +192,13 @@ def engine_for(
         rank_id=ranks.rank or config.infer.rank_id,
         threads=config.context.threads,
         ge=ge,
-        key=key_of(config),
+        key=encryption_key(config.infer.enc_key),
     )
 
 
-def _rank_table(config: ExportedOptions) -> str:
-    """The rank table of a job: its config's, or that of RANK_TABLE_FILE; "": none."""
-    table = config.parallel.rank_table_file
-    return os.environ.get("RANK_TABLE_FILE", "") if table is None else table
+def _rank_table(given: str | None) -> str:
+    """The rank table of a job: the `given` one, or that of RANK_TABLE_FILE; "": none."""
+    return os.environ.get("RANK_TABLE_FILE", "") if given is None else given
 
 
 def _with_rank_table(ge: GeConfig, count: int, table: str | None) -> GeConfig:
@@ -227,13 +220,13 @@ def _with_rank_table(ge: GeConfig, count: int, table: str | None) -> GeConfig:
     )
 
 
-def ge_of_run(config: ExportedOptions, beside: tuple[Path, ...] = ()) -> GeConfig | None:
+def ge_of_run(infer: Infer, beside: tuple[Path, ...] = ()) -> GeConfig | None:
     """The options for this machine's Ascend processor; `beside`: config.ini files of the model's
     folder. None with ge=none, and for a processor without a preset.
 
     Raises EnvironmentFault if the processor cannot be identified.
     """
-    given, infer = ge_config(config), config.infer
+    given = ge_config(infer)
     if infer.ge_config_path or infer.ge_preset is None:
         return given
     if infer.ge_options is None and beside:
@@ -242,13 +235,12 @@ def ge_of_run(config: ExportedOptions, beside: tuple[Path, ...] = ()) -> GeConfi
     if preset is None:
         return given
     options = compose_groups({"ge": preset})["infer"]["ge_options"]
-    laid = dataclasses.replace(infer, ge_options=_merged(options, infer.ge_options or {}))
-    return ge_config(dataclasses.replace(config, infer=laid))
+    return ge_config(replace(infer, ge_options=_merged(options, infer.ge_options or {})))
 
 
-def tell_ge(config: ExportedOptions, ge: GeConfig | None) -> None:
+def tell_ge(infer: Infer, ge: GeConfig | None) -> None:
     """Note the source of the GE options, and which ones are left to Lite's defaults."""
-    if ge is not None and config.infer.ge_preset == "auto" and not config.infer.ge_config_path:
+    if ge is not None and infer.ge_preset == "auto" and not infer.ge_config_path:
         soc = environment.ascend_soc()
         files = ", ".join(map(str, ge.files))
         progress.note(f"GE options: {files or f'ge={preset_of(soc)}, for {soc}'}")
@@ -256,16 +248,16 @@ def tell_ge(config: ExportedOptions, ge: GeConfig | None) -> None:
         progress.note(f"GE options: {text}")
 
 
-def ge_to_write(config: ExportedOptions, target: str) -> GeConfig | None:
+def ge_to_write(infer: Infer, target: str) -> GeConfig | None:
     """The options to write with exported graphs: this machine's if the target is Ascend."""
     if target != "Ascend" or not environment.ascend_devices():
-        if target == "Ascend" and config.infer.ge_preset == "auto":
+        if target == "Ascend" and infer.ge_preset == "auto":
             progress.note(
                 f"no {FILE_NAME} is written: a run takes the GE options of its own processor;"
                 " ge=atlas_800 or ge=atlas_800t_a2 writes them down for MindFormers' tools"
             )
-        return ge_config(config)
-    return ge_of_run(config)
+        return ge_config(infer)
+    return ge_of_run(infer)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

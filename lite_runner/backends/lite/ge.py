@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.config.fields import Fault, did_you_mean, nearest, show
-from lite_runner.config.schema import ExportedOptions
+from lite_runner.config.sections import Infer
 from lite_runner.errors import ConfigError
 from lite_runner.model.exported_model import FILE_NAME as FILE_NAME
 from lite_runner.records import dataclass
@@ -87,21 +87,21 @@ def preset_of(soc: str) -> str | None:
     return next((name for pattern, name in PRESETS if pattern.match(soc)), None)
 
 
-def ge_config(config: ExportedOptions) -> GeConfig | None:
-    """The GE options of a validated config; None where it has none."""
-    if config.infer.ge_config_path:
-        return GeConfig(files=_files(config))
-    if config.infer.ge_options is None:
+def ge_config(infer: Infer) -> GeConfig | None:
+    """The GE options of a valid section; None where it has none."""
+    if infer.ge_config_path:
+        return GeConfig(files=_files(infer))
+    if infer.ge_options is None:
         return None
     sections = {
-        section: dict(_flatten(options, "")) for section, options in config.infer.ge_options.items()
+        section: dict(_flatten(options, "")) for section, options in infer.ge_options.items()
     }
     return GeConfig(sections={name: options for name, options in sections.items() if options})
 
 
-def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
+def ge_faults(infer: Infer) -> Iterator[Fault]:
     """Validation errors of GE options; reads the user's files."""
-    paths, options = config.infer.ge_config_path, config.infer.ge_options
+    paths, options = infer.ge_config_path, infer.ge_options
     key = "infer.ge_config_path"
     if paths and options is not None:
         yield Fault(
@@ -113,7 +113,7 @@ def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
             (key,),
             f"{key}: got {len(paths)} files, expected one, or two: [prefill, increment]",
         )
-    for path in _files(config):
+    for path in _files(infer):
         try:
             read_ini(path)
         except ConfigError as error:
@@ -132,10 +132,10 @@ def ge_faults(config: ExportedOptions) -> Iterator[Fault]:
                     yield Fault((f"{where}.{name}",), text)
 
 
-def ge_notes(config: ExportedOptions) -> list[str]:
+def ge_notes(infer: Infer) -> list[str]:
     """Notes on sections and lines of the user's files that have no effect."""
     notes: list[str] = []
-    for path in _files(config):
+    for path in _files(infer):
         unknown = unknown_sections(read_ini(path))
         if unknown:
             names = ", ".join(f"[{name}]" for name in unknown)
@@ -210,8 +210,8 @@ def unknown_sections(sections: Iterable[str]) -> list[str]:
     return [name for name in sections if name not in SECTIONS]
 
 
-def _files(config: ExportedOptions) -> tuple[Path, ...]:
-    paths = config.infer.ge_config_path
+def _files(infer: Infer) -> tuple[Path, ...]:
+    paths = infer.ge_config_path
     if isinstance(paths, tuple):
         return tuple(Path(path).expanduser() for path in paths)
     return (Path(paths).expanduser(),) if paths else ()

@@ -42,9 +42,9 @@ from lite_runner.backends.mindformers.releases import (
 from lite_runner.backends.seat import RunOptions
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import cluster_of, ranks_of
-from lite_runner.config.schema import ExportedOptions, MindFormersOptions, RunConfig
-from lite_runner.config.sections import AscendSettings, Release, hccl_timeouts
+from lite_runner.config.parallel import Cluster, cluster_of, ranks_of
+from lite_runner.config.schema import ExportedOptions, MindFormersOptions
+from lite_runner.config.sections import AscendSettings, Context, Release, hccl_timeouts
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
 from lite_runner.model.files import ModelFiles
@@ -131,8 +131,10 @@ class MindFormersRun:
             unused=next(free, pad_token(model)),
             trainer={"type": config.trainer.type, "model_name": config.model_name},
             tokenizer={"type": config.processor.tokenizer.type},
-            device=_device(config, device),
-            parallel=_parallel(config),
+            device=_device(config.context, device),
+            parallel=_parallel(
+                ranks_of(config).tensor, config.parallel.parallel_mode, config.vocab_parallel
+            ),
         )
 
     def options(self, generation: GenerationConfig, seed: int) -> dict[str, Any]:
@@ -210,13 +212,13 @@ def planned_run(files: ModelFiles, options: RunOptions) -> MindFormersRun:
             f" (quant={files.quantization})",
             "quant=none",
         )
-    check_ranks(options.config, files.model, options.device)
+    config = options.config
+    check_ranks(cluster_of(config), ranks_of(config).tensor, files.model, options.device)
     return MindFormersRun.of(files.model, options)
 
 
-def check_ranks(config: RunConfig, model: Decoder, device: str) -> None:
-    """Raises ConfigError where MindFormers cannot share the model over the ranks of a config."""
-    ranks = ranks_of(config).tensor
+def check_ranks(cluster: Cluster, ranks: int, model: Decoder, device: str) -> None:
+    """Raises ConfigError where MindFormers cannot share the model over `ranks` of a cluster."""
     if ranks == 1:
         return
     asked = f"backend=mindformers, {KEY}={ranks}"
@@ -226,7 +228,6 @@ def check_ranks(config: RunConfig, model: Decoder, device: str) -> None:
             " on devices alone (on a processor it says: Invalid communication backend: CPU)",
             "backend=ms shares a model on processors, too",
         )
-    cluster = cluster_of(config)
     if cluster.local_worker_num < cluster.worker_num:
         raise ConfigError(
             f"{asked}: the ranks are on {cluster.worker_num // cluster.local_worker_num} machines,"
@@ -241,19 +242,19 @@ def check_ranks(config: RunConfig, model: Decoder, device: str) -> None:
         )
 
 
-def _device(config: MindFormersOptions, device: str) -> Mapping[str, Any]:
+def _device(context: Context, device: str) -> Mapping[str, Any]:
     """The device in the section `context`, with the run's own settings of Ascend."""
     if device == "CPU":
         return _CPU
-    settings = AscendSettings.of(config.context)
-    found = {"device_target": device, "device_id": config.context.device_id}
+    settings = AscendSettings.of(context)
+    found = {"device_target": device, "device_id": context.device_id}
     return found | {key: getattr(settings, key) for key in settings.asked()}
 
 
-def _parallel(config: MindFormersOptions) -> Mapping[str, Any]:
+def _parallel(ranks: int, mode: int, vocab_parallel: bool) -> Mapping[str, Any]:
     """The sections of ranks that share a model: MindSpore's graph compiler cuts it. Empty where
     each rank has a model of its own."""
-    if (ranks := ranks_of(config).tensor) == 1:
+    if ranks == 1:
         return {}
     return {
         "src_strategy_path_or_dir": "",
@@ -261,7 +262,7 @@ def _parallel(config: MindFormersOptions) -> Mapping[str, Any]:
         "load_ckpt_format": "ckpt",
         "use_legacy_format": True,
         "parallel": {
-            "parallel_mode": config.parallel.parallel_mode,
+            "parallel_mode": mode,
             "gradients_mean": False,
             "enable_alltoall": False,
             "full_batch": True,
@@ -274,7 +275,7 @@ def _parallel(config: MindFormersOptions) -> Mapping[str, Any]:
             "model_parallel": ranks,
             "pipeline_stage": 1,
             "micro_batch_num": 1,
-            "vocab_emb_dp": not config.vocab_parallel,
+            "vocab_emb_dp": not vocab_parallel,
             "gradient_aggregation_group": 4,
         },
         # Not of predicting, but without sink_mode its transformation of a checkpoint stops.

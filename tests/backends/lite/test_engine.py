@@ -56,20 +56,22 @@ def session(ge: GeConfig | None) -> dict[str, str]:
 )
 def test_the_preset_of_a_processor(machine: Callable[[str], None], soc: str, preset: str) -> None:
     machine(soc)
-    assert ge_of_run(config_of()) == ge_config(config_of(f"ge={preset}"))
+    assert ge_of_run(config_of().infer) == ge_config(config_of(f"ge={preset}").infer)
 
 
 def test_a_processor_nobody_recommends_options_for(machine: Callable[[str], None]) -> None:
     machine("Ascend310P3")
-    assert ge_of_run(config_of()) is None
+    assert ge_of_run(config_of().infer) is None
     own = config_of("infer.ge_options.ascend_context.provider=ge")
-    assert ge_of_run(own) == GeConfig(sections={"ascend_context": {"provider": "ge"}})
+    assert ge_of_run(own.infer) == GeConfig(sections={"ascend_context": {"provider": "ge"}})
 
 
 def test_what_is_set_is_laid_over_the_preset(machine: Callable[[str], None]) -> None:
     machine("Ascend910B3")
     section = "infer.ge_options.ge_session_options"
-    found = session(ge_of_run(config_of(f"{section}.{FORMAT_MODE}=null", f"{section}.ge.new=x")))
+    found = session(
+        ge_of_run(config_of(f"{section}.{FORMAT_MODE}=null", f"{section}.ge.new=x").infer)
+    )
     assert FORMAT_MODE not in found
     assert found["ge.new"] == "x" and found["ge.externalWeight"] == "1"
 
@@ -80,10 +82,10 @@ def test_what_comes_before_the_preset(machine: Callable[[str], None], tmp_path: 
     for path in (beside, own):
         path.write_text("[ascend_context]\nprovider=ge\n")
     given = config_of(f"infer.ge_config_path={own}")
-    assert ge_of_run(given, (beside,)) == GeConfig(files=(own,))
-    assert ge_of_run(config_of(), (beside,)) == GeConfig(files=(beside,))
-    assert FORMAT_MODE not in session(ge_of_run(config_of("ge=atlas_800"), (beside,)))
-    assert ge_of_run(config_of("ge=none"), (beside,)) is None  # as it was asked for
+    assert ge_of_run(given.infer, (beside,)) == GeConfig(files=(own,))
+    assert ge_of_run(config_of().infer, (beside,)) == GeConfig(files=(beside,))
+    assert FORMAT_MODE not in session(ge_of_run(config_of("ge=atlas_800").infer, (beside,)))
+    assert ge_of_run(config_of("ge=none").infer, (beside,)) is None  # as it was asked for
 
 
 def test_where_they_come_from_is_told(
@@ -91,7 +93,7 @@ def test_where_they_come_from_is_told(
 ) -> None:
     machine("Ascend910B3")
     engine = engine_for(config_of(), "static_pair")
-    assert (engine.name, engine.ge) == ("lite", ge_config(config_of("ge=atlas_800t_a2")))
+    assert (engine.name, engine.ge) == ("lite", ge_config(config_of("ge=atlas_800t_a2").infer))
     said = capsys.readouterr().err
     assert said.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
     assert engine_for(config_of("ge=none"), "static_pair").ge is None
@@ -104,11 +106,11 @@ def test_what_goes_beside_an_export(
     machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of()
-    assert ge_to_write(config, "Ascend") is None  # for a processor that is not here
+    assert ge_to_write(config.infer, "Ascend") is None  # for a processor that is not here
     assert "no config.ini is written: a run takes the GE options" in capsys.readouterr().err
-    assert ge_to_write(config, "CPU") is None and capsys.readouterr().err == ""
+    assert ge_to_write(config.infer, "CPU") is None and capsys.readouterr().err == ""
     machine("Ascend910A")
-    assert ge_to_write(config, "Ascend") == ge_config(config_of("ge=atlas_800"))
+    assert ge_to_write(config.infer, "Ascend") == ge_config(config_of("ge=atlas_800").infer)
 
 
 def test_the_rank_table_of_a_job_goes_to_lite(
@@ -132,9 +134,9 @@ def test_the_rank_table_of_a_job_goes_to_lite(
         assert sections["ascend_context"]["rank_table_file"] == table
         assert ("ge_session_options" in sections) == (settings == [])
     copies = engine_for(config, "static_pair", ranks=Ranks(data=2)).ge
-    assert copies == ge_of_run(config)  # nothing in their graphs communicates
+    assert copies == ge_of_run(config.infer)  # nothing in their graphs communicates
     own = config_of("infer.ge_options.ascend_context.rank_table_file=mine.json")
-    assert engine_for(own, "static_pair", ranks=two).ge == ge_of_run(own)
+    assert engine_for(own, "static_pair", ranks=two).ge == ge_of_run(own.infer)
     # The launcher, which plans before a rank has it in its environment.
     given = replace(config, parallel=replace(config.parallel, rank_table_file="given.json"))
     planned = engine_for(given, "static_pair", ranks=two).ge

@@ -71,7 +71,7 @@ def given(*args: str) -> tuple[str, ...]:
 
 
 def session(config: RunConfig) -> Any:
-    ge = ge_config(config)
+    ge = ge_config(config.infer)
     assert ge is not None
     return ge.sections["ge_session_options"]
 
@@ -79,18 +79,18 @@ def session(config: RunConfig) -> Any:
 @pytest.mark.parametrize("device", RECOMMENDED)
 def test_the_groups_have_the_recommended_options(device: str, resolve: Resolve) -> None:
     config = resolve(*given(f"ge={device}"))
-    ge = ge_config(config)
+    ge = ge_config(config.infer)
     assert ge is not None and ge.files == ()
     assert parsed(render(ge.sections)) == parsed(RECOMMENDED[device])
     # The snapshot that a rank reads says the same.
-    assert ge_config(run_modes.from_dict(config.to_dict())) == ge
+    assert ge_config(run_modes.from_dict(config.to_dict()).infer) == ge
 
 
 @pytest.mark.parametrize(("group", "preset"), [("auto", "auto"), ("none", None)])
 def test_no_group_but_a_device_sets_any(resolve: Resolve, group: str, preset: str | None) -> None:
     config = resolve(*given(f"ge={group}"))
     assert (config.infer.ge_preset, config.infer.ge_options) == (preset, None)
-    assert ge_config(config) is None
+    assert ge_config(config.infer) is None
     assert resolve(*given()).infer.ge_preset == "auto"
 
 
@@ -131,7 +131,7 @@ def test_a_section_can_be_added_to_a_group_and_to_none(resolve: Resolve) -> None
     shape = "ids:1,2;valid:1"
     for group in ("atlas_800", "none"):
         setting = f"infer.ge_options.ge_graph_options.ge.inputShape={shape}"
-        ge = ge_config(resolve(*given(f"ge={group}", setting)))
+        ge = ge_config(resolve(*given(f"ge={group}", setting)).infer)
         assert ge is not None
         assert ge.sections["ge_graph_options"] == {"ge.inputShape": shape}
 
@@ -176,8 +176,8 @@ def test_an_own_file_is_taken_as_it_is(resolve: Resolve, tmp_path: Path) -> None
     paths = [tmp_path / "prefill.ini", tmp_path / "inc.ini"]
     for path in paths:
         path.write_text(RECOMMENDED["atlas_800"])
-    one = ge_config(resolve(*given(f"infer.ge_config_path={paths[0]}")))
-    two = ge_config(resolve(*given(f"infer.ge_config_path=[{paths[0]},{paths[1]}]")))
+    one = ge_config(resolve(*given(f"infer.ge_config_path={paths[0]}")).infer)
+    two = ge_config(resolve(*given(f"infer.ge_config_path=[{paths[0]},{paths[1]}]")).infer)
     assert one is not None and (one.files, one.sections) == ((paths[0],), {})
     assert two is not None and two.files == tuple(paths)
 

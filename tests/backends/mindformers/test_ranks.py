@@ -24,9 +24,9 @@ from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
 from lite_runner.distributed.membership import Member
 from lite_runner.errors import RunnerError
-from lite_runner.plan.generating import plan_generation
 from lite_runner.plan.resources import options_of
 from lite_runner.run_modes import heads, resolve
+from lite_runner.run_modes.predict import plan as plan_generation
 from lite_runner.system import ascend_devices, environment
 from tests.stand_in_mindformers import python_of
 
@@ -91,7 +91,8 @@ def test_a_rank_meets_the_others_on_the_processor(monkeypatch: pytest.MonkeyPatc
     member = Member(size=2, rank=1, device_id=1)
     for backend, meets_on in (("mindformers", "CPU"), ("ms", "Ascend")):
         config, _ = resolve(parse([*SHARED, *PROMPTS, f"backend={backend}"], heads()))
-        assert joined.choose_device(config, member) == ("Ascend", 1, meets_on)
+        found = joined.choose_device(config.context, member, elsewhere=config.in_mindformers)
+        assert found == ("Ascend", 1, meets_on)
 
 
 class Gather:

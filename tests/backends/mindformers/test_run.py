@@ -16,9 +16,9 @@ from lite_runner.config.generate_checks import PredictOptions
 from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ConfigError
 from lite_runner.plan.backend import run_options
-from lite_runner.plan.generating import plan_generation
 from lite_runner.plan.resources import options_of
 from lite_runner.run_modes import heads, resolve
+from lite_runner.run_modes.predict import plan as plan_generation
 
 LINE = ["predict_data=hello", "max_new_tokens=20", "load_checkpoint=random", "dry_run=true"]
 

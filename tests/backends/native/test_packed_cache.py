@@ -62,7 +62,7 @@ def files(cache: Path, write_tiny_llama: Callable[..., Path]) -> ModelFiles:
 
 def files_of(*settings: str) -> ModelFiles:
     config, _ = resolve(parse(["model=auto", "predict_data=x", *settings], heads()))
-    return locate(config)
+    return locate(config.source)
 
 
 def packed(files: ModelFiles, *, cached: bool = True, ranks: Ranks | None = None) -> list[bytes]:
@@ -202,7 +202,7 @@ def test_parameters_in_memory_and_random_weights_are_not_cached(
     held = replace(held, path=files.path)  # read from there, and then changed by a script
     assert packed(held) == packed(files, cached=False)
     config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
-    random = locate(config)
+    random = locate(config.source)
     assert random.path is None and packed(random) == packed(random) != packed(held)
     assert not entries(cache)
 

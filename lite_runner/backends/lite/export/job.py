@@ -14,19 +14,26 @@ from lite_runner.backends.lite.engine import (
     EngineOptions,
     device_of,
     engine_for,
-    key_of,
     why_unavailable,
 )
 from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.offline_checks import ENGINES
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.schema import DType, ExportedOptions
+from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.graph_inputs import not_resizable
 from lite_runner.mindir.manifest import Layout, fits_any, is_pair
 from lite_runner.model.files import ModelFiles
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import BYTES_OF, Memory, check_memory, export_need, memory_need
+from lite_runner.sizing.memory import (
+    BYTES_OF,
+    Memory,
+    cache_bytes,
+    check_memory,
+    export_need,
+    float32_bytes,
+)
 from lite_runner.system.files import require_space
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -121,7 +128,8 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
     """
     if config.in_mindformers:  # which writes its network without a cache
         return ExportSpec("no_cache", "mindir", False, "float32", "CPU", False, slots, length)
-    key, device = key_of(config), device_of(config)
+    key = encryption_key(config.infer.enc_key)
+    device = device_of(config.context.device_target, dry_run=config.dry_run)
     target = device if config.export.target == "auto" else config.export.target
     layout = choose_layout(config, files.model, target)
     model_type = config.infer.model_type
@@ -237,4 +245,5 @@ def check_room(folder: Path, files: ModelFiles, spec: ExportSpec) -> None:
 
 def _weights_and_cache(files: ModelFiles, spec: ExportSpec) -> Memory:
     """Of the network; a cache is in the graph where it is not fed."""
-    return memory_need(files.model, "float32", spec.slots, spec.length)
+    cache = cache_bytes(files.model, "float32", spec.slots, spec.length)
+    return Memory(float32_bytes(files.model), cache)

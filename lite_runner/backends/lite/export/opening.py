@@ -57,7 +57,7 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
         engine = engine_for(config, spec.layout, ranks=ranks)
         job = ExportJob(config, files, options.tokenizer, spec, engine, ranks)
         folder, manifest = cached_export(job)
-    check_ranks(config, manifest, folder, engine, ranks)
+    check_ranks(config.infer.rank_id, manifest, folder, engine, ranks)
     rank = ranks.tensor_index if ranks.size > 1 else config.infer.rank_id % manifest.ranks
     for generation in dict.fromkeys(options.generation):
         check_generation(manifest, generation)
@@ -175,14 +175,14 @@ def check_fits(config: ExportedOptions, given: ExportedModel, slots: int, length
 
 
 def check_ranks(
-    config: ExportedOptions,
+    rank_id: int,
     manifest: Manifest,
     folder: Path,
     engine: EngineOptions,
     ranks: Ranks,
 ) -> None:
     """Raises ConfigError where there are no graphs for each of the ranks. Started by hand, which is
-    for Ascend, each process knows its own rank alone."""
+    for Ascend, each process knows its own rank alone, `rank_id`."""
     by_hand = ranks.size == 1 and engine.device == "Ascend"
     if manifest.ranks != ranks.tensor and not by_hand:
         raise ConfigError(
@@ -191,9 +191,9 @@ def check_ranks(
             f"parallel_config.model_parallel={manifest.ranks}, or export it again with"
             f" parallel_config.model_parallel={ranks.tensor}",
         )
-    if config.infer.rank_id and engine.device != "Ascend":
+    if rank_id and engine.device != "Ascend":
         raise ConfigError(
-            f"infer.rank_id={config.infer.rank_id}: a process that was started by hand is one of"
+            f"infer.rank_id={rank_id}: a process that was started by hand is one of"
             " several ranks only on Ascend",
             "parallel=tp2 (or another) starts all ranks",
         )

@@ -309,7 +309,7 @@ def write_settings(folder: Path, job: ExportJob, manifest: Manifest, paths: Outp
         kind = manifest.model_type.lower()
         text = model_yaml(manifest.model, config, manifest.seq_length, kind, use_past=cached)
         (folder / f"{config.model_name}.yaml").write_text(text, encoding="utf-8")
-    ge = ge_to_write(config, manifest.target)
+    ge = ge_to_write(config.infer, manifest.target)
     if ge is not None and ge.sections:
         (folder / FILE_NAME).write_text(render(ge.sections), encoding="utf-8")
 

@@ -30,7 +30,7 @@ def every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def layout_of(kind: str, *settings: str) -> Layout:
     words = ["backend=mslite", "predict_data=hi", "model=tiny_llama", *settings]
     config, _ = resolve(parse(words, heads()))
-    files = locate(config)
+    files = locate(config.source)
     files = replace(files, model=changed(files.model, kind))
     return spec_of_run(config, files, 1, 64).layout
 

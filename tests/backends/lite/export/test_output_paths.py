@@ -148,7 +148,7 @@ def named(*settings: str) -> str:
     """The name of the folder, once the config's checks have passed."""
     words = ["run_mode=export", "model=tiny_llama", "export.layout=static_pair", *settings]
     config, _ = resolve(parse(words, heads()))
-    files = with_adapter(locate(config), config)
+    files = with_adapter(locate(config.source), config.adapters)
     job = job_of_export(config, files, Ranks(), slots=config.predict_batch_size or 1)
     folder = output_paths(job, "", overwrite=False).folder
     assert folder.parent == Path(config.output_dir)
@@ -210,6 +210,6 @@ def test_a_name_that_is_given_is_kept() -> None:
     config, _ = resolve(
         parse(["run_mode=export", "model=tiny_llama", "export_output=x/y"], heads())
     )
-    files = locate(config)
+    files = locate(config.source)
     job = job_of_export(config, files, Ranks(), slots=config.predict_batch_size or 1)
     assert output_paths(job, config.export_output, overwrite=False).folder == Path("x/y")

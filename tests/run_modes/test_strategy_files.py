@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from lite_runner import app
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.output.report import RunFolder
-from lite_runner.output.strategy_files import write_side_files, write_strategy_files
-from lite_runner.run_modes import heads, resolve
+from lite_runner.plan.plan import Plan
+from lite_runner.run_modes import heads, predict, resolve
+from lite_runner.run_modes.predict import write_strategy_files
 from lite_runner.weights.sharding.partition import strategy_of
 from lite_runner.weights.sharding.strategy import read_strategy
 from tests.models import model_named
@@ -55,10 +54,8 @@ def test_the_first_rank_of_a_run_writes_them() -> None:
     words = [*PREDICT, "parallel=tp2", "parallel.strategy_ckpt_save_file=x.ckpt"]
     config, _ = resolve(parse(words, heads()))
     for rank in (1, 0):
-        plan: Any = SimpleNamespace(
-            config=config, ranks=Ranks(rank, 1, 2), decoder=model_named("tiny_llama")
-        )
-        assert write_side_files(plan, RunFolder(Path())) is plan
+        plan = Plan(config=config, ranks=Ranks(rank, 1, 2))
+        assert predict._write_side_files(plan, RunFolder(Path())) is plan
         assert bool(list(Path().rglob("*.ckpt"))) is (rank == 0)
 
 
@@ -85,9 +82,8 @@ def test_under_msrun_rank_0_writes_them(
 def test_paths_of_strategy_files(asked: str, expected: str) -> None:
     words = [*PREDICT, "parallel=tp2", f"parallel.strategy_ckpt_save_file={asked}"]
     config, _ = resolve(parse(words, heads()))
-    model = config.model_config()
-    assert model is not None
-    assert str(write_strategy_files(config, model)[1]) == expected
+    plan = Plan(config=config, ranks=ranks_of(config))
+    assert str(write_strategy_files(plan)[1]) == expected
     assert Path(expected).is_file()
 
 

@@ -1,0 +1,86 @@
+"""The plan of a session: a model and its adapters, loaded for prompts that come later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from lite_runner import progress
+from lite_runner.config.schema import SessionOptions
+from lite_runner.errors import ConfigError
+from lite_runner.model.locate import locate_for_plan
+from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.plan.backend import resolve_backend, run_options
+from lite_runner.plan.job import Job, with_ends
+from lite_runner.plan.plan import Plan
+from lite_runner.plan.resources import (
+    check_before_fetching,
+    fitted,
+    fitted_text,
+    lengths_of,
+    with_resources,
+)
+from lite_runner.system import environment
+
+
+def plan_session(
+    config: SessionOptions,
+    *,
+    slots: Sequence[int],
+    length: int | Literal["auto"] | None,
+    least: int = 1,
+    all_logits: bool = False,
+) -> Plan:
+    """Files, tokenizer, every adapter, backend and memory, all validated.
+
+    `slots`: sequences at a time, the most of these that fit the memory; `length`: tokens of each
+    (None: the model's context; "auto": as much of it as fits with `least` sequences);
+    `all_logits`: prompts may have log-probabilities. With dry_run=true nothing is fetched. Raises
+    RunnerError.
+    """
+    from lite_runner.model.adapters import all_adapters
+
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    if (planned := check_before_fetching(config)) is not None:
+        all_adapters(config.adapters, planned.model)
+    files = locate_for_plan(config.source)
+    context = files.model.seq_length
+    if length is not None and length != "auto" and length > context:
+        raise ConfigError(
+            f"{config.length_key}: got {length}, expected at most the model's context of {context}"
+        )
+    made = None if files.exported is None else files.exported.manifest
+    longest = context if made is None else min(context, made.seq_length)
+    lengths = lengths_of(longest) if length == "auto" else [length or context]
+    if made is not None and not made.fits_any:
+        slots = [rows for rows in slots if rows <= made.batch_size] or slots
+        lengths = lengths[:1]
+    tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+    generation = replace(config.generation(files.model), max_length=None)
+    generation = with_ends(generation, config.eos_token_id, files.model, tokenizer)
+    adapters = all_adapters(config.adapters, files.model)
+    if adapters is not None:
+        adapters.check(files)
+    job = Job((), (), generation, slots[-1], lengths[0], adapters=adapters, all_logits=all_logits)
+    options = run_options(config, job, device)
+    config = resolve_backend(config, files, options)
+    options = replace(options, config=config)
+    sized = fitted(files, options, slots, lengths, least)
+    lines = {}
+    if (sized.slots, sized.length) != (job.slots, job.length):
+        lines["chosen"] = chosen = fitted_text(sized, options)
+        if not config.dry_run:
+            progress.note(f"note: memory: {chosen}")
+        job = replace(job, slots=sized.slots, length=sized.length)
+    plan = Plan(
+        config=config,
+        device=device,
+        files=files,
+        job=job,
+        lines=lines,
+        tokenizer=tokenizer,
+    )
+    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)
