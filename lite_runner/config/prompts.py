@@ -87,6 +87,10 @@ def prompt_faults(config: GenerateOptions) -> Iterator[Fault]:
         yield fault(
             ("system", "chat"), "system= needs chat=true: it is the first message of a chat"
         )
+    if config.enable_thinking is not None and not config.chat:
+        yield fault(
+            ("enable_thinking", "chat"), "enable_thinking= needs chat=true: templates switch it"
+        )
     if not is_utf8(config.system):
         yield fault("system", "system: not valid UTF-8")
 

@@ -200,6 +200,7 @@ class RunConfig:
             checkpoint=self.checkpoint_source,
             usual=self.model.model_config.checkpoint_name_or_path,
             special_in_messages=vars(self).get("special_tokens_in_text", True),
+            enable_thinking=vars(self).get("enable_thinking"),
         )
 
     @property
@@ -430,8 +431,9 @@ class PromptOptions(RunConfig):
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ChatOptions(RunConfig):
-    """Tokenization of messages."""
+    """Chats, and the tokenization of their messages."""
 
+    enable_thinking: bool | None
     special_tokens_in_text: bool
 
 

@@ -95,6 +95,7 @@ class TokenizerSource:
     checkpoint: str  # the source of the weights
     usual: str  # that of the model's own weights
     special_in_messages: bool = True  # written out there, special tokens are recognized
+    enable_thinking: bool | None = None  # in chats; None: as the template has it
 
 
 @dataclass(frozen=True)

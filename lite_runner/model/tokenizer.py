@@ -10,10 +10,11 @@ from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.groups import DOWNLOADS, download_folders, own_source
 from lite_runner.config.sections import RANDOM, TokenizerSettings, TokenizerSource
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError, show
 from lite_runner.model.files import ModelFiles
 from lite_runner.system.files import read_small
 from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
+from lite_runner.text.thinking import thinking_switch
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
 from lite_runner.weights.checkpoint import config_folder, weights_file
 from lite_runner.weights.formats.hugging_face import TOKENIZER_FILES
@@ -37,6 +38,11 @@ def tokenizer_of(source: TokenizerSource, files: ModelFiles, *, fetching: bool =
     if changes:
         tokenizer = tokenizer.with_special(**changes)
     tokenizer.special_in_messages = source.special_in_messages
+    if (thinks := source.enable_thinking) is not None:
+        try:
+            tokenizer.template_kwargs = thinking_switch(tokenizer.chat_template, thinks)
+        except ConfigError as error:
+            raise ConfigError(f"enable_thinking={show(thinks)}: {error.message}") from None
     return tokenizer
 
 

@@ -12,10 +12,15 @@ from lite_runner.errors import ConfigError
 from lite_runner.generation import Guide
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.schemas import ChatRequest
-from lite_runner.text.thinking import Stage, ThinkingReader, stage_of, thinking_marks
+from lite_runner.text.thinking import (
+    Stage,
+    ThinkingReader,
+    stage_of,
+    thinking_marks,
+    thinking_switch,
+)
 from lite_runner.text.tokenizer import Tokenizer
 
-_SWITCHES = ("enable_thinking", "thinking")  # of chat templates
 _TAIL = 64  # tokens of a prompt in which its template may have begun the thinking
 
 
@@ -26,10 +31,14 @@ def template_kwargs(body: ChatRequest, tokenizer: Tokenizer) -> dict[str, Any]:
     if body.enable_thinking is not None:
         given = _switch(tokenizer, body.enable_thinking, "enable_thinking") | given
     effort = body.reasoning_effort
-    if effort is not None and not given.keys() & {"reasoning_effort", *_SWITCHES}:
+    if effort is not None and not given.keys() & {
+        "reasoning_effort",
+        "enable_thinking",
+        "thinking",
+    }:
         if tokenizer.template_reads("reasoning_effort"):
             given["reasoning_effort"] = effort
-        elif effort != "medium" or "enable_thinking" in tokenizer.template_kwargs:
+        elif effort != "medium" or tokenizer.template_kwargs:
             given |= _switch(tokenizer, effort != "none", "reasoning_effort")
     return given
 
@@ -47,13 +56,11 @@ def checked_kwargs(given: Mapping[str, Any] | None, tokenizer: Tokenizer) -> dic
 
 
 def _switch(tokenizer: Tokenizer, on: bool, field: str) -> dict[str, Any]:
-    for name in _SWITCHES:
-        if tokenizer.template_reads(name):
-            return {name: on}
-    if on is (thinking_marks(tokenizer.chat_template) is not None):
-        return {}
-    does = "does not think" if on else "thinks, and its chat template has no switch for that"
-    raise ApiError(400, f"{field}: the model {does}", field, "unsupported_parameter")
+    try:
+        return dict(thinking_switch(tokenizer.chat_template, on))
+    except ConfigError as error:
+        why = f"{field}: {error.message}"
+        raise ApiError(400, why, field, "unsupported_parameter") from None
 
 
 class Thinking:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+from lite_runner.text.tokenizer import reads
 
 _SPACE = " \t\r\n"
 Stage = Literal["open", "inside", "over"]  # it may begin; has begun; has ended, or does not come
@@ -30,6 +32,18 @@ _KNOWN = (
 def thinking_marks(template: str | None) -> ThinkingMarks | None:
     """The marks that a chat template knows; None: its model does not think."""
     return next((marks for marks in _KNOWN if marks.end in (template or "")), None)
+
+
+def thinking_switch(template: str | None, on: bool) -> dict[str, bool]:
+    """The variables of a chat template that switch thinking on or off. Raises ConfigError where it
+    has none, and does otherwise."""
+    for name in ("enable_thinking", "thinking"):
+        if reads(template, name):
+            return {name: on}
+    if on is (thinking_marks(template) is not None):
+        return {}
+    does = "does not think" if on else "thinks, and its chat template has no switch for that"
+    raise ConfigError(f"the model {does}")
 
 
 def stage_of(prompt: str, marks: ThinkingMarks) -> Stage:

@@ -67,6 +67,7 @@ def test_the_system_message(resolve: Resolve) -> None:
     ("settings", "expected"),
     [
         (["predict_data=x", "system=y"], "system= needs chat=true"),
+        (["predict_data=x", "enable_thinking=true"], "enable_thinking= needs chat=true"),
         (["predict_data=[{prompt: a, sed: 3}]"], "predict_data[0].sed: no such key; did you mean"),
         (["predict_data=[{role: user}]"], "predict_data[0].content: missing"),
         (["predict_data=[a, {prompt: ''}]"], "predict_data[1]: an empty prompt"),

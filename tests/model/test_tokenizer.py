@@ -14,7 +14,7 @@ import pytest
 import sentencepiece
 
 from lite_runner.config.schema import RunConfig
-from lite_runner.errors import ArtifactError
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import tokenizer
 from lite_runner.model.locate import locate, locate_cached
 from lite_runner.model.tokenizer import end_tokens, side_files, tokenizer_for_plan, tokenizer_of
@@ -79,6 +79,28 @@ def test_texts_end_with_the_models_tokens_and_the_tokenizers(configure: Configur
 
 
 BELLE = "Human: {{ messages[-1].content }} \n\nAssistant:"
+
+
+SWITCH = "{% if enable_thinking is false %}<think></think>{% endif %}"
+
+
+@pytest.mark.parametrize("run_mode", ["predict predict_data=x chat=true", "chat", "serve"])
+def test_thinking_is_switched_where_that_is_typed(configure: Configure, run_mode: str) -> None:
+    mode = f"run_mode={run_mode}".split()
+
+    def rendered(template: str, *typed: str) -> str:
+        given = f"processor.tokenizer.chat_template={template}"
+        config = configure(*RANDOM, *mode, given, *typed)
+        tokenizer = tokenizer_of(config.tokenizer, locate(config.source))
+        return tokenizer.render_chat([{"role": "user", "content": "x"}])
+
+    assert rendered(SWITCH) == rendered(SWITCH, "enable_thinking=true") == ""
+    assert rendered(SWITCH, "enable_thinking=false") == "<think></think>"
+    assert rendered("{{ 1 }}", "enable_thinking=false") == "1"
+    with pytest.raises(ConfigError, match="enable_thinking=true: the model does not think"):
+        rendered("{{ 1 }}", "enable_thinking=true")
+    with pytest.raises(ConfigError, match="enable_thinking=false: the model thinks, and its chat"):
+        rendered("{# </think> #}", "enable_thinking=false")
 
 
 @pytest.mark.parametrize("given", [BELLE, "belle.jinja"])

@@ -23,6 +23,7 @@ TOOL = {"name": "clock", "input_schema": {"type": "object", "properties": {}}}
 ASKED: dict[str, Any] = {
     "model": "base",
     "max_tokens": 300,
+    "temperature": 0,
     "messages": [{"role": "user", "content": "hi"}],
 }
 
@@ -108,7 +109,7 @@ def test_thinking_and_calls(start: Start) -> None:
     assert message["stop_reason"] == "tool_use"
     assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 5}
     single = {"type": "any", "disable_parallel_tool_use": True}
-    one = asked(served, tools=[TOOL], tool_choice=single, temperature=0)
+    one = asked(served, tools=[TOOL], tool_choice=single)
     assert [block["type"] for block in one["content"]].count("tool_use") == 1
     omitted = asked(served, thinking={"type": "adaptive", "display": "omitted"})
     assert omitted["content"][0]["type"] == "text"

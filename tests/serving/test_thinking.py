@@ -30,7 +30,11 @@ PLAIN = MESSAGES + "[assistant]"
 CHAT = "/v1/chat/completions"
 MARKS = ("<think>", "</think>")
 THOUGHT = "<think>\nWhy?\n</think>\n\nYes."
-ASKED: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "hi"}]}
+ASKED: dict[str, Any] = {
+    "model": "base",
+    "messages": [{"role": "user", "content": "hi"}],
+    "temperature": 0,
+}
 
 
 def says(text: str, tokenizer: Tokenizer) -> MockBackend:
