@@ -18,6 +18,7 @@ from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES
 from tests.native.in_numpy import step_words
 
+KINDS = [kind for kind in QUANTIZED_TYPES if kind != "MXFP4"]  # whose floats are packed anew
 HALVES = {
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)},
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
@@ -54,7 +55,7 @@ def rounded(x: NDArray[np.float32], kind: str, *, eight: bool = False) -> NDArra
 
 def test_values_are_the_librarys_to_the_bit(operators: Any) -> None:
     rng = np.random.default_rng(0)
-    for kind, (rows, inputs) in itertools.product(QUANTIZED_TYPES, ((33, 512), (64, 256))):
+    for kind, (rows, inputs) in itertools.product(KINDS, ((33, 512), (64, 256))):
         matrix = made(kind, rows, inputs, rng)
         table = matrices.matrix(matrix)
         block = packing.embedding(table, None, None, None, hidden=inputs).block()
@@ -64,13 +65,13 @@ def test_values_are_the_librarys_to_the_bit(operators: Any) -> None:
 
 
 def test_memory_is_that_of_the_file() -> None:
-    for kind in QUANTIZED_TYPES:
+    for kind in KINDS:
         matrix = made(kind, 320, 1024, np.random.default_rng(1))
         nbytes = matrices.matrix(matrix).block().nbytes
         assert matrix.nbytes <= nbytes < 1.05 * matrix.nbytes + 256, kind
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_products(operators: Any, kind: str) -> None:
     size = UNITS[Format[kind]][0]
 
