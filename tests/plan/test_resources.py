@@ -93,13 +93,13 @@ def test_a_server_of_four_bits_fits_a_laptop(dry: Dry) -> None:
     """7 billion parameters in 8 to 64 GB: the context for two sequences at least, or a part."""
     model = ["run_mode=serve", "model=qwen2_7b", *QUANT]
     chosen = {free: sizes(dry(free, *model)) for free in (8, 10, 13, 20, 64)}
-    cut = {8: (3, 4096), 10: (3, 8192), 13: (3, 16384)}
-    assert chosen == {**cut, 20: (3, 32768), 64: (8, 32768)}
+    cut = {8: (3, 8192), 10: (3, 16384)}
+    assert chosen == {**cut, 13: (3, 32768), 20: (6, 32768), 64: (8, 32768)}
     text = dry(10, *model)
     assert "is free: enough" in text
     chosen_line = next(line for line in text.splitlines() if line.startswith("chosen"))
     assert (
-        "serve.max_running=3 instead of 8, serve.max_length=8192 instead of 32768: " in chosen_line
+        "serve.max_running=3 instead of 8, serve.max_length=16384 instead of 32768: " in chosen_line
     )
     assert "10.0 GB of free memory" in chosen_line
     assert "\nchosen" not in dry(64, *model)
@@ -122,10 +122,10 @@ def test_too_little_for_the_least_is_refused(dry: Dry) -> None:
 @pytest.mark.parametrize(
     ("mode", "typed", "expected"),
     [
-        ("serve", ["serve.max_running=8"], (8, 4096)),
+        ("serve", ["serve.max_running=8"], (8, 8192)),
         ("serve", ["serve.max_running=1"], (1, 32768)),
         ("serve", ["serve.max_length=1000"], (8, 1000)),
-        ("serve", ["serve.max_length=30000"], (1, 30000)),
+        ("serve", ["serve.max_length=30000"], (2, 30000)),
         ("chat", [], (1, 16384)),
         ("chat", ["max_length=3000"], (1, 3000)),
     ],
@@ -133,7 +133,7 @@ def test_too_little_for_the_least_is_refused(dry: Dry) -> None:
 def test_given_sizes_are_not_changed(
     dry: Dry, mode: str, typed: list[str], expected: tuple[int, int]
 ) -> None:
-    text = dry(11 if mode == "serve" else 9, f"run_mode={mode}", "model=qwen2_7b", *QUANT, *typed)
+    text = dry(11 if mode == "serve" else 8, f"run_mode={mode}", "model=qwen2_7b", *QUANT, *typed)
     assert sizes(text) == expected
     assert "is free: enough" in text
 
@@ -152,7 +152,7 @@ def test_typed_sizes_that_do_not_fit_are_refused_with_what_fits(
     dry: Dry, mode: str, typed: list[str]
 ) -> None:
     """Each setting of the remedy, typed behind the others, takes as much as it says."""
-    words = [f"run_mode={mode}", "model=qwen2_7b", *QUANT, *typed]
+    words = [f"run_mode={mode}", "model=qwen2_7b", *QUANT, "kv_cache=fp32", *typed]
     text = dry(8, *words)
     remedy = text.partition("to fit")[2].partition("\n")[0]
     assert "would be refused" in text
@@ -180,7 +180,7 @@ def test_a_length_that_nobody_typed_never_refuses_a_run(dry: Dry) -> None:
     """The context of a model, or the most that it says of itself, is no wish of the user."""
     own = ["model.model_config.max_decode_length=32768", "model.model_config.max_new_tokens=null"]
     words = ["model=qwen2_7b", *QUANT, "predict_data=hi"]
-    assert sizes(dry(9, *words, *own)) == (1, 16384)
+    assert sizes(dry(8, *words, *own)) == (1, 16384)
     rows, length = sizes(dry(8, *words, "max_new_tokens=20"))
     assert rows == 1 and length < 64
 
