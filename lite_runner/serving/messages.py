@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -208,33 +209,51 @@ def _messages(body: CountTokens) -> Iterator[dict[str, Any]]:
         if isinstance(blocks, str):
             yield {"role": message.role, "content": blocks}
             continue
-        said: dict[str, Any] = {"role": message.role}
-        for block in blocks:
-            if isinstance(block, TextBlock):
-                before = f"{said['content']}\n" if "content" in said else ""
-                said["content"] = before + block.text
-            elif isinstance(block, ToolResultBlock) and message.role == "user":
-                if "content" in said:
-                    yield said
-                    said = {"role": message.role}
-                content = _text(block.content or "")
-                yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
-            elif isinstance(block, ThinkingBlock) and message.role == "assistant":
-                said["reasoning"] = said.get("reasoning", "") + block.thinking
-            elif isinstance(block, ToolUseBlock) and message.role == "assistant":
-                function = {"name": block.name, "arguments": json.dumps(block.input)}
-                call = {"id": block.id, "type": "function", "function": function}
-                said.setdefault("tool_calls", []).append(call)
-            elif not isinstance(block, RedactedThinkingBlock):
-                field = f"messages.{place}.content"
-                why = f"{block.type} is not in a message of the {message.role}"
-                raise ApiError(400, f"{field}: {why}", field, "invalid_value")
-        if len(said) > 1:
-            yield said
+        read = [block for block in blocks if not isinstance(block, RedactedThinkingBlock)]
+        yield from (_of_user if message.role == "user" else _of_assistant)(place, read)
+
+
+def _misplaced(place: int, block: Block, role: str) -> ApiError:
+    field = f"messages.{place}.content"
+    why = f"{block.type} is not in a message of the {role}"
+    return ApiError(400, f"{field}: {why}", field, "invalid_value")
+
+
+def _of_user(place: int, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    for is_text, run in itertools.groupby(blocks, lambda block: isinstance(block, TextBlock)):
+        if is_text:
+            yield {"role": "user", "content": _joined(run)}
+            continue
+        for block in run:
+            if not isinstance(block, ToolResultBlock):
+                raise _misplaced(place, block, "user")
+            content = _text(block.content or "")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _of_assistant(place: int, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    said: dict[str, Any] = {}
+    if texts := [block for block in blocks if isinstance(block, TextBlock)]:
+        said["content"] = _joined(texts)
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        said["reasoning"] = "".join(thoughts)
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            raise _misplaced(place, block, "assistant")
+        if isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": json.dumps(block.input)}
+            call = {"id": block.id, "type": "function", "function": function}
+            said.setdefault("tool_calls", []).append(call)
+    if said:
+        yield {"role": "assistant", **said}
+
+
+def _joined(blocks: Iterable[Any]) -> str:
+    return "\n".join(block.text for block in blocks)
 
 
 def _text(given: Texts) -> str:
-    return given if isinstance(given, str) else "\n".join(block.text for block in given)
+    return given if isinstance(given, str) else _joined(given)
 
 
 class MessagesCall:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import field, replace
 from typing import Any, TypeVar
 
@@ -140,7 +140,8 @@ class Server:
         finally:
             del self._bodies[id(data)]
             if len(data) > _LARGE:
-                data.clear()
+                with suppress(BufferError):  # of a caller that left, a thread may still read it
+                    data.clear()
                 await asyncio.to_thread(return_freed)
 
     def _left(self) -> int:

@@ -75,8 +75,8 @@ class Thinking:
             raise ApiError(
                 400, "thinking_token_budget: the model does not think", "thinking_token_budget"
             )
-        ids = [] if self._marks is None else [self._marks.begin, self._marks.end]
-        self._begin, self._end = [tokenizer.id_of(text) for text in ids] or [None, None]
+        texts = (self._marks.begin, self._marks.end) if self._marks else (None, None)
+        self._begin, self._end = map(tokenizer.id_of, texts)
         self.keeps_special = not tokenizer.special_ids.isdisjoint((self._begin, self._end))
         self._stage: Stage = "over"
 

@@ -143,13 +143,13 @@ class CallReader:
 def plain_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """As chat templates take them. Raises ApiError for calls where the template knows none."""
     plain: list[dict[str, Any]] = []
+    names = ("reasoning_content", "reasoning", "thinking")
+    read = [name for name in names if tokenizer.template_reads(name, of_messages=True)]
     for place, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role
         made: dict[str, Any] = {"role": role, "content": message.text}
         thought = message.reasoning_content or message.reasoning
         if thought:  # the template keeps it or not
-            names = ("reasoning_content", "reasoning", "thinking")
-            read = (name for name in names if tokenizer.template_reads(name, of_messages=True))
             made |= dict.fromkeys(read, thought)
         if not message.tool_calls and role != "tool":
             plain.append(made)

@@ -504,9 +504,11 @@ def _with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def reads(template: str | None, name: str, *, fields: bool = False) -> bool:
     """True where a template has a variable of this name; or `fields`, that of a message."""
+    if not template or name not in template:  # a stranger's name may be a body long
+        return False
     before, behind = (r"\b", r"\b") if fields else (r"(?<![\w.'\"])", r"(?![\w'\"])")
     word = f"{before}{re.escape(name)}{behind}"
-    return any(re.search(word, block) for block in _BLOCK.findall(template or ""))
+    return any(re.search(word, block) for block in _BLOCK.findall(template))
 
 
 def special_tokens(texts: Iterable[str]) -> list[AddedToken]:
