@@ -128,9 +128,11 @@ def gguf_at(path: Path) -> GGUFFile | None:
 
 
 def is_packed(path: Path) -> bool:
-    """True if another tool has quantized the matrices of a checkpoint. Raises ArtifactError."""
+    """True if another tool has quantized the matrices of a checkpoint, as only safetensors hold
+    them. Raises ArtifactError."""
     file = weights_file(path)
-    if looks_like_gguf(file) or read_quantization(file) is not None:
+    is_index = file.name.endswith(".index.json") and file.name != TORCH_INDEX
+    if not (is_index or looks_like_safetensors(file)) or read_quantization(file) is not None:
         return False
     return any(tensor.block_type for tensor in tensors_at(file).values())
 
