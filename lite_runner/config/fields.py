@@ -328,6 +328,7 @@ def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, An
             yield f"{prefix}{name}", kind, value
 
 
+@functools.cache
 def _path_kind(annotation: Any) -> PathText | None:
     for member in _members(annotation):
         item = get_args(member)[0] if get_origin(member) is tuple else member
@@ -344,7 +345,7 @@ _GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")
 
 
 def size_faults(key: str, text: str | None) -> Iterator[Fault]:
-    """True if a key holds a size, or null."""
+    """A key that holds neither a size nor null."""
     if text is not None and not _GIGABYTES.fullmatch(text):
         yield fault(key, f"{key}: got {show(text)}, expected gigabytes as 58GB or 3.5GB")
 

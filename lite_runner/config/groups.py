@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,21 @@ def own_groups(folders: Iterable[Path]) -> list[str]:
 
 def options_of(group: str, folders: Sequence[Path] = ()) -> list[str]:
     """The options of a group; models of a family from small to large."""
-    every = (conf_dir(), *folders)
-    names = {path.stem for folder in every for path in (folder / group).glob("*.yaml")}
+    names = {
+        entry.name.removesuffix(".yaml")
+        for folder in (conf_dir(), *folders)
+        for entry in _entries(folder / group)
+        if entry.name.endswith(".yaml")
+    }
     return sorted(names, key=_order)
+
+
+def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
+    """The entries of a folder, in no order; none where there is no folder."""
+    try:
+        return list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path]:
@@ -211,14 +224,29 @@ def _composed(conf: Path, others: Sequence[Path], choices: Mapping[str, str]) ->
 
 def _state(conf: Path) -> str:
     """A digest of the yaml files and of the environment variables that they name."""
-    whole = hashlib.sha256(__version__.encode())
-    for folder, _, files in sorted(os.walk(conf)):
-        for file in sorted(files):
-            content = Path(folder, file).read_bytes()
-            whole.update(f"{folder}/{file} {len(content)} ".encode() + content)
-            for name in _VARIABLE.findall(content):
-                whole.update(repr((name, os.environ.get(name.decode()))).encode())
-    return whole.hexdigest()
+    digest, variables = _content(tuple(sorted(_files(conf))))
+    return f"{digest} {[os.environ.get(name) for name in variables]}"
+
+
+def _files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
+    """Each file in a folder: its path, and the size and time that tell it from an earlier one."""
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _files(entry.path)
+        else:
+            found = entry.stat()
+            yield entry.path, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=1)
+def _content(files: tuple[tuple[str, int, int], ...]) -> tuple[str, tuple[str, ...]]:
+    """A digest of these `_files`, and the environment variables that they name."""
+    whole, variables = hashlib.sha256(__version__.encode()), list[str]()
+    for path, size, _ in files:
+        content = Path(path).read_bytes()
+        whole.update(f"{path} {size} ".encode() + content)
+        variables += [name.decode() for name in _VARIABLE.findall(content)]
+    return whole.hexdigest(), tuple(variables)
 
 
 def _quoted(text: str) -> str:
