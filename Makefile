@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
+.PHONY: help run test lite mindformers clients lint wheel reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,11 @@ lint:  ## set up, then lint, types and shell check
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 	.venv/bin/shellcheck $(SHELL_FILES)
+
+wheel:  ## set up, then build dist/*.whl, which installs without a compiler in any Python
+	@scripts/setup.sh dev
+	@.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 reference:  ## make the references of the tests anew with torch and transformers, and compare
 	@scripts/setup.sh peers

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shlex
 import shutil
@@ -13,12 +14,18 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("lite_runner/native")
 SOURCES = sorted(str(path) for path in KERNELS.glob("src/*.cc"))
 HEADERS = sorted(str(path) for path in KERNELS.glob("src/*.[hi]*"))
 BUILD = runpy.run_path(str(KERNELS / "fingerprint.py"))
+# The newest symbols that a system of this standard has, which is pip's name for Debian 10, RHEL 8
+# and newer ones: https://github.com/pypa/auditwheel, policy/manylinux-policy.json.
+MANYLINUX = "manylinux_2_28"
+NEWEST = {b"GLIBC": (2, 28), b"GLIBCXX": (3, 4, 24), b"CXXABI": (1, 3, 11), b"GCC": (8, 0, 0)}
+SYMBOL = re.compile(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_(\d[\d.]*)(?=\0)")
 # GCC finds its own headers uninitialized.
 COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
 COMPILE += " -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option"
@@ -75,6 +82,28 @@ class BuildOperators(build_ext):
         shutil.move(linked, library)
 
 
+class Wheel(bdist_wheel):
+    """A wheel of this platform for every Python: the library is no extension of Python.
+
+    It is one for other Linux systems too where the library asks for no newer symbols than theirs.
+    """
+
+    def get_tag(self) -> tuple[str, str, str]:
+        platform = super().get_tag()[2]
+        library = next(Path(self.bdist_dir).glob("**/native/operators.so"), None)
+        if library is not None and runs_elsewhere(library.read_bytes()):
+            platform = platform.replace("linux", MANYLINUX, 1)
+        return "py3", "none", platform
+
+
+def runs_elsewhere(library: bytes) -> bool:
+    """True if the symbols of a shared library are those of the MANYLINUX standard, or older."""
+    return all(
+        tuple(int(part) for part in version.split(b".")) <= NEWEST[name]
+        for name, version in SYMBOL.findall(library)
+    )
+
+
 setup(
     py_modules=["run_lite"],
     packages=[*find_packages(include=["lite_runner", "lite_runner.*"]), "lite_runner.conf"],
@@ -89,5 +118,5 @@ setup(
     ext_modules=[
         Extension("lite_runner.native.operators", SOURCES, depends=HEADERS, optional=True)
     ],
-    cmdclass={"build_ext": BuildOperators},
+    cmdclass={"build_ext": BuildOperators, "bdist_wheel": Wheel},
 )

@@ -10,6 +10,14 @@
 #include <thread>
 #include <vector>
 
+// GCC 12 has a newer version of this function for a change that does not concern callers; by its
+// first one the library loads with the libstdc++ of older systems too.
+#if defined(__GLIBCXX__) && defined(__linux__)
+__asm__(
+    ".symver _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE,"
+    "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
+#endif
+
 namespace lite_runner {
 namespace {
 
