@@ -57,6 +57,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         mode.run(mode.plan(config), None)
         return 0
     environment.check_packages()
+    if starts:  # their groups are MindSpore's
+        packages.check_mindspore()
     if told := packages.namesake():
         progress.note(f"note: {told}\n  -> {packages.without_namesake()}")
     if config.computes_here:

@@ -133,8 +133,48 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
     assert packed == expected
 
 
-def test_wheel_is_for_machines_of_one_kind(wheel: Path) -> None:
-    assert wheel.stem.endswith(sysconfig.get_platform().replace("-", "_").replace(".", "_"))
+def test_wheel_is_for_every_python_and_older_systems(wheel: Path) -> None:
+    """auditwheel calls it manylinux_2_27, which pip of a newer system takes as well."""
+    machine = sysconfig.get_platform().rpartition("-")[2]
+    assert wheel.stem.endswith(f"-py3-none-manylinux_2_28_{machine}")
+
+
+def test_wheel_with_newer_symbols_is_for_this_system(source: Path, tmp_path: Path) -> None:
+    setup = tmp_path / "source"
+    shutil.copytree(source, setup, ignore=shutil.ignore_patterns("build"))
+    compiler = tmp_path / "c++"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\nprintf "\\0GLIBC_2.38\\0" > "$last"\n')
+    compiler.chmod(0o755)
+    newer = wheel_of(setup, tmp_path, CXX=str(compiler))
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert newer.stem.endswith(f"-py3-none-{platform}")
+
+
+def test_runs_without_mindspore(wheel: Path, tmp_path: Path) -> None:
+    """A run that needs it says the command that installs it."""
+    bin_folder = installation_of(wheel, tmp_path / "environment")
+    (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
+    (site / "dependencies.pth").unlink()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        wanted = not entry.name.startswith(("mindspore", "__editable__", "lite_runner"))
+        if wanted and not (site / entry.name).exists():
+            (site / entry.name).symlink_to(entry)
+    cache = {"LITE_RUNNER_CACHE": str(tmp_path / "cache")}
+    words = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
+    done = run(bin_folder / "run-lite", *words, cwd=tmp_path, **cache)
+    assert done.returncode == 0, done.stderr
+    assert "backend=native" in done.stderr
+    needing = [(*words, "backend=ms"), (*words, "use_parallel=true", "parallel=tp2")]
+    for line in (*needing, ("run_mode=export", "model=tiny_llama")):
+        refused = run(bin_folder / "run-lite", *line, cwd=tmp_path, **cache)
+        assert refused.returncode == 3, refused.stderr
+        error, remedy = refused.stderr.splitlines()[-2:]
+        assert error == "error: mindspore is not installed in this Python"
+        assert remedy.endswith('-m pip install "mindspore<3,>=2.10"')
+    planned = run(bin_folder / "run-lite", *words, "dry_run=true", cwd=tmp_path, **cache)
+    assert "ms: mindspore is not installed" in planned.stdout
+    told = run(bin_folder / "run-lite", "run_mode=doctor", cwd=tmp_path, **cache)
+    assert "warn  mindspore " in told.stdout and "msrun" not in told.stdout
 
 
 def test_without_a_compiler_mindspores_operators_serve(
@@ -337,6 +377,14 @@ def test_every_requirement_is_locked_within_its_bounds(
     assert len(locked) == len(pins("lock.txt")) + len(pins("ray.txt"))  # no package has two pins
     for requirement in requirements:
         assert requirement.specifier.contains(locked[normalized(requirement.name)]), requirement
+
+
+def test_the_core_is_what_is_required_without_mindspore(
+    setup_cfg: configparser.ConfigParser,
+) -> None:
+    required = requirements_of(setup_cfg["options"]["install_requires"])
+    core = requirements_of((ROOT / "requirements/core.txt").read_text())
+    assert {*map(str, core)} == {str(one) for one in required if one.name != "mindspore"}
 
 
 def test_the_peers_are_pinned() -> None:

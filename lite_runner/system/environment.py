@@ -39,8 +39,9 @@ def check_packages(extra: str = "") -> None:
 def import_mindspore() -> None:
     """Import it before anything that needs it; Ctrl-C stays Python's.
 
-    Raises EnvironmentFault where it is broken.
+    Raises EnvironmentFault where it is not installed, or broken.
     """
+    packages.check_mindspore()
     try:
         with deferred():  # half imported, it ends the process with an abort
             mindspore = importlib.import_module("mindspore")

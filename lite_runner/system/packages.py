@@ -6,7 +6,7 @@ import configparser
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from lite_runner.system.user_cache import remembered
 _OWN = "mindspore-lite-runner"
 _NAMESAKE = "lite-runner"  # another project's, with modules in lite_runner/ too; once our name
 _OUR_PROGRAM = "run-lite"
+# What runs by itself need not have: backend=native computes without it.
+MINDSPORE = "mindspore"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")  # the only two operators that setup.cfg uses
 _REQUIREMENT = re.compile(
@@ -120,11 +122,23 @@ def unmet(extra: str = "") -> dict[Requirement, str | None]:
 
 def check(extra: str = "") -> None:
     """Raises EnvironmentFault, with the install line, where a required package, or one of an
-    extra, is missing or of another version. It is looked at anew when packages have changed."""
+    extra, is missing or of another version; see `check_mindspore` for a missing MindSpore. It is
+    looked at anew when packages have changed."""
     wanted = "\n".join([state(), *map(str, required(extra))])
-    if remembered(f"packages {extra} of {sys.prefix}", wanted, lambda: not unmet(extra)):
-        return
-    wrong = unmet(extra)
+    if not remembered(f"packages {extra} of {sys.prefix}", wanted, lambda: not unmet(extra)):
+        wrong = unmet(extra)
+        _raise_unmet(
+            {one: has for one, has in wrong.items() if (one.name, has) != (MINDSPORE, None)}
+        )
+
+
+def check_mindspore() -> None:
+    """Raises EnvironmentFault, with the install line, where MindSpore is not installed."""
+    if installed(MINDSPORE) is None:
+        _raise_unmet({one: None for one in required() if one.name == MINDSPORE})
+
+
+def _raise_unmet(wrong: Mapping[Requirement, str | None]) -> None:
     if not wrong:
         return
     told = [

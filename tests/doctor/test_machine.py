@@ -280,12 +280,16 @@ def test_what_is_used_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_mindspore_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mindspore_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "installed", lambda name: None)
-    found = machine.mindspore()
-    assert (found.status, found.found) == ("fail", "not installed")
+    (mindspore,) = (one for one in packages.required() if one.name == "mindspore")
+    found = machine.package(mindspore)
+    assert found.status == "warn"
+    assert found.found.startswith("not installed: backend=native alone computes")
     assert '"mindspore>=2.10,<3"' in found.remedy
     assert '"numpy>=1.25,<2"' in found.remedy  # of which MindSpore alone would bring the newest
+    names = {check.name for check in machine.machine_checks(tmp_path)}
+    assert names.isdisjoint({"import mindspore", "msrun"})
 
 
 def test_mindspore_that_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from lite_runner.sizing.memory import (
     rank_parameters,
     weight_bytes,
 )
-from lite_runner.system import environment, memory
+from lite_runner.system import environment, memory, packages
 from lite_runner.weights.quantization.quantize import describe, describe_dtype
 from lite_runner.weights.read_ahead import (
     QuantizedWeights,
@@ -51,8 +51,8 @@ class MindSpore(Seat):
     elastic = True
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
-        """See Seat. Raises EnvironmentFault for a `quant` that this machine's Ascend processors do
-        not support."""
+        """See Seat. Raises EnvironmentFault where MindSpore is not installed, and for a `quant`
+        that this machine's Ascend processors do not support."""
         config, device, model = options.config, options.device, files.model
         reasons = limits.unsupported(model)
         if files.exported is not None:
@@ -80,6 +80,9 @@ class MindSpore(Seat):
                 f" at most {MAX_HEAD_DIM}; model.model_config.compute_dtype=float32 takes other"
                 " operators"
             )
+        # What is planned by name may be for another machine.
+        if not reasons and not (config.dry_run and config.backend == "ms"):
+            packages.check_mindspore()
         return reasons
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
