@@ -13,10 +13,21 @@ from lite_runner.errors import ConfigError
 from lite_runner.system.files import read_small
 
 MAX_CONFIG_BYTES = 128 << 20  # that of a run holds a prompt from standard input
+MAX_DEPTH = 100  # the scanner's time grows with the square of it
 
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe yaml in which 1e-6 is a number and a key that is given twice is an error."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
