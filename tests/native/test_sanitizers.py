@@ -17,6 +17,12 @@ from lite_runner import native
 from lite_runner.native import fingerprint
 
 SOURCES = Path(native.__file__).parent / "src"
+# Of `undefined` those that the address sanitizer does not find as well: with its checks for null
+# pointers and the sizes of objects, compiling takes half as long again.
+SANITIZERS = (
+    "address,alignment,bounds,integer-divide-by-zero,return,shift,"
+    "signed-integer-overflow,unreachable"
+)
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
 
 # Many short jobs of changing sizes, with pauses in which the threads fall asleep.
@@ -129,7 +135,7 @@ def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     which are the user's alone, until a source, a flag or the compiler changes."""
     flags = [
         *("-Og", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
-        *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+        *(f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"),
         f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
     ]
     version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
