@@ -25,6 +25,7 @@ from lite_runner import app
 from lite_runner.architectures import KNOWN
 from lite_runner.config.argv import equivalent_of, parse
 from lite_runner.run_modes import heads, jobs_of
+from lite_runner.system import memory
 from tests.doc_folder import TINY, lay_out
 from tests.doc_pages import PAGES, Block, Command, anchors, blocks, links, prose
 from tests.paths import ROOT
@@ -107,6 +108,7 @@ def reader(
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(cache))
     monkeypatch.setenv("MY_KEY", "0123456789abcdef")
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.setattr(memory, "free_memory", lambda: 64 * 10**9)  # plans depend on it
     with mock.patch.dict(KNOWN):
         yield folder
     for name, module in list(sys.modules.items()):

@@ -46,9 +46,14 @@ def processes_of(marker: str) -> list[psutil.Process]:
 
 
 def wait_until_gone(marker: str) -> None:
+    wait_for(0, marker)
+
+
+def wait_for(count: int, marker: str) -> None:
+    """Wait until so many processes of a job are there."""
     deadline = time.monotonic() + GONE_S
-    while left := processes_of(marker):
-        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+    while len(found := processes_of(marker)) != count:
+        assert time.monotonic() < deadline, [process.cmdline() for process in found]
         time.sleep(0.05)
 
 
@@ -209,7 +214,7 @@ def test_a_launcher_that_is_ended_takes_all_with_it(
     launcher = drive(tmp_path, "hangs", marker)
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "waiting\n"
-    assert len(processes_of(marker)) == 5  # this launcher, msrun, the scheduler, two ranks
+    wait_for(5, marker)  # this launcher, msrun, the scheduler, two ranks
     launcher.send_signal(number)
     _, errors = launcher.communicate(timeout=GONE_S)
     assert (launcher.returncode, errors) == (code, says)
