@@ -182,6 +182,7 @@ Positive = Annotated[float, Range(0, above=True)]
 # Logits stay finite, multiplied or divided by it.
 MIN_PENALTY, MAX_PENALTY = 0.01, 100.0
 Penalty = Annotated[float, Range(MIN_PENALTY, MAX_PENALTY)]
+CountPenalty = Annotated[float, Range(-2, 2)]  # OpenAI's range
 NotNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
 Fraction = Annotated[float, Range(0, 1, above=True)]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from lite_runner.config.fields import Fault, fault, read
 from lite_runner.records import (
     Count,
+    CountPenalty,
     Index,
     NotNegative,
     Penalty,
@@ -92,6 +93,8 @@ class RequestOptions:
     top_p: TopP | None = None
     min_p: Probability | None = None
     repetition_penalty: Penalty | None = None
+    presence_penalty: CountPenalty | None = None
+    frequency_penalty: CountPenalty | None = None
     stop: str | tuple[str, ...] | None = None
     logprobs: TopLogprobs | None = None
     prompt_logprobs: TopLogprobs | None = None
@@ -110,6 +113,8 @@ class GenerationConfig:
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0  # taken off the logit of each generated token once
+    frequency_penalty: float = 0.0  # and this for each time that it was generated
     num_beams: int = 1
     length_penalty: float = 1.0
     num_return_sequences: int = 1

@@ -50,10 +50,15 @@ def more_than_greedy(options: GenerationConfig) -> dict[str, str]:
             f"{options.repetition_penalty:g}",
             options.repetition_penalty != 1,
         ),
+        **{key: (f"{value:g}", value != 0) for key, value in _count_penalties(options).items()},
         "min_new_tokens": (options.min_new_tokens, options.min_new_tokens > 0),
         "logprobs": (options.logprobs, options.logprobs is not None),
     }
     return {key: f"{key}={value}" for key, (value, wanted) in asked.items() if wanted}
+
+
+def _count_penalties(options: GenerationConfig) -> dict[str, float]:
+    return {key: getattr(options, key) for key in ("presence_penalty", "frequency_penalty")}
 
 
 def _sampling(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -103,6 +108,11 @@ def _beams(options: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Faul
             f"logprobs={options.logprobs} is not available with num_beams={beams}: beams change"
             " before the end",
         )
+    for key, value in _count_penalties(options).items():
+        if beams > 1 and value:
+            yield fault(
+                (key, "num_beams"), f"{key}={value:g} is not available with num_beams={beams}"
+            )
     length_penalty = given.get("length_penalty")
     if length_penalty is not None and beams == 1:
         yield fault(

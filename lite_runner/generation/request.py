@@ -25,11 +25,8 @@ class Guide(Protocol):
 
 @dataclass(frozen=True)
 class Adjustments:
-    """Changes of the scores of a request's sequences, by OpenAI's parameters. Penalties count
-    generated tokens, not the prompt's."""
+    """Changes of the scores of a request's sequences, beside those of its options."""
 
-    presence_penalty: float = 0.0  # taken off once
-    frequency_penalty: float = 0.0  # taken off for each time
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     guide: Callable[[], Guide] | None = None  # makes one for each sequence
 

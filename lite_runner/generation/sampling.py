@@ -50,7 +50,9 @@ class Sampler:
         self._seen = Seen(prompt, options.pad_token_id)
         self._chosen = 0
         self._name = name
-        self._adjuster = None if adjustments is None else Adjuster(adjustments)
+        penalized = options.presence_penalty or options.frequency_penalty
+        asked = adjustments or (Adjustments() if penalized else None)
+        self._adjuster = None if asked is None else Adjuster(asked, options)
         self._random = np.random.default_rng(list(seed_key)) if options.do_sample else None
         self._keep_scores = keep_scores
         self._top = TopK(options.top_k)
@@ -91,11 +93,11 @@ class Sampler:
 
 
 class Adjuster:
-    """Adjusts the scores of one sequence."""
+    """Adjusts the scores of one sequence. Penalties count generated tokens, not the prompt's."""
 
-    def __init__(self, adjustments: Adjustments) -> None:
-        self._presence = np.float32(adjustments.presence_penalty)
-        self._frequency = np.float32(adjustments.frequency_penalty)
+    def __init__(self, adjustments: Adjustments, options: GenerationConfig) -> None:
+        self._presence = np.float32(options.presence_penalty)
+        self._frequency = np.float32(options.frequency_penalty)
         self._counts: dict[int, int] = {}  # of generated tokens, where there are penalties
         bias = dict(adjustments.logit_bias)
         self._biased = np.array(list(bias), np.int64)

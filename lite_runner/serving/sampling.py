@@ -103,10 +103,7 @@ def adjustments(body: Sampling, vocab: int) -> Adjustments | None:
             raise ApiError(
                 400, f"logit_bias: got token {token}, expected 0 to {vocab - 1}", "logit_bias"
             )
-    made = Adjustments(
-        body.presence_penalty or 0.0, body.frequency_penalty or 0.0, tuple(bias.items())
-    )
-    return None if made == Adjustments() else made
+    return Adjustments(tuple(bias.items())) if bias else None
 
 
 def grammar_for(body: Sampling) -> Grammar | None:

@@ -29,6 +29,7 @@ PAST = "model.model_config.use_past"
         (["prompt_logprobs=1"], "prompt_logprobs: backend=mindformers"),
         (["do_sample=true", "min_p=0.1"], "min_p: backend=mindformers has no min_p"),
         (["min_new_tokens=2"], "min_new_tokens: backend=mindformers"),
+        (["presence_penalty=1"], "presence_penalty: backend=mindformers"),
         (["do_sample=true", "num_return_sequences=2"], "no several texts of a prompt"),
         (["num_beams=2", f"{PAST}=false", "length_penalty=2"], "length_penalty: backend="),
         (["num_beams=2"], f"beam search has no cache; add {PAST}=false"),

@@ -76,14 +76,10 @@ class NoThree:
 
 def test_penalties_of_what_was_generated_biases_and_a_guide() -> None:
     guide = NoThree()
-    adjustments = Adjustments(
-        presence_penalty=1.0,
-        frequency_penalty=0.5,
-        logit_bias=((0, 2.0),),
-        guide=lambda: guide,
-    )
+    options = GenerationConfig(presence_penalty=1.0, frequency_penalty=0.5)
+    adjustments = Adjustments(logit_bias=((0, 2.0),), guide=lambda: guide)
     prompt = np.array([0], dtype=np.int32)  # which is not penalized
-    sampler = Sampler(GenerationConfig(), prompt, [0], "", adjustments, keep_scores=True)
+    sampler = Sampler(options, prompt, [0], "", adjustments, keep_scores=True)
     logits = np.array([1.0, 2.75, 0.0, 9.0], dtype=np.float32)
     chosen, scores = [], []
     for _ in range(4):
@@ -96,6 +92,18 @@ def test_penalties_of_what_was_generated_biases_and_a_guide() -> None:
         [1.5, 1.25, 0.0, -np.inf],
         [1.0, 1.25, 0.0, -np.inf],
     ]
+
+
+def test_penalties_need_no_other_adjustment() -> None:
+    logits = np.array([3.0, 2.75, 1.0], dtype=np.float32)
+    for options, expected in (
+        ({"presence_penalty": 2.0}, [0, 1, 0, 0]),
+        ({"frequency_penalty": 1.0}, [0, 1, 0, 1]),
+        ({"frequency_penalty": -1.0}, [0, 0, 0, 0]),
+        ({}, [0, 0, 0, 0]),
+    ):
+        sampler = Sampler(GenerationConfig(**options), PROMPT, [0])
+        assert [sampler.choose(logits) for _ in range(4)] == expected
 
 
 def test_min_new_tokens_masks_every_eos() -> None:
