@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes requirements/lock.txt anew from the bounds of setup.cfg: what builds packages, the packages
-# of jobs, those of tests too; each with the hashes of all its files. It is resolved for the oldest
+# of requirements/core.txt, of other jobs, those of tests too; each with the hashes of all its files. It is resolved for the oldest
 # Python accepted, so that one list of versions serves all of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -24,6 +24,7 @@ add() { # a comment, arguments of uv: the packages that are not in the lock yet
 echo "# Made by \`make lock\` from setup.cfg: every package that is tested, and its files' SHA-256." >"$lock"
 echo 'setuptools >= 77' >"$work/build.in"
 add build "$work/build.in"
+add core requirements/core.txt
 add jobs setup.cfg --extra bench --extra chat --extra serve
 add tests setup.cfg --extra bench --extra chat --extra serve --extra dev
 mv "$lock" requirements/lock.txt

@@ -243,7 +243,7 @@ say "installing the packages of $lock (log: $venv/setup.log)"
 [[ $target != peers ]] || say "llama.cpp is built from source once, in 3 to 10 minutes; pip keeps it"
 case $target in
   run | dev)
-    install_above jobs # they build others
+    install_above core # they build others
     install_above "$above"
     install --no-deps --no-build-isolation --editable .
     ;;

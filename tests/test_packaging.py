@@ -230,6 +230,20 @@ def test_wheel_describes_itself(wheel: Path) -> None:
     assert "Requires-Dist: numpy<2,>=1.25" in fields
 
 
+def test_the_image_gets_what_the_wheel_is_made_of() -> None:
+    """And nothing else is sent to its builder."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copies = [
+        line.split()[1:-1] for line in lines if line.startswith("COPY") and "--from" not in line
+    ]
+    copied = {name for each in copies for name in each}
+    assert all((ROOT / name).exists() for name in copied)
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {line[1:] for line in sent if line.startswith("!")} == copied
+    needed = {"setup.cfg", "setup.py", "pyproject.toml", "run_lite.py", "LICENSE", "README.md"}
+    assert copied >= {*needed, "lite_runner", "conf"}
+
+
 def test_run_lite_says_its_version(installed: Path, tmp_path: Path) -> None:
     done = run(installed / "run-lite", "--version", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -382,9 +396,17 @@ def test_every_requirement_is_locked_within_its_bounds(
 def test_the_core_is_what_is_required_without_mindspore(
     setup_cfg: configparser.ConfigParser,
 ) -> None:
-    required = requirements_of(setup_cfg["options"]["install_requires"])
+    """With the server's packages; pinned above those of other jobs."""
+    listed = (
+        setup_cfg["options"]["install_requires"],
+        setup_cfg["options.extras_require"]["serve"],
+    )
+    required = {str(one) for one in requirements_of(*listed) if one.name != "mindspore"}
     core = requirements_of((ROOT / "requirements/core.txt").read_text())
-    assert {*map(str, core)} == {str(one) for one in required if one.name != "mindspore"}
+    assert {*map(str, core)} == required
+    above = (ROOT / "requirements/lock.txt").read_text().partition("\n# jobs\n")[0]
+    assert all(f"\n{normalized(one.name)}==" in above for one in core)
+    assert "\nmindspore==" not in above
 
 
 def test_the_peers_are_pinned() -> None:
