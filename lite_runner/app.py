@@ -109,9 +109,14 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
 
         complete(args)
     elif line.action == "cfg":
-        from lite_runner.config.help import config_text
+        if line.shown == "schema":
+            from lite_runner.config.json_schema import schema_text
 
-        print(config_text(line, schemas()), end="")
+            print(schema_text(schemas()))
+        else:
+            from lite_runner.config.help import config_text
+
+            print(config_text(line, schemas()), end="")
     elif line.action == "info":
         from lite_runner.config.help import info_text
 

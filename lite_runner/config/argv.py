@@ -60,7 +60,7 @@ _OWN_FLAGS = {
     "-sc": "--shell-completion",
     "--shell-completion": "--shell-completion",
 }
-CFG_PARTS = ("job", "hydra", "all")
+CFG_PARTS = ("job", "hydra", "all", "schema")
 _FLAG_NAMES = (*FLAGS, *(flag[2:] for flag in _OWN_FLAGS if flag.startswith("--")))
 _INFO_OF_HYDRA = ("all", "config", "defaults", "defaults-tree", "searchpath")
 _OVERRIDE = re.compile(r"[~+]{0,2}([A-Za-z_]\w*)[\w.]*=")

@@ -52,7 +52,8 @@ _FLAGS = """\
 Flags
   -h, --help [RUN_MODE]            this text; of a run mode all keys, those of sections too
   --version                        the version
-  -c, --cfg job|hydra|all          print the composed config and stop; hydra: its search path
+  -c, --cfg job|hydra|all|schema   print the composed config and stop; hydra: its search path;
+                                   schema: the JSON schema of a yaml, for editors
   -i, --info                       versions, folders, files and options that a run is composed of
   -cd, --config-dir DIR            more models and options: DIR/model/NAME.yaml, ...
   -m, --multirun                   run every combination of seed=1,2 'model=glob(tiny_*)'

@@ -85,7 +85,10 @@ def test_a_single_dash_is_a_value() -> None:
         (["--seed"], "--seed: expected a value after it"),
         (["--config", "--run_mode", "predict"], "--config: expected a value"),
         (["--cfg", "every"], "--cfg: got 'every', expected job, hydra, all"),
-        (["-c", "4096"], "-c: got '4096', expected job, hydra, all; the length of a context is"),
+        (
+            ["-c", "4096"],
+            "-c: got '4096', expected job, hydra, all, schema; the length of a context is",
+        ),
         (["--config-dir"], "--config-dir: expected a folder"),
         (["--prompt", "a b"], "--prompt: no such flag; here it is predict_data='TEXT'"),
         (["--model-path=x.gguf"], "--model-path: no such flag; here it is model=PATH"),
