@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 from lite_runner.errors import ConfigError
 from lite_runner.system.files import read_small
 
 MAX_CONFIG_BYTES = 128 << 20  # that of a run holds a prompt from standard input
-MAX_DEPTH = 100  # the scanner's time grows with the square of it
+MAX_DEPTH = 100  # libyaml's own composer exhausts the stack where Python's raises
+# libyaml takes a seventh of the time, which a start has for several files; PyYAML's wheels have it.
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(Composer, _Parser):  # type: ignore[misc]
     """Safe yaml in which 1e-6 is a number and a key that is given twice is an error."""
 
-    _depth = 0
+    def __init__(self, stream: bytes) -> None:
+        _Parser.__init__(self, stream)
+        Composer.__init__(self)
+        self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
@@ -41,7 +47,8 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             if isinstance(key, (str, int)):
                 seen.add(key)
-        return super().construct_mapping(node, deep)
+        made: dict[Any, Any] = super().construct_mapping(node, deep)
+        return made
 
 
 _StrictLoader.add_implicit_resolver(
