@@ -13,24 +13,25 @@ import pytest
 
 from lite_runner.config import compose, groups
 
+REAL = compose.compose_groups
+
+
+@functools.cache
+def composed(
+    conf: Path, choices: tuple[tuple[str, str], ...], folders: tuple[Path, ...], device: str
+) -> dict[str, Any]:
+    return REAL(dict(choices), folders)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def composed_once() -> Iterator[None]:
     """Hydra composes each choice of options once: it takes 0.1 s, and these tests are many."""
-    real = compose.compose_groups
-
-    @functools.cache
-    def cached(
-        conf: Path, choices: tuple[tuple[str, str], ...], folders: tuple[Path, ...], device: str
-    ) -> dict[str, Any]:
-        return real(dict(choices), folders)
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             compose,
             "compose_groups",
             lambda choices, folders=(): copy.deepcopy(
-                cached(
+                composed(
                     groups.conf_dir(),
                     tuple(sorted(choices.items())),
                     folders,
