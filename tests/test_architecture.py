@@ -67,6 +67,7 @@ ALLOWED: dict[str, set[str]] = {
         *("architectures", "backends", "config", "errors", "generation", "model", "plan"),
         *("plugins", "progress", "sizing", "system", "text", "weights"),
     },
+    "training": {"architectures", "config", "errors", "system", "text", "weights"},
     "serving": {
         *("backends", "config", "errors", "generation", "model", "plan", "plugins", "progress"),
         *("structured", "system", "text"),

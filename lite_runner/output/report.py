@@ -136,6 +136,7 @@ class Result:
     adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
+    finetune: Mapping[str, Any] | None = None  # of run_mode=finetune
     comparison: TextComparison | ScoreComparison | None = None  # of compare_backend
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
@@ -187,7 +188,7 @@ class Result:
     def to_json(self) -> str:
         """Indented JSON, text not escaped. Raises ValueError for NaN and infinity."""
         plain = asdict(self)
-        for name in ("seed", "adapters", "evaluation", "bench", "comparison"):
+        for name in ("seed", "adapters", "evaluation", "bench", "finetune", "comparison"):
             if plain[name] is None:
                 del plain[name]
         for row in plain["results"]:

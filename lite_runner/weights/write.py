@@ -84,10 +84,7 @@ def convert(
     if beside is None:
         beside = {**copied_files(source), **config_file(config)}
     if format == "huggingface":
-        with replaced_folder(target, {INDEX, *COPIED_FILES}) as temporary:
-            theirs = to_hugging_face(tensors, config)
-            write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
-            write_files(temporary, beside)
+        write_hugging_face(target, tensors, config, beside)
         return
     named = to_mindformers(tensors, config)
     if format == "ckpt":
@@ -95,6 +92,17 @@ def convert(
     else:
         write_safetensors(target, named, {"format": "ms"})
     write_beside(target, beside)
+
+
+def write_hugging_face(
+    target: Path, tensors: Mapping[str, LazyTensor], model: Decoder, beside: Mapping[str, bytes]
+) -> None:
+    """Write canonical tensors, and small files `beside`, as a folder that transformers loads.
+    Raises EnvironmentFault."""
+    with replaced_folder(target, {INDEX, *COPIED_FILES}) as temporary:
+        theirs = to_hugging_face(tensors, model)
+        write_safetensors(temporary / "model.safetensors", theirs, {"format": "pt"})
+        write_files(temporary, beside)
 
 
 def narrow(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:

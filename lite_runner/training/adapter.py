@@ -1,0 +1,154 @@
+"""The adapter that is trained: where it goes, its first values, and its folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
+from lite_runner.training.network import Delta
+from lite_runner.training.options import LoraOptions
+from lite_runner.training.tape import Array
+from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModule, by_module
+from lite_runner.weights.lora.adapter_config import lora_settings
+from lite_runner.weights.lora.adapter_reader import open_adapters
+from lite_runner.weights.tensor import LazyTensor
+
+NAME = "finetune"
+
+
+@dataclass(frozen=True)
+class TrainedLora:
+    """The trained arrays by name, and the weights that they change."""
+
+    arrays: Mapping[str, Array]
+    deltas: Mapping[str, Delta]
+
+    def adapter(self) -> Adapter:
+        """As it is now, to be written."""
+        pairs = {
+            weight: LoraPair(
+                in_memory(self.arrays[one.a]), in_memory(self.arrays[one.b]), one.scale
+            )
+            for weight, one in self.deltas.items()
+        }
+        return Adapter(NAME, Path(), pairs)
+
+
+def in_memory(array: Array) -> LazyTensor:
+    """An array as a tensor to write."""
+    return LazyTensor(array.shape, "F32", lambda: array)
+
+
+def new_lora(model: Decoder, options: LoraOptions, seed: int) -> TrainedLora:
+    """A new adapter: A as PEFT draws it, B zeros. Raises ArtifactError, which names the modules
+    that there are, and ConfigError for some that are not trained."""
+    chosen = _chosen(model, options.targets)
+    rank = options.r
+    scale = options.alpha / (rank**0.5 if options.rslora else rank)
+    arrays: dict[str, Array] = {}
+    deltas: dict[str, Delta] = {}
+    generator = np.random.default_rng(seed)
+    for module, places in chosen.items():
+        a = f"{module}.lora_A"
+        bound = places[0].width_in ** -0.5
+        drawn = generator.uniform(-bound, bound, (rank, places[0].width_in))
+        arrays[a] = drawn.astype(np.float32)
+        for place in places:
+            b = f"{place.weight}.lora_B"
+            arrays[b] = np.zeros((place.width_out, rank), np.float32)
+            deltas[place.weight] = Delta(a, b, scale)
+    return TrainedLora(arrays, deltas)
+
+
+def opened_lora(model: Decoder, folder: Path) -> TrainedLora:
+    """The adapter of a PEFT folder, to be trained further. Raises ArtifactError."""
+    (adapter,) = open_adapters(folder, model).values()
+    arrays: dict[str, Array] = {}
+    deltas: dict[str, Delta] = {}
+    for module, places in by_module(model, hugging_face=True).items():
+        held = [place for place in places if place.weight in adapter.pairs]
+        if not held:
+            continue
+        _check(module, places, held)
+        a = f"{module}.lora_A"
+        for place in held:
+            pair = adapter.pairs[place.weight]
+            b = f"{place.weight}.lora_B"
+            arrays.setdefault(a, pair.a.float32().copy())
+            arrays[b] = pair.b.float32().copy()
+            deltas[place.weight] = Delta(a, b, pair.scale)
+    return TrainedLora(arrays, deltas)
+
+
+def _chosen(model: Decoder, targets: str | Sequence[str] | None) -> dict[str, list[TargetModule]]:
+    """The target modules by their Hugging Face names. The names are MindFormers' if these are not
+    known and those are."""
+    modules = by_module(model, hugging_face=True)
+    if targets is None:
+        wanted = {
+            place.weight
+            for places in modules.values()
+            for place in places
+            if place.fused is not None and place.fused.role in ("query", "value")
+        }
+    else:
+        if isinstance(targets, str) and targets.replace("_", "").isalnum():  # a name
+            targets = (targets,)
+        settings = lora_settings(Path("finetune.lora.targets"), 1, 1, targets)
+        theirs = by_module(model, hugging_face=False)
+        own = targets == "all-linear" or _matched(modules, targets)
+        names = modules if own or not _matched(theirs, targets) else theirs
+        found = settings.targets(names, HEAD)
+        wanted = {place.weight for name in found for place in names[name]}
+        if targets == "all-linear":  # as in PEFT: neither a table nor experts are linear layers
+            wanted -= {
+                place.weight for places in names.values() for place in places if _fixed(place)
+            }
+    chosen = {}
+    for module, places in modules.items():
+        held = [place for place in places if place.weight in wanted]
+        if not held:
+            continue
+        if targets is not None:
+            _check(module, places, held)
+        chosen[module] = places  # one A for all that a module fuses
+    return chosen
+
+
+def _matched(modules: Mapping[str, object], targets: str | Sequence[str]) -> bool:
+    """Whether one of the names is that of a module."""
+    if isinstance(targets, str):
+        try:
+            return any(re.fullmatch(targets, name) for name in modules)
+        except re.error:
+            return True  # said by who reads it
+    return any(name == one or name.endswith(f".{one}") for one in targets for name in modules)
+
+
+def _fixed(place: TargetModule) -> str:
+    """Why LoRA does not train a module; "": it does."""
+    role = None if place.fused is None else place.fused.role
+    if place.is_embedding or role in (None, "head"):
+        return "the embedding and the head are"
+    return "experts are" if role in ("expert_gate", "expert_up", "expert_down") else ""
+
+
+def _check(module: str, places: Sequence[TargetModule], held: Sequence[TargetModule]) -> None:
+    """Raise ConfigError for a module that is not trained, or only in part."""
+    if what := _fixed(held[0]):
+        raise ConfigError(
+            f"finetune.lora.targets: {module}: {what} not trained as LoRA",
+            "choose modules of attention and feed-forward, or finetune.full=true",
+        )
+    if len(held) < len(places):
+        raise ConfigError(
+            f"finetune.lora.targets: {module} of Hugging Face is {len(places)} modules of"
+            f" MindFormers, of which {len(held)} are named; an adapter for PEFT has all of them",
+            f"finetune.lora.targets=[{module.rpartition('.')[2]}]",
+        )

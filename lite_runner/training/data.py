@@ -1,0 +1,253 @@
+"""Examples to learn from: files of records, and their token ids.
+
+A record is told apart by its keys: text; prompt and completion; instruction, input and output (as
+Alpaca and BELLE have them); messages, with tools if there are some. An example is the ids of the
+prompt, then of the completion, tokenized apart and without special tokens, then one eos, cut at the
+right; the completion and the eos are learned.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.records import dataclass
+from lite_runner.system.json_file import parse_json
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.training.network import Example
+
+MAX_BYTES = 1 << 30  # of a file
+MAX_RECORDS = 10_000_000
+KINDS = ("text", "prompt and completion", "instruction and output", "messages")
+# Stanford Alpaca's, with and without an input.
+ALPACA_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further"
+    " context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+)
+ALPACA = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes"
+    " the request.\n\n### Instruction:\n{instruction}\n\n### Response:"
+)
+BELLE = "Human: {instruction}\n\nAssistant: "
+Template: TypeAlias = Literal["alpaca", "belle", "none"]
+Pieces: TypeAlias = list[tuple[str, bool]]  # texts, and whether each is learned
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Examples, and what happened to the records that they are of."""
+
+    texts: Sequence[Example]
+    records: int
+    truncated: int  # longer than max_length, and cut
+    dropped: int  # nothing of them is left to learn
+
+    @property
+    def tokens(self) -> int:
+        """Of all examples."""
+        return sum(len(text.ids) for text in self.texts)
+
+    @property
+    def targets(self) -> int:
+        """Tokens that are learned."""
+        return sum(text.targets for text in self.texts)
+
+    def summary(self, max_length: int) -> str:
+        """A line about them."""
+        longest = max((len(text.ids) for text in self.texts), default=0)
+        parts = [
+            f"{len(self.texts):,} of {self.records:,} examples, {self.tokens:,} tokens,"
+            f" {self.targets:,} of them targets, the longest has {longest:,}"
+        ]
+        if self.truncated:
+            parts.append(f"{self.truncated:,} were cut to {max_length:,} tokens")
+        if self.dropped:
+            parts.append(
+                f"{self.dropped:,} dropped, with nothing to learn in {max_length:,} tokens"
+            )
+        return "; ".join(parts)
+
+
+def read_data(path: Path, tokenizer: Tokenizer, template: Template, max_length: int) -> ExampleSet:
+    """The examples of a .jsonl, .json or .csv file. Raises ConfigError for a record that is none,
+    with its place, and where none is left."""
+    texts, truncated, dropped, count = [], 0, 0, 0
+    for where, record in records_of(path):
+        count += 1
+        ids, learned = _ids(pieces_of(record, where, tokenizer, template), tokenizer, where)
+        truncated += len(ids) > max_length
+        ids, learned = ids[:max_length], learned[:max_length]
+        learned[:1] = [False] * len(learned[:1])  # it follows nothing
+        if True not in learned:
+            dropped += 1
+            continue
+        first = learned.index(True)
+        mask = None if all(learned[first:]) else np.array(learned[first:])
+        texts.append(Example(np.array(ids, np.int64), first, mask))
+    if not texts:
+        raise ConfigError(
+            f"finetune.data: {path}: nothing to learn: of {count} examples {dropped} have no"
+            f" target within {max_length} tokens",
+            "a file with examples, or finetune.max_length= more tokens",
+        )
+    return ExampleSet(texts, count, truncated, dropped)
+
+
+def _ids(pieces: Pieces, tokenizer: Tokenizer, where: str) -> tuple[list[int], list[bool]]:
+    """Token ids, and which of them are learned; one eos is the last."""
+    eos = tokenizer.eos_token_ids
+    if not eos:
+        raise ArtifactError(
+            f"{tokenizer.source}: names no eos token, with which an example ends",
+            "processor.tokenizer.eos_token= names one",
+        )
+    ids: list[int] = []
+    learned: list[bool] = []
+    for text, is_learned in pieces:
+        try:
+            found = tokenizer.encode(text, add_special_tokens=False)
+        except ConfigError as error:
+            raise ConfigError(f"finetune.data: {where}: {error.message}") from None
+        ids += found
+        learned += [is_learned] * len(found)
+    if not ids or ids[-1] not in eos:
+        ids, learned = [*ids, eos[0]], [*learned, True]
+    return ids, learned
+
+
+def pieces_of(
+    record: Any, where: str, tokenizer: Tokenizer, template: Template = "alpaca"
+) -> Pieces:
+    """The texts of a record. Raises ConfigError for one that is no example."""
+    if not isinstance(record, Mapping):
+        raise _no_example(where, "is no object")
+    if "messages" in record:
+        return _chat(record, where, tokenizer)
+    if "completion" in record:
+        return [(_text(record, "prompt", where), False), (_text(record, "completion", where), True)]
+    if "output" in record and "instruction" in record:
+        return [
+            (_instruction(record, where, template), False),
+            (_text(record, "output", where), True),
+        ]
+    if "text" in record:
+        return [(_text(record, "text", where), True)]
+    raise _no_example(where, f"has {', '.join(map(str, record)) or 'no keys'}")
+
+
+def _no_example(where: str, what: str) -> ConfigError:
+    return ConfigError(f"finetune.data: {where}: {what}; expected {'; or '.join(KINDS)}")
+
+
+def _text(record: Mapping[str, Any], key: str, where: str) -> str:
+    value = record.get(key)
+    if not isinstance(value, str):
+        got = "nothing" if value is None else type(value).__name__
+        raise ConfigError(f"finetune.data: {where}: {key}: got {got}, expected a text")
+    return value
+
+
+def _instruction(record: Mapping[str, Any], where: str, template: Template) -> str:
+    """The prompt of a record of Alpaca's or BELLE's."""
+    instruction = _text(record, "instruction", where)
+    given = _text(record, "input", where) if record.get("input") is not None else ""
+    if template == "alpaca":
+        form = ALPACA_INPUT if given else ALPACA
+        return form.format(instruction=instruction, input=given)
+    whole = f"{instruction}\n{given}" if given else instruction
+    return BELLE.format(instruction=whole) if template == "belle" else whole
+
+
+def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces:
+    """The template's text of the messages, of which what it writes for each answer is learned."""
+    messages, tools = record["messages"], record.get("tools")
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
+        raise ConfigError(f"finetune.data: {where}: messages: expected a list of objects")
+    if tools is not None and not isinstance(tools, list):
+        raise ConfigError(f"finetune.data: {where}: tools: expected a list of objects")
+    pieces: Pieces = []
+    done = ""
+    for index, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        before = tokenizer.render_chat(messages[:index], True, tools=tools)
+        after = tokenizer.render_chat(messages[: index + 1], False, tools=tools)
+        if not (before.startswith(done) and after.startswith(before)):
+            raise ConfigError(
+                f"finetune.data: {where}: the chat template writes a conversation otherwise once"
+                " more of it is known, so its answers cannot be told from the rest",
+                "one answer in each conversation, or prompt and completion",
+            )
+        pieces += [(before[len(done) :], False), (after[len(before) :], True)]
+        done = after
+    if not pieces:
+        raise ConfigError(f"finetune.data: {where}: messages: none has the role assistant")
+    answer, _ = pieces[-1]  # what a template writes behind its end token is no answer
+    return [*pieces[:-1], (answer.rstrip("\n") if answer.strip() else answer, True)]
+
+
+def records_of(path: Path) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each record in a file. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ConfigError(f"finetune.data: {path}: more than {MAX_BYTES >> 20} MiB")
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"finetune.data: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"finetune.data: {path}: not UTF-8 at byte {error.start}") from None
+    del raw
+    readers = {".jsonl": _lines, ".json": _list, ".csv": _table}
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"finetune.data: {path}: expected a file ending in {', '.join(readers)}")
+    yield from itertools.islice(reader(path, text), MAX_RECORDS)
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _json(line, where)
+
+
+def _list(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    """A list of records; a file with one object a line is JSON lines, whatever its name."""
+    if not text.lstrip().startswith("["):
+        yield from _lines(path, text)
+        return
+    for number, record in enumerate(_json(text, str(path)), 1):
+        yield f"{path}, record {number}", record
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"finetune.data: {where}: not valid JSON: {error}") from None
+
+
+def _table(path: Path, text: str) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), restkey="", strict=True)
+    try:
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if "" in row or None in row.values():
+                raise ConfigError(
+                    f"finetune.data: {where}: expected {len(reader.fieldnames or ())} columns, as"
+                    " the first line has"
+                )
+            yield where, row
+    except csv.Error as error:
+        where = f"{path}, line {reader.line_num}"
+        raise ConfigError(f"finetune.data: {where}: not valid CSV: {error}") from None

@@ -1,0 +1,295 @@
+"""The network of a model with gradients: `architectures.reference` on a tape, for texts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import by_expert, by_role
+from lite_runner.architectures.naming import Part, Role
+from lite_runner.architectures.positions import RotaryAngles, alibi_slopes
+from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
+from lite_runner.records import dataclass
+from lite_runner.training import tape as ops
+from lite_runner.training.tape import Array, Slot, Tape, Value
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The LoRA of one weight: the names of its A and B, and their scale."""
+
+    a: str
+    b: str
+    scale: float
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids, of which those from `first_target` on are learned."""
+
+    ids: NDArray[np.int64]
+    first_target: int  # at least 1: the first token follows nothing
+    # Which tokens from there on are targets; None: all. Of a chat with several answers.
+    mask: NDArray[np.bool_] | None = None
+
+    def rows(self) -> NDArray[np.int64]:
+        """The tokens whose successors are targets."""
+        rows = np.arange(self.first_target - 1, len(self.ids) - 1)
+        return rows if self.mask is None else rows[self.mask]
+
+    @property
+    def targets(self) -> int:
+        """Their number."""
+        return len(self.ids) - self.first_target if self.mask is None else int(self.mask.sum())
+
+
+Dropout = Callable[[str, int], Array]  # factors [n, in] of an A's input, of a width
+
+
+class TrainedNetwork:
+    """A model's weights, and what of them is trained."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        weights: Mapping[str, Array],
+        trained: Mapping[str, Array],
+        deltas: Mapping[str, Delta],
+    ) -> None:
+        """`weights` by canonical name; `trained` are some of them, or A and B of `deltas`, which
+        are by the weight's name. Arrays of `trained` may change between passes."""
+        self.model, self.trained, self.deltas = model, trained, deltas
+        self._weights = weights
+        self._parameters = by_role(model)
+        self._experts = by_expert(model)
+
+    def gradients(
+        self, texts: Sequence[Example], weight: float, dropout: Dropout | None = None
+    ) -> tuple[float, dict[str, Array]]:
+        """The sum of the targets' cross entropies, and the gradients of `weight` times it."""
+        step = _Pass(self, texts, dropout)
+        loss = step.loss(weight)
+        step.tape.backward()
+        slots = step.slots.items()
+        return loss, {name: slot.grad for name, slot in slots if slot.grad is not None}
+
+    def logits(self, ids: NDArray[np.int64]) -> Array:
+        """After each token of one text."""
+        model, step = self.model, _Pass(self, [Example(ids, 1)], None)
+        x, head = step.hidden(), step.head()
+        logits = x.array @ head.array.T / np.float32(model.logits_scaling)
+        if model.logits_softcap is not None:
+            logits = np.tanh(logits / model.logits_softcap) * np.float32(model.logits_softcap)
+        return logits
+
+    def name(self, role: Role, layer: int | None = None, kind: Part = "weight") -> str:
+        """The canonical name of a tensor."""
+        return self._parameters[role, layer, kind].name
+
+    def matrix(self, name: str, transposed: bool = False) -> Array:
+        """A tensor as it is now; matrices are [out, in]."""
+        array = self.trained[name] if name in self.trained else self._weights[name]
+        return array.T if transposed else array
+
+    def transposed(self, role: Role, layer: int | None) -> bool:
+        """True for a matrix that is held as [in, out]."""
+        return self._parameters[role, layer, "weight"].transposed
+
+    def experts(self, role: Role, layer: int) -> list[str]:
+        """The names of the experts' matrices."""
+        return [one.name for one in self._experts[role, layer]]
+
+
+class _Pass:
+    """One forward pass over several texts."""
+
+    def __init__(
+        self, network: TrainedNetwork, texts: Sequence[Example], dropout: Dropout | None
+    ) -> None:
+        self.network, self.model = network, network.model
+        self.tape, self.texts, self.dropout = Tape(), texts, dropout
+        self.lengths = [len(text.ids) for text in texts]
+        self.ids = np.concatenate([text.ids for text in texts])
+        self.positions = np.concatenate([np.arange(length) for length in self.lengths])
+        self.slots: dict[str, Slot] = {}
+        self.angles = {one: self._angles(one) for one in self.model.rotaries}
+        self.slopes: Array | None = None
+        if self.model.attention.alibi:
+            self.slopes = alibi_slopes(self.model.num_heads)
+
+    def loss(self, weight: float) -> float:
+        """The sum of the targets' cross entropies; gradients are those of `weight` times it."""
+        starts = np.cumsum([0, *self.lengths[:-1]])
+        rows = np.concatenate(
+            [start + text.rows() for start, text in zip(starts, self.texts, strict=True)]
+        )
+        return ops.cross_entropy(
+            self.tape,
+            self.hidden(rows),
+            self.head(),
+            self.ids[rows + 1],
+            weight,
+            scaling=self.model.logits_scaling,
+            softcap=self.model.logits_softcap,
+        )
+
+    def hidden(self, rows: NDArray[np.int64] | None = None) -> Value:
+        """[n, hidden_size], as the head takes it; of some `rows` alone."""
+        model, tape = self.model, self.tape
+        x = ops.rows_of(tape, self.value("embedding"), self.ids)
+        x = ops.scaled(tape, x, model.embedding_scale)
+        if model.learned_positions:
+            x = ops.add(tape, x, ops.rows_of(tape, self.value("positions"), self.positions))
+        x = self.norm(model.embedding_norm, x, "embedding_norm")
+        for layer, block in enumerate(model.blocks):
+            x = self.block(block, x, layer)
+        if rows is not None:
+            x = ops.picked(tape, x, rows)
+        return self.norm(model.norm, x, "norm")
+
+    def head(self) -> Value:
+        """The weight [vocab_size, hidden_size] that gives logits."""
+        return self.value("embedding" if self.model.tie_word_embeddings else "head")
+
+    def block(self, block: Block, x: Value, layer: int) -> Value:
+        """x [n, hidden_size] -> [n, hidden_size]"""
+        tape = self.tape
+        normed = self.norm(block.norm, x, "attention_norm", layer)
+        added = self.attention(block.attention, normed, layer)
+        added = self.norm(block.post_norm, added, "attention_post_norm", layer)
+        start, x = x, ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
+        start = start if block.parallel else x
+        normed = self.norm(block.norm, start, "feed_forward_norm", layer)
+        added = self.feed_forward(block.feed_forward, normed, layer)
+        added = self.norm(block.post_norm, added, "feed_forward_post_norm", layer)
+        return ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
+
+    def residual(self, block: Block, x: Value, normed: Value) -> Value:
+        """What a layer's output is added to."""
+        factor = block.normed_residual
+        return x if factor is None else ops.scaled(self.tape, normed, factor)
+
+    def attention(self, given: Attention, x: Value, layer: int) -> Value:
+        """x [n, hidden_size] -> [n, hidden_size]"""
+        query = self.linear(x, "query", layer, given.qkv_bias)
+        key = self.linear(x, "key", layer, given.qkv_bias)
+        value = self.linear(x, "value", layer, given.qkv_bias)
+        if given.qk_norm is not None:
+            width = given.head_dim if given.qk_norm_by_head else None
+            query = self.norm(given.qk_norm, query, "query_norm", layer, width)
+            key = self.norm(given.qk_norm, key, "key_norm", layer, width)
+        if given.rotary is not None:
+            angles = self.angles[given.rotary]
+            query, key = (ops.rotated(self.tape, one, *angles) for one in (query, key))
+        mixed = ops.attention(
+            self.tape,
+            query,
+            key,
+            value,
+            self.lengths,
+            head_dim=given.head_dim,
+            scale=given.head_dim**-0.5 if given.scale is None else given.scale,
+            softcap=given.softcap,
+            window=given.window,
+            slopes=self.slopes,
+        )
+        return self.linear(mixed, "attention_out", layer, given.out_bias)
+
+    def feed_forward(self, given: FeedForward, x: Value, layer: int) -> Value:
+        """x [n, hidden_size] -> [n, hidden_size]"""
+        if given.experts is not None:
+            return self.mixture(given, x, layer)
+        up = self.linear(x, "up", layer, given.bias)
+        gate = self.linear(x, "gate", layer, given.bias) if given.gated else None
+        times = None if gate is None else up
+        inner = ops.activated(self.tape, given.function, up if gate is None else gate, times)
+        return self.linear(inner, "down", layer, given.bias)
+
+    def mixture(self, given: FeedForward, x: Value, layer: int) -> Value:
+        """x [n, hidden_size] -> [n, hidden_size]"""
+        assert given.experts is not None
+        tape, names = self.tape, self.network.experts
+        logits = ops.linear(tape, x, self.value("router", layer))
+        chosen, factors = ops.routed(tape, logits, given.experts)
+        matrices = [
+            [self.tensor(name) for name in names(role, layer)]
+            for role in ("expert_gate", "expert_up", "expert_down")
+        ]
+        parts = []
+        for expert, (gate, up, down) in enumerate(zip(*matrices, strict=True)):
+            rows, place = np.nonzero(chosen == expert)
+            if not len(rows):
+                continue
+            part = ops.picked(tape, x, rows)
+            inner = ops.activated(
+                tape,
+                given.function,
+                ops.linear(tape, part, gate),
+                ops.linear(tape, part, up),
+            )
+            parts.append((rows, place, ops.linear(tape, inner, down)))
+        return ops.gathered(tape, x.array.shape, parts, factors)
+
+    def linear(self, x: Value, role: Role, layer: int, bias: bool) -> Value:
+        """x [n, in] -> [n, out]"""
+        network, tape = self.network, self.tape
+        y = ops.linear(
+            tape,
+            x,
+            self.value(role, layer),
+            self.value(role, layer, "bias") if bias else None,
+        )
+        delta = network.deltas.get(network.name(role, layer))
+        if delta is None:
+            return y
+        a, b = self.tensor(delta.a), self.tensor(delta.b)
+        kept = None if self.dropout is None else self.dropout(delta.a, a.array.shape[1])
+        return ops.low_rank(tape, y, x, a, b, delta.scale, kept)
+
+    def norm(
+        self,
+        given: Norm | None,
+        x: Value,
+        role: Role,
+        layer: int | None = None,
+        width: int | None = None,
+    ) -> Value:
+        """Over all of x, or each `width` of it; None: x itself."""
+        if given is None:
+            return x
+        gain = self.value(role, layer)
+        shift = self.value(role, layer, "bias") if given.kind == "layer" else None
+        return ops.norm(self.tape, given, x, gain, shift, width)
+
+    def value(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Value:
+        """A tensor of the model, with the gradient's place if it is trained."""
+        transposed = kind == "weight" and self.network.transposed(role, layer)
+        return self.tensor(self.network.name(role, layer, kind), transposed)
+
+    def tensor(self, name: str, transposed: bool = False) -> Value:
+        """The same by name."""
+        slot = self.slots.setdefault(name, Slot()) if name in self.network.trained else None
+        array = self.network.matrix(name, transposed)
+        return Value(array, _Turned(slot) if slot is not None and transposed else slot)
+
+    def _angles(self, rotary: Rotary) -> tuple[Array, Array]:
+        """cos and sin [n, 1, head_dim / 2] of all tokens."""
+        angles = RotaryAngles(rotary, self.model.head_dim)
+        if angles.dynamic is None:
+            cos, sin = (table[self.positions] for table in angles.table(max(self.lengths)))
+        else:
+            cos, sin = angles.scaled(self.positions, np.repeat(self.lengths, self.lengths))
+        return cos[:, None].astype(np.float32), sin[:, None].astype(np.float32)
+
+
+class _Turned(Slot):
+    """The place of a gradient whose matrix is held as [in, out]."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__()
+        self._slot = slot
+
+    def add(self, grad: Array, own: bool = True) -> None:
+        self._slot.add(np.ascontiguousarray(grad.T), own=True)

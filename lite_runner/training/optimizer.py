@@ -1,0 +1,65 @@
+"""AdamW, clipping and learning rates, as PyTorch and transformers compute them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from lite_runner.training.options import Schedule
+from lite_runner.training.tape import Array
+
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+def rate(schedule: Schedule, base: float, step: int, steps: int, warmup: int) -> float:
+    """The learning rate of a step, the first being 0."""
+    if step < warmup:
+        return base * step / warmup
+    if schedule == "constant":
+        return base
+    share = (step - warmup) / max(1, steps - warmup)
+    if schedule == "linear":
+        return base * max(0.0, 1 - share)
+    return base * max(0.0, 0.5 * (1 + math.cos(math.pi * share)))
+
+
+def clipped(gradients: Mapping[str, Array], most: float) -> float:
+    """The norm of all gradients together, which are scaled in place if it is above `most`; 0: they
+    are not."""
+    norm = math.sqrt(sum(float(np.vdot(one, one)) for one in gradients.values()))
+    if most and (factor := most / (norm + 1e-6)) < 1:
+        for one in gradients.values():
+            one *= np.float32(factor)
+    return norm
+
+
+class AdamW:
+    """The optimizer, and its state."""
+
+    def __init__(self, trained: Mapping[str, Array], weight_decay: float) -> None:
+        """Changes the arrays of `trained`."""
+        self.trained, self.weight_decay = trained, weight_decay
+        self.steps = 0
+        self.first = {name: np.zeros_like(array) for name, array in trained.items()}
+        self.second = {name: np.zeros_like(array) for name, array in trained.items()}
+
+    def step(self, gradients: Mapping[str, Array], learning_rate: float) -> None:
+        """Update what is trained."""
+        self.steps += 1
+        small, large = BETAS
+        size = learning_rate / (1 - small**self.steps)
+        root = math.sqrt(1 - large**self.steps)
+        for name, array in self.trained.items():
+            grad = gradients.get(name, np.float32(0))  # none: of an expert that nothing chose
+            first, second = self.first[name], self.second[name]
+            array *= np.float32(1 - learning_rate * self.weight_decay)
+            first += (grad - first) * np.float32(1 - small)
+            second *= np.float32(large)
+            second += np.float32(1 - large) * grad * grad
+            divisor = np.sqrt(second)
+            divisor /= np.float32(root)
+            divisor += np.float32(EPS)
+            array -= np.float32(size) * (first / divisor)

@@ -1,0 +1,125 @@
+"""The keys of fine-tuning, and their validation errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from lite_runner.config.fields import Fault, fault
+from lite_runner.config.prompts import is_file
+from lite_runner.config.schema import OverwriteOptions
+from lite_runner.config.sections import ModelSource
+from lite_runner.records import (
+    Count,
+    Index,
+    InputPath,
+    NotNegative,
+    OutputPath,
+    Positive,
+    Range,
+    dataclass,
+)
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """The adapter."""
+
+    r: Count
+    alpha: Positive
+    dropout: Annotated[float, Range(0, 0.99)]
+    # Names of Hugging Face or MindFormers, or a regular expression; null: of query and value
+    targets: str | tuple[str, ...] | None
+    rslora: bool  # the scale is alpha / sqrt(r), not alpha / r
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """The data, the optimizer, and what of the model is trained."""
+
+    data: InputPath
+    template: Literal["alpaca", "belle", "none"]  # of records with instruction and output
+    steps: Count | None  # null: epochs
+    epochs: Positive  # where steps is null
+    batch_size: Count
+    accumulate: Count  # batches of a step
+    learning_rate: NotNegative
+    schedule: Schedule
+    warmup_steps: Index
+    weight_decay: NotNegative
+    clip: NotNegative  # 0: not
+    max_length: Count | None  # tokens of an example; null: 1024, or the model's context
+    shuffle: bool
+    full: bool
+    lora: LoraOptions
+    init_adapter: InputPath  # "": none
+    save_steps: Count | None  # null: only at the end
+    resume: bool
+
+    def errors(self) -> Iterator[Fault]:
+        """Settings that contradict each other."""
+        if self.full and self.init_adapter:
+            yield fault(
+                ("finetune.full", "finetune.init_adapter"),
+                "finetune.full=true trains the model itself, and finetune.init_adapter= is an"
+                " adapter to train; expected one of them",
+            )
+        if self.steps is not None and self.warmup_steps > self.steps:
+            yield fault(
+                ("finetune.warmup_steps", "finetune.steps"),
+                f"finetune.warmup_steps: got {self.warmup_steps}, expected at most the"
+                f" {self.steps} of finetune.steps",
+            )
+        if self.lora.targets == ():
+            yield fault(
+                "finetune.lora.targets",
+                "finetune.lora.targets: an empty list, expected names of modules, or null",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OverwriteOptions):
+    """A fine-tuning."""
+
+    finetune: FinetuneOptions
+    finetune_output: OutputPath
+
+    @property
+    def target(self) -> Path:
+        """The folder to write."""
+        return Path(self.finetune_output).expanduser()
+
+    @property
+    def source(self) -> ModelSource:
+        """The sources of the model; an adapter of its config is one to make, not to merge."""
+        return replace(super().source, pet=None)
+
+
+def finetune_faults(config: TrainOptions) -> Iterator[Fault]:
+    """Validation errors of a fine-tuning."""
+    if not config.finetune_output:
+        yield fault("finetune_output", "finetune_output is empty; give the folder to write")
+    data = config.finetune.data
+    if not data:
+        yield fault(
+            "finetune.data",
+            "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
+        )
+    elif "\0" not in data and not is_file(Path(data).expanduser()):
+        yield fault("finetune.data", f"finetune.data: no file {data}")
+    if config.backend not in ("auto", "native"):
+        yield fault(
+            ("backend", "run_mode"),
+            f"backend={config.backend} is not available with run_mode=finetune, which computes on"
+            " the CPU by itself; expected backend=auto",
+        )
+    if config.context.device_target == "Ascend":
+        yield fault(
+            ("context.device_target", "run_mode"),
+            "context.device_target=Ascend is not available with run_mode=finetune, which computes"
+            " on the CPU; expected CPU",
+        )

@@ -1,0 +1,134 @@
+"""run_mode=finetune from the command line, and what it wrote run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.app import main
+from lite_runner.weights.formats.safetensors_file import open_safetensors
+from tests.paths import ROOT
+from tests.refusals import refused
+
+TINY = ["model=tiny_llama", "load_checkpoint=random", "weights_seed=1"]
+RUN = ["verbosity=0", "run_mode=finetune", "finetune.data=data.jsonl", *TINY]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four examples in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    records = [{"prompt": f"{n}: ", "completion": str(n) * 5} for n in range(4)]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in records), encoding="utf-8")
+    return path
+
+
+def metrics() -> list[dict[str, Any]]:
+    text = Path("outputs/latest/metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_an_adapter_is_trained_and_served() -> None:
+    given = ["finetune.steps=8", "finetune.learning_rate=0.02", "finetune_output=adapter"]
+    assert main([*RUN, *given]) == 0
+    lines = metrics()
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    names = ["step", "loss", "grad_norm", "learning_rate", "tokens", "seconds"]
+    assert list(lines[0]) == names
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[0]["tokens"] == 4 * (3 + 5 + 1)
+    result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert result["finetune"]["last_loss"] == lines[-1]["loss"]
+    files = sorted(file.name for file in Path("adapter").iterdir())
+    assert files == ["adapter_config.json", "adapter_model.safetensors"]
+    served = ["verbosity=0", "run_mode=slora", *TINY, "adapter_path=adapter", "predict_data=1: "]
+    assert main([*served, "adapter_id=adapter", "max_new_tokens=3"]) == 0
+
+
+def test_an_adapter_is_trained_further() -> None:
+    given = ["finetune.steps=2", "finetune.learning_rate=0.02", "finetune.shuffle=false"]
+    assert main([*RUN, *given, "finetune_output=one"]) == 0
+    assert main([*RUN, *given, "finetune_output=two", "finetune.init_adapter=one"]) == 0
+    assert metrics()[0]["loss"] != pytest.approx(5.6, abs=0.01)
+    one, two = (open_safetensors(Path(n, "adapter_model.safetensors")) for n in ("one", "two"))
+    assert one.keys() == two.keys()
+
+
+def test_the_whole_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["finetune.full=true", "finetune.steps=20", "finetune.learning_rate=0.01"]
+    assert main([*RUN, *given, "finetune_output=model"]) == 0
+    assert metrics()[-1]["loss"] < metrics()[0]["loss"] / 2
+    capsys.readouterr()
+    again = ["verbosity=0", "model=tiny_llama", "load_checkpoint=model", "predict_data=1: "]
+    assert main([*again, "max_new_tokens=5"]) == 0
+    assert "11111" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_tokens_steps_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["finetune.steps=6", "finetune_output=adapter", "dry_run=true"]
+    assert main([*RUN, *given]) == 0
+    said = capsys.readouterr().out
+    assert "4 of 4 examples, 36 tokens, 24 of them targets" in said
+    assert "6 of 4 examples, 6.00 epochs, some 216 tokens" in said
+    assert "memory" in said
+    assert not Path("adapter").exists()
+
+
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) -> None:
+    given = [
+        *("finetune.steps=30", "finetune.learning_rate=0.01", "finetune.lora.dropout=0.2"),
+        *("finetune.save_steps=1", "seed=5", "finetune.schedule=cosine"),
+    ]
+    command = [sys.executable, str(ROOT / "run_lite.py"), *RUN, *given, "finetune_output=cut"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    checkpoint = Path("cut/checkpoint.safetensors")
+    deadline = time.monotonic() + 60
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(kill)
+    code = process.wait(60)
+    process.stderr.close()  # type: ignore[union-attr]
+    assert code in (-9, 130, 0)
+    assert main([*RUN, *given, "finetune_output=cut", "finetune.resume=true"]) == 0
+    assert main([*RUN, *given, "finetune_output=whole"]) == 0
+    cut, whole = (
+        open_safetensors(Path(name, "adapter_model.safetensors")) for name in ("cut", "whole")
+    )
+    assert all(np.array_equal(cut[name].read(), one.read()) for name, one in whole.items())
+    assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["finetune.data="], "finetune.data is empty"),
+        (["finetune.data=none.jsonl"], "finetune.data: no file none.jsonl"),
+        (["finetune_output="], "finetune_output is empty"),
+        (["finetune.warmup_steps=9"], "finetune.warmup_steps: got 9, expected at most the 8"),
+        (["finetune.lora.targets=[]"], "finetune.lora.targets: an empty list"),
+        (
+            ["finetune.full=true", "finetune.init_adapter=x"],
+            "finetune.init_adapter= is an adapter to train",
+        ),
+        (["backend=ms"], "backend=ms is not available with run_mode=finetune"),
+        (["context.device_target=Ascend"], "context.device_target=Ascend is not available"),
+        (["finetune.max_length=100000"], "finetune.max_length: got 100000, expected at most"),
+    ],
+)
+def test_runs_that_cannot_be(
+    changes: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused([*RUN, "finetune.steps=8", "finetune_output=out", *changes], 2)
+    assert said in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""The modules that an adapter is trained for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.training.adapter import new_lora, opened_lora
+from lite_runner.training.options import LoraOptions
+from lite_runner.weights.lora.adapter_writer import write_adapters
+from tests.models import reference_model
+
+
+def lora(targets: str | tuple[str, ...] | None = None, **changes: float) -> LoraOptions:
+    given = {"r": 4, "alpha": 8.0, "dropout": 0.0, "rslora": False, **changes}
+    return LoraOptions(targets=targets, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("case", "targets", "modules", "weights"),
+    [
+        ("llama", None, 4, 4),
+        ("llama", ("q_proj", "down_proj"), 4, 4),
+        ("llama", ("wq", "w2"), 4, 4),  # MindFormers'
+        ("llama", r".*\.1\..*(wq|wv)", 2, 2),
+        ("llama", "all-linear", 14, 14),
+        ("mixtral", "all-linear", 8, 8),
+        ("bloom", None, 2, 6),
+        ("gpt2", ("c_attn",), 2, 6),
+        ("gpt2", ("attention.dense1", "attention.dense2", "attention.dense3"), 2, 6),
+        ("phi3", None, 2, 6),
+    ],
+)
+def test_target_modules(
+    case: str, targets: str | tuple[str, ...] | None, modules: int, weights: int
+) -> None:
+    found = new_lora(reference_model(case), lora(targets), 0)
+    assert len({one.a for one in found.deltas.values()}) == modules
+    assert len(found.deltas) == weights
+
+
+@pytest.mark.parametrize(
+    ("case", "targets", "said"),
+    [
+        ("llama", ("lm_head",), "the embedding and the head are not trained as LoRA"),
+        ("llama", ("embed_tokens",), "the embedding and the head are not trained as LoRA"),
+        ("gpt2", ("attention.dense1",), "is 3 modules of MindFormers, of which 1 are named"),
+        ("mixtral", r".*experts\.1\..*", "experts are not trained as LoRA"),
+    ],
+)
+def test_modules_that_are_not_trained(case: str, targets: str | tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        new_lora(reference_model(case), lora(targets), 0)
+
+
+def test_an_unknown_module() -> None:
+    with pytest.raises(ArtifactError, match=r"finetune.lora.targets.*q_porj"):
+        new_lora(reference_model("llama"), lora(("q_porj",)), 0)
+
+
+def test_first_values_and_scales(tmp_path: Path) -> None:
+    """A is uniform within 1 / sqrt(in), B zero; what is written is read again."""
+    model = reference_model("llama")
+    found = new_lora(model, lora(rslora=True), 3)
+    for name, array in found.arrays.items():
+        bound = model.hidden_size**-0.5
+        assert np.abs(array).max() <= bound if name.endswith("A") else not array.any()
+    assert {one.scale for one in found.deltas.values()} == {4.0}
+    for name, array in found.arrays.items():
+        if name.endswith("B"):
+            array += 1
+    adapters = {"x": found.adapter()}
+    write_adapters(adapters, model, tmp_path / "x", "peft", listed=False)
+    again = opened_lora(model, tmp_path / "x")
+    assert {one.scale for one in again.deltas.values()} == {4.0}
+    assert all(np.array_equal(again.arrays[name], one) for name, one in found.arrays.items())
