@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-
 from lite_runner import progress
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
@@ -32,6 +30,7 @@ from lite_runner.training.data import ExampleSet, read_data
 from lite_runner.training.network import TrainedNetwork
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_faults as faults
+from lite_runner.training.tape import Array
 from lite_runner.training.trainer import CHECKPOINT, CHUNK, StepMetrics, Trainer, step_count
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import check_folder, write_hugging_face
@@ -236,7 +235,7 @@ def _lora(config: Config, model: Decoder) -> TrainedLora:
     return new_lora(model, asked.lora, config.seed or 0)
 
 
-def _weights(files: ModelFiles, *, full: bool) -> dict[str, np.ndarray]:
+def _weights(files: ModelFiles, *, full: bool) -> dict[str, Array]:
     """All weights as float32; of the whole model that is trained, arrays of our own."""
     tensors = files.tensors()
     found = {}

@@ -21,6 +21,7 @@ BLOCK = 128  # rows of an elementwise operation
 QUERIES = 64  # of attention: later keys than a block's last query are not computed
 KEPT = 512  # tokens of a text up to which attention keeps its probabilities
 LOGIT_ROWS = 256  # whose logits are computed at a time
+SOFTMAX_ROWS = 4  # of these
 
 
 class Slot:
@@ -469,24 +470,26 @@ def cross_entropy(
     total = 0.0
     to_x = np.empty_like(x.array)
     to_head = None if head.slot is None else np.zeros_like(head.array)
+    room = np.empty((min(LOGIT_ROWS, len(x.array)), len(head.array)), np.float32)
     for rows in _blocks(len(x.array), LOGIT_ROWS):
-        part = x.array[rows]
-        logits = part @ head.array.T
+        part, wanted = x.array[rows], targets[rows]
+        logits = np.matmul(part, head.array.T, out=room[: len(part)])
         if scaling != 1.0:
             logits /= np.float32(scaling)
         curve = None
         if softcap is not None:
-            curve = np.tanh(logits / np.float32(softcap))
-            logits = curve * np.float32(softcap)
-        places = np.arange(len(part)), targets[rows]
-        for few in _blocks(len(part), 16):
+            logits /= np.float32(softcap)
+            curve = np.tanh(logits)
+            np.multiply(curve, np.float32(softcap), out=logits)
+        places = np.arange(len(part)), wanted
+        total -= float(logits[places].sum(dtype=np.float64))
+        for few in _blocks(len(part), SOFTMAX_ROWS):
             some = logits[few]
-            wanted = some[np.arange(len(some)), targets[rows][few]].astype(np.float64)
             most = some.max(-1, keepdims=True)
             some -= most
             np.exp(some, out=some)
             sums = some.sum(-1, keepdims=True)
-            total += float((np.log(sums.astype(np.float64)) + most)[:, 0].sum() - wanted.sum())
+            total += float((np.log(sums.astype(np.float64)) + most).sum())
             some *= np.float32(weight) / sums
         logits[places] -= np.float32(weight)
         if curve is not None:

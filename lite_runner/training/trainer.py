@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,7 +79,7 @@ class Trainer:
         self.steps = step_count(options, len(texts))
         self.done = 0  # steps
 
-    def run(self) -> Iterator[StepMetrics]:
+    def run(self) -> Generator[StepMetrics, None, None]:
         """The steps that are left; each is complete when it is yielded."""
         # A full gradient a thread would take as much memory as the model: BLAS has the threads.
         workers = 1 if self.options.full else self.threads
