@@ -151,7 +151,6 @@ def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
 
 SEARCHPATH = "hydra.searchpath"
 _GLOBAL = "# @package _global_"  # without it keys are below the group's name
-_TRAINING = ("train", "finetune")  # run modes of run_mindformer
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
 # Of model_config, what says which model it is; how far its context goes may be chosen.
 _OF_THE_MODEL = sorted(
@@ -301,8 +300,8 @@ def options_chosen(
         else:
             near = nearest(name.replace("-", "_"), options, cutoff=0.5)
             text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
-            if group == "run_mode" and name in _TRAINING:
-                near, text = None, f"{text}: nothing is trained here, and predict runs the model"
+            if group == "run_mode" and name == "train":
+                near, text = None, f"{text}: no model is trained from the start, finetune goes on"
             elif group == "model" and (looked_for := _looked_for(name)):
                 near, text = None, looked_for
             # Which options there are depends on the run mode: prompts are not asked for then.

@@ -63,6 +63,7 @@ from lite_runner.config.mindformers import (
     is_only_mindformers,
     translate,
 )
+from lite_runner.config.mindformers_training import with_training
 from lite_runner.config.model_dir import with_export, with_model
 from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.prompts import STANDARD_INPUT
@@ -325,6 +326,12 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
 def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
     """Translate a MindFormers yaml to our keys; keys without effect are listed in a note."""
     where, models = f" (in {file.source})", options_of("model", composed.folders)
+    if composed.raw.get("run_mode") == "finetune":
+        trained, told, wrong = with_training(file.raw)
+        file = replace(file, raw=trained)
+        composed.notes += [Note(text + where) for text in told]
+        for text in wrong:
+            composed.fail(text.partition(":")[0], text + where)
     every = leaves(composed.schema, composed.raw)
     others = composed.others
     # A MindFormers key that is ours only with another run mode, or model, is ignored here.

@@ -1,0 +1,115 @@
+"""Training sections of a MindFormers yaml as the keys of run_mode=finetune."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lite_runner.config.fields import show
+from lite_runner.config.yaml_file import at, put_at
+
+# Keys of MindFormers by ours; several may mean the same, of which the last that is given counts.
+_SAME = {
+    "runner_config.epochs": "epochs",
+    "train_dataset.batch_size": "batch_size",
+    "runner_config.batch_size": "batch_size",
+    "runner_config.gradient_accumulation_steps": "accumulate",
+    "runner_wrapper.max_grad_norm": "clip",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.learning_rate": "learning_rate",
+    "lr_schedule.learning_rate": "learning_rate",
+    "lr_schedule.warmup_steps": "warmup_steps",
+    "lr_schedule.total_steps": "steps",
+    "train_dataset.data_loader.shuffle": "shuffle",
+    "train_dataset.data_loader.dataset_dir": "data",
+    "model.model_config.pet_config.lora_rank": "lora.r",
+    "model.model_config.pet_config.lora_alpha": "lora.alpha",
+    "model.model_config.pet_config.lora_dropout": "lora.dropout",
+    "model.model_config.pet_config.target_modules": "lora.targets",
+}
+_SCHEDULES = {
+    "constantwarmuplr": "constant",
+    "linearwithwarmuplr": "linear",
+    "cosinewithwarmuplr": "cosine",
+}
+_OPTIMIZERS = ("adamw", "fp32stateadamweightdecay", "adamweightdecay", "fusedadamweightdecay")
+# What else these sections may say, and the values that change nothing.
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "optimizer.betas": ([0.9, 0.999],),
+    "optimizer.beta1": (0.9,),
+    "optimizer.beta2": (0.999,),
+    "optimizer.eps": (1e-8,),
+    "lr_schedule.lr_end": (0, 0.0),
+    "lr_schedule.warmup_lr_init": (0, 0.0),
+    "layer_scale": (False,),
+    "lr_scale": (False,),
+    "layer_decay": (1.0,),
+}
+_OFF = (None, "", -1, 0, "None")
+
+
+def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+    """A file with `finetune` in place of what MindFormers calls otherwise; what of it is computed
+    in another way, and validation errors."""
+    result: dict[str, Any] = copy.deepcopy(dict(raw))
+    own: dict[str, Any] = dict(result.get("finetune") or {})
+    notes: list[str] = []
+    faults: list[str] = []
+    found: dict[str, Any] = {}
+    for theirs, ours in _SAME.items():
+        value = at(raw, theirs)
+        if value is not None and not (ours in ("steps", "warmup_steps") and value in _OFF):
+            found[ours] = value
+    kind = at(raw, "lr_schedule.type")
+    if kind is not None:
+        found["schedule"] = _SCHEDULES.get(str(kind).lower())
+        if found["schedule"] is None:
+            faults.append(
+                f"lr_schedule.type: got {show(kind)}, expected CosineWithWarmUpLR,"
+                " LinearWithWarmUpLR or ConstantWarmUpLR"
+            )
+            del found["schedule"]
+    kind = at(raw, "optimizer.type")
+    if kind is not None and str(kind).lower() not in _OPTIMIZERS:
+        faults.append(f"optimizer.type: got {show(kind)}, expected AdamW, the only one")
+    ratio = at(raw, "lr_schedule.warmup_ratio")
+    if isinstance(ratio, float) and ratio and "warmup_steps" not in found:
+        if isinstance(found.get("steps"), int):
+            found["warmup_steps"] = math.ceil(ratio * found["steps"])
+        else:
+            notes.append(
+                f"lr_schedule.warmup_ratio={ratio:g} needs lr_schedule.total_steps;"
+                " finetune.warmup_steps= says how many"
+            )
+    loader = at(raw, "train_dataset.data_loader.type")
+    data = found.get("data")
+    if data is not None and not str(data).endswith((".jsonl", ".json", ".csv")):
+        faults.append(
+            f"train_dataset.data_loader.dataset_dir: got {show(data)} of {loader}, which is not"
+            " read here; finetune.data= names a .jsonl, .json or .csv file"
+        )
+        del found["data"]
+    if found.get("clip") is not None and at(raw, "runner_wrapper.use_clip_grad") is False:
+        found["clip"] = 0
+    notes += [
+        f"{key}={show(value)} is not taken, it is {show(usual[0])} here"
+        for key, usual in _OTHERS.items()
+        if (value := at(raw, key)) is not None and value not in usual
+    ]
+    pet = at(raw, "model.model_config.pet_config")
+    settings = at(result, "model.model_config")
+    if isinstance(pet, Mapping) and isinstance(settings, dict):
+        if str(pet.get("pet_type", "lora")).lower() == "lora":
+            del settings["pet_config"]
+    elif any(at(raw, key) is not None for key in ("runner_config", "optimizer", "lr_schedule")):
+        found["full"] = True
+    for section in ("runner_config", "optimizer", "lr_schedule", "train_dataset"):
+        result.pop(section, None)
+    for key, value in found.items():
+        if at(own, key) is None:
+            put_at(own, key, value)
+    if own:
+        result["finetune"] = own
+    return result, notes, faults

@@ -1,0 +1,71 @@
+"""Training sections of a MindFormers yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lite_runner.config.argv import parse
+from lite_runner.config.mindformers_training import with_training
+from lite_runner.errors import ConfigError
+from lite_runner.run_modes import heads, resolve
+from lite_runner.training.options import TrainOptions
+
+YAML = """
+runner_config: {epochs: 2, batch_size: 8, sink_mode: true, gradient_accumulation_steps: 4}
+optimizer: {type: FP32StateAdamWeightDecay, betas: [0.9, 0.95], eps: 1.e-8, weight_decay: 0.1}
+lr_schedule: {type: CosineWithWarmUpLR, learning_rate: 1.e-5, warmup_ratio: 0.03, total_steps: 100}
+runner_wrapper: {type: MFTrainOneStepCell, use_clip_grad: true}
+train_dataset:
+  data_loader: {type: HFDataLoader, dataset_dir: train.json, shuffle: false}
+model:
+  model_config:
+    pet_config: {pet_type: lora, lora_rank: 16, lora_alpha: 32, lora_dropout: 0.05,
+      target_modules: '.*wq|.*wk|.*wv|.*wo'}
+"""
+
+
+def test_the_keys_of_a_training() -> None:
+    raw, notes, faults = with_training(yaml.safe_load(YAML))
+    assert raw["finetune"] == {
+        **{"epochs": 2, "batch_size": 8, "accumulate": 4, "weight_decay": 0.1, "steps": 100},
+        **{"learning_rate": 1e-5, "schedule": "cosine", "warmup_steps": 3, "shuffle": False},
+        "data": "train.json",
+        "lora": {"r": 16, "alpha": 32, "dropout": 0.05, "targets": ".*wq|.*wk|.*wv|.*wo"},
+    }
+    assert notes == ["optimizer.betas=[0.9, 0.95] is not taken, it is [0.9, 0.999] here"]
+    assert faults == []
+    assert raw["model"] == {"model_config": {}}
+
+
+def test_what_does_not_map_is_named() -> None:
+    text = """
+    optimizer: {type: Came}
+    lr_schedule: {type: PolynomialWithWarmUpLR, total_steps: -1, warmup_ratio: 0.1}
+    train_dataset: {data_loader: {type: MindDataset, dataset_dir: data.mindrecord}}
+    """
+    raw, notes, faults = with_training(yaml.safe_load(text))
+    assert raw["finetune"] == {"full": True}
+    assert [one.partition(":")[0] for one in faults] == [
+        *("lr_schedule.type", "optimizer.type", "train_dataset.data_loader.dataset_dir"),
+    ]
+    assert "lr_schedule.warmup_ratio=0.1 needs lr_schedule.total_steps" in notes[0]
+
+
+def test_a_yaml_with_flags_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lora.yaml").write_text(YAML, encoding="utf-8")
+    (tmp_path / "train.json").write_text('{"text": "x"}', encoding="utf-8")
+    words = ["model=tiny_llama", "--config", "lora.yaml", "--run_mode", "finetune"]
+    more = ["--batch_size", "2", "finetune.steps=7", "finetune_output=out"]
+    config, notes = resolve(parse([*words, *more], heads()))
+    assert isinstance(config, TrainOptions)
+    asked = config.finetune
+    assert (asked.steps, asked.batch_size, asked.accumulate) == (7, 2, 4)
+    assert (asked.lora.r, asked.lora.targets) == (16, ".*wq|.*wk|.*wv|.*wo")
+    assert config.source.pet is None
+    assert any("optimizer.betas" in note.text for note in notes)
+    with pytest.raises(ConfigError, match="finetune_output is empty"):
+        resolve(parse([*words, "--batch_size", "2"], heads()))
