@@ -172,7 +172,8 @@ class Trainer:
         """Raises ConfigError: there is no training here."""
         raise ConfigError(
             "Trainer: nothing is trained here",
-            "train with MindFormers: the checkpoints that it saves are exported and predict here",
+            "run_lite.py run_mode=finetune model=... finetune.data=FILE does; what MindFormers trains"
+            " is exported and predicts here",
         )
 
     finetune = train

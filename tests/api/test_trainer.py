@@ -96,7 +96,7 @@ def test_training_arguments_are_accepted_and_training_is_refused() -> None:
     for train in (trainer.train, trainer.finetune):
         with pytest.raises(ConfigError, match="nothing is trained here") as error:
             train(train_checkpoint=True)
-        assert "train with MindFormers" in str(error.value)
+        assert "run_mode=finetune" in str(error.value)
     with pytest.raises(ConfigError, match="run_mode=eval"):
         trainer.evaluate(eval_checkpoint="a.ckpt")
 
