@@ -54,7 +54,7 @@ def plan(config: Config) -> Plan:
     examples are not read. Raises RunnerError."""
     began = time.perf_counter()
     asked, target = config.finetune, config.target
-    if not asked.resume:
+    if not (asked.resume and (target / CHECKPOINT).is_file()):
         check_folder(target, config.overwrite)
     files = locate_for_plan(config.source)
     model = files.model

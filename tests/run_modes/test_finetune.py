@@ -108,6 +108,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
     )
     assert all(np.array_equal(cut[name].read(), one.read()) for name, one in whole.items())
     assert not checkpoint.exists()
+    refused([*RUN, *given, "finetune_output=cut", "finetune.resume=true"], 2)  # it is complete
 
 
 @pytest.mark.parametrize(
