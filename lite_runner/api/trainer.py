@@ -172,8 +172,8 @@ class Trainer:
         """Raises ConfigError: there is no training here."""
         raise ConfigError(
             "Trainer: nothing is trained here",
-            "run_lite.py run_mode=finetune model=... finetune.data=FILE does; what MindFormers trains"
-            " is exported and predicts here",
+            "run_lite.py run_mode=finetune model=... finetune.data=FILE trains on a CPU; what"
+            " MindFormers has trained is exported and predicts here",
         )
 
     finetune = train

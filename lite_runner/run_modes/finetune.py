@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.architectures import custom_network
+from lite_runner.architectures import custom_network, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import check_fits
 from lite_runner.config.prompt import no_likelihood
@@ -238,13 +238,15 @@ def _lora(config: Config, model: Decoder) -> TrainedLora:
 def _weights(files: ModelFiles, *, full: bool) -> dict[str, Array]:
     """All weights as float32; of the whole model that is trained, arrays of our own."""
     tensors = files.tensors()
+    turned = {one.name for one in parameters(files.model) if one.transposed}
     found = {}
     with progress.step("load weights", total=len(tensors), unit="tensors") as step:
         for name, tensor in tensors.items():
-            integers = tensor.integers
-            values = tensor.float32() if integers is None else integers.read().float32()
-            if integers is not None and values.shape != tensor.shape:
-                values = values.T
+            if tensor.integers is not None and files.quantization.rounds:
+                values = tensor.integers.read().float32()  # always [out, in]
+                values = values.T if name in turned else values
+            else:
+                values = tensor.float32()
             found[name] = values.copy() if full else values
             step.advance()
     return found

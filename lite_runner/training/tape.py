@@ -17,7 +17,7 @@ from lite_runner.architectures.spec import Activation, Experts, Norm
 
 Array: TypeAlias = NDArray[np.float32]
 
-BLOCK = 128  # rows of an elementwise operation
+BLOCK = 64  # rows of an elementwise operation
 QUERIES = 64  # of attention: later keys than a block's last query are not computed
 KEPT = 512  # tokens of a text up to which attention keeps its probabilities
 LOGIT_ROWS = 256  # whose logits are computed at a time

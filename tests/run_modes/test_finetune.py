@@ -64,6 +64,17 @@ def test_an_adapter_is_trained_further() -> None:
     assert one.keys() == two.keys()
 
 
+@pytest.mark.parametrize("model", ["tiny_llama", "tiny_gpt2"])
+def test_an_adapter_of_a_quantized_base(model: str) -> None:
+    given = [f"model={model}", "finetune.steps=3", "finetune.shuffle=false", "overwrite=true"]
+    losses = []
+    for quant in ("none", "a16w8"):
+        assert main([*RUN, *given, "finetune_output=q", f"quant={quant}"]) == 0
+        losses.append([line["loss"] for line in metrics()])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
 def test_the_whole_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["finetune.full=true", "finetune.steps=20", "finetune.learning_rate=0.01"]
     assert main([*RUN, *given, "finetune_output=model"]) == 0
