@@ -107,7 +107,7 @@ ALLOWED: dict[str, set[str]] = {
             "model",
         ),
         *("output", "plan", "plugins", "progress", "serving", "sizing", "system", "text"),
-        "weights",
+        *("training", "weights"),
     },
     "launch": {
         *("config", "distributed", "output", "plan", "progress", "run_modes", "sizing", "system"),
