@@ -411,10 +411,17 @@ class SequenceGroup:
         lanes = {*running, *(lane for lane, _ in self.texts)} if running else ()
         return [self.slots[lane] for lane in sorted(lanes)]
 
+    @property
+    def unscored(self) -> int:
+        """Tokens of what is prefilled next whose logits predict nothing that is scored."""
+        return max(0, self.request.scored_from - 1 - self.prefilled)
+
     def chunk(self, tokens: int) -> Row:
         """The next prefill chunk, of so many tokens."""
         text, end = self.texts[0][1], self.prefilled + tokens
-        logits = int(end == len(text)) if self.scored is None else tokens
+        logits = int(end == len(text))
+        if self.scored is not None:
+            logits = max(logits, tokens - self.unscored)
         chunk = text[self.prefilled : end]
         return Row(self.filling[0], chunk, self.prefilled, self.adapter_slot, logits, len(text))
 
@@ -465,7 +472,7 @@ class SequenceGroup:
     ) -> tuple[list[Event], list[tuple[int, int]]]:
         """Account for a prefill chunk of so many tokens and the logits that `chunk` asked for.
         Events, and (lane, lane) copies as of Search.advance."""
-        (lane, text), start = self.texts[0], self.prefilled
+        (lane, text), start = self.texts[0], self.prefilled + self.unscored
         self.prefilled += tokens
         if self.scored is not None:
             following = text[start + 1 : self.prefilled + 1]

@@ -43,6 +43,9 @@ class Request:
     keep_logits: bool = False  # set Token.logits and Token.scores
     name: str = "the request"  # for messages
     adjustments: Adjustments | None = None
+    # With prompt_logprobs the first token that gets one, n >= 1: those before that one's predecessor
+    # may come from the prefix cache.
+    scored_from: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +78,7 @@ class Completion:
     drafted_tokens: int = field(default=0, compare=False)  # by speculative decoding
     accepted_tokens: int = field(default=0, compare=False)  # of these
     logprobs: Logprobs | None = None  # of `drawn`
-    prompt_logprobs: Logprobs | None = None  # of the prompt's tokens but the first
+    prompt_logprobs: Logprobs | None = None  # of the prompt's tokens from Request.scored_from on
     waited_s: float = field(default=0.0, compare=False)  # until it had its cache slots
 
     @property

@@ -317,7 +317,9 @@ class Scheduler:
 
     def _place(self, group: SequenceGroup, free: Sequence[int], copies: dict[int, int]) -> None:
         """Assign slots to a group and find its cached prefix."""
-        prompt = group.request.prompt if group.prompt_logprobs is None else group.request.prompt[:0]
+        prompt = group.request.prompt
+        if group.prompt_logprobs is not None:
+            prompt = prompt[: group.request.scored_from]
         # Waiting for the prefill of a later group would invert the order.
         ahead = {
             slot for one in self._running if one.order < group.order for slot in one.filling[:1]
@@ -374,7 +376,7 @@ class Scheduler:
             step.prompts.append(group)
             room -= tokens
             if group.scored is not None:
-                scored -= tokens
+                scored -= row.logits
                 step.scored = True
         return step
 
@@ -387,7 +389,7 @@ class Scheduler:
         """Size of a group's next prefill chunk within the remaining budget."""
         unit, most = self._info.chunk, room
         if group.scored is not None:
-            unit, most = min(unit, self._info.most_logits), min(room, scored)
+            unit, most = min(unit, self._info.most_logits), min(room, group.unscored + scored)
         if group.remaining <= most:
             return group.remaining
         end = group.prefilled + most

@@ -83,6 +83,26 @@ def test_a_drawn_text_has_the_same_as_a_prompt(reference: Reference) -> None:
             assert np.array_equal(getattr(completion.logprobs, name), behind)
 
 
+@pytest.mark.parametrize("budget", [None, 3])
+def test_a_continuation_is_scored_behind_a_cached_prefix(
+    reference: Reference, budget: int | None
+) -> None:
+    """The values are those of the whole text, to the bit."""
+    known = reference("llama")
+    shared, endings = known.prompts[0], known.forced[:2]
+    texts = [np.append(shared, ending) for ending in endings]
+    options = GenerationConfig(max_new_tokens=0, prompt_logprobs=1)
+    whole = Engine(known.native(2, 64)).generate([Request(text, options) for text in texts])
+    engine = Engine(known.native(2, 64), budget)
+    behind = [Request(text, options, scored_from=len(shared)) for text in texts]
+    first, second = (engine.generate([request]).completions[0] for request in behind)
+    assert (first.cached_tokens, second.cached_tokens) == (0, len(shared) - 1)
+    for found, wanted in zip((first, second), whole.completions, strict=True):
+        for name in ("chosen", "top_ids", "top"):
+            every = getattr(wanted.prompt_logprobs, name)
+            assert np.array_equal(getattr(found.prompt_logprobs, name), every[len(shared) - 1 :])
+
+
 def test_as_plain_data() -> None:
     found = Logprobs(
         np.array([-0.5, -np.inf]),
