@@ -112,6 +112,7 @@ setup(
         "lite_runner": ["py.typed"],
         "lite_runner.conf": ["**/*.yaml"],
         "lite_runner.serving": ["static/*"],
+        "lite_runner.evaluation": ["tasks/*.yaml"],
         # The package compares its operators with their sources.
         "lite_runner.native": [f"src/*{suffix}" for suffix in BUILD["COMPILED"]],
     },

@@ -68,6 +68,9 @@ ALLOWED: dict[str, set[str]] = {
         *("plugins", "progress", "sizing", "system", "text", "weights"),
     },
     "training": {"architectures", "config", "errors", "system", "text", "weights"},
+    "evaluation": {
+        *("backends", "config", "errors", "generation", "output", "progress", "system", "text"),
+    },
     "serving": {
         *("backends", "config", "errors", "generation", "model", "plan", "plugins", "progress"),
         *("structured", "system", "text"),
@@ -103,6 +106,7 @@ ALLOWED: dict[str, set[str]] = {
             "distributed",
             "doctor",
             "errors",
+            "evaluation",
             "generation",
             "model",
         ),

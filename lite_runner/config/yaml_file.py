@@ -11,6 +11,7 @@ import yaml
 from yaml.composer import Composer
 
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
 from lite_runner.system.files import read_small
 
 MAX_CONFIG_BYTES = 128 << 20  # that of a run holds a prompt from standard input
@@ -58,6 +59,25 @@ _StrictLoader.add_implicit_resolver(
 )
 
 
+@dataclass(frozen=True)
+class Tagged:
+    """A value with a tag of somebody's own, such as `!function utils.f`: what it is."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _TaggedLoader(_StrictLoader, yaml.SafeLoader):
+    """The same, in which unknown tags are Tagged values."""
+
+
+_TaggedLoader.add_multi_constructor(
+    "!", lambda _, suffix, node: Tagged(f"!{suffix} {node.value if node.id == 'scalar' else ''}")
+)
+
+
 class _Dumper(yaml.SafeDumper):
     """Safe yaml that is read back as it was: a U+0085 that is not escaped is read as \\n."""
 
@@ -76,9 +96,10 @@ def dump_yaml(raw: Mapping[str, Any]) -> str:
     return text
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a yaml file. Raises ConfigError: missing, too large, broken, empty."""
-    where = f"--config {path}"
+def read_yaml(path: Path, where: str = "") -> dict[str, Any]:
+    """The mapping in a yaml file, a config's, or with `where` that of a task: a message begins with
+    it, and tags are kept. Raises ConfigError: missing, too large, broken, empty."""
+    of_task, where = bool(where), where or f"--config {path}"
     try:
         data = read_small(path, "a config", MAX_CONFIG_BYTES)
     except OSError as error:
@@ -86,7 +107,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError as error:  # a NUL in the path
         raise ConfigError(f"{where}: {error}") from None
     try:
-        raw = yaml.load(data, _StrictLoader)
+        raw = yaml.load(data, _TaggedLoader) if of_task else yaml.load(data, _StrictLoader)
     except RecursionError:
         raise ConfigError(f"{where}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -43,7 +43,7 @@ class Request:
     keep_logits: bool = False  # set Token.logits and Token.scores
     name: str = "the request"  # for messages
     adjustments: Adjustments | None = None
-    # With prompt_logprobs the first token that gets one, n >= 1: those before that one's predecessor
+    # With prompt_logprobs the first token that gets one, at least 1: those before its predecessor
     # may come from the prefix cache.
     scored_from: int = 1
 

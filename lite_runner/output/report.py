@@ -135,6 +135,7 @@ class Result:
     results: Sequence[RowResult] = ()  # of run modes that generate
     adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
+    tasks: Mapping[str, Any] | None = None  # of run_mode=eval over tasks
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
     finetune: Mapping[str, Any] | None = None  # of run_mode=finetune
     comparison: TextComparison | ScoreComparison | None = None  # of compare_backend
@@ -188,7 +189,7 @@ class Result:
     def to_json(self) -> str:
         """Indented JSON, text not escaped. Raises ValueError for NaN and infinity."""
         plain = asdict(self)
-        for name in ("seed", "adapters", "evaluation", "bench", "finetune", "comparison"):
+        for name in ("seed", "adapters", "evaluation", "tasks", "bench", "finetune", "comparison"):
             if plain[name] is None:
                 del plain[name]
         for row in plain["results"]:

@@ -1,16 +1,18 @@
-"""run_mode=eval: the perplexity of a text."""
+"""run_mode=eval: the perplexity of a text, or the scores of tasks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.composed import kept
 from lite_runner.config.fields import Fault, fault, raise_faults
 from lite_runner.config.generate_checks import (
     COMPARE,
@@ -31,19 +33,38 @@ from lite_runner.config.schema import (
     MindFormersOptions,
 )
 from lite_runner.errors import ConfigError
+from lite_runner.evaluation.harness import (
+    DEFAULT_BATCH,
+    EvalOptions,
+    TaskRun,
+    check_same_model,
+    evaluate,
+    read_samples,
+    read_tasks,
+)
+from lite_runner.evaluation.prompts import Sample
+from lite_runner.generation import Engine
 from lite_runner.model.adapters import with_adapter
+from lite_runner.model.files import explained_nonfinite
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.output.comparison import compared
-from lite_runner.output.report import RunFolder
+from lite_runner.output.report import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.scoring import score
 from lite_runner.plan.backend import resolve_backend, run_options
-from lite_runner.plan.job import Job
+from lite_runner.plan.job import Job, with_ends
 from lite_runner.plan.plan import Plan
-from lite_runner.plan.resources import check_before_fetching, with_resources
+from lite_runner.plan.resources import (
+    check_before_fetching,
+    fitted,
+    fitted_text,
+    open_planned,
+    with_resources,
+)
 from lite_runner.records import Count, InputPath, Range, dataclass
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment
+from lite_runner.system.signals import CutShort
 
 # One prefill chunk, and the default of other tools: perplexities are comparable.
 DEFAULT_WINDOW = 512
@@ -57,10 +78,12 @@ class Config(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOptions
     on_ranks: ClassVar[bool] = False
     takes_parallel: ClassVar[bool] = False
     length_key: ClassVar[str] = "eval_window"
+    batch_key: ClassVar[str] = "eval.batch"
 
     eval_data: InputPath
     eval_window: Annotated[int, Range(2)] | None  # of one token there is nothing to predict
     eval_stride: Count | None
+    eval: EvalOptions
 
     @property
     def caches(self) -> bool:
@@ -108,11 +131,29 @@ def read_text(path: Path) -> str:
     return decoded(raw, f"eval_data: {path}").removeprefix("\ufeff")
 
 
+def _task_faults(config: Config) -> Iterator[Fault]:
+    """Validation errors of a run over tasks."""
+    given = ("eval_data", "eval_window", "eval_stride", COMPARE)
+    for key in (key for key in given if vars(config)[key]):
+        other = "; two runs are compared by eval.compare=RUN" if key == COMPARE else ""
+        yield fault((key, "eval.tasks"), f"{key} does not go with eval.tasks{other}")
+    if config.in_mindformers:
+        yield fault(
+            ("backend", "eval.tasks"),
+            "backend=mindformers scores texts alone (eval_data); expected native or ms with"
+            " eval.tasks",
+        )
+
+
 def faults(config: Config) -> Iterator[Fault]:
     """Validation errors of an evaluation."""
-    if not config.eval_data:
+    if config.eval.names:
+        yield from _task_faults(config)
+    elif not config.eval_data:
         yield fault(
-            "eval_data", "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt"
+            "eval_data",
+            "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt, or tasks:"
+            " eval.tasks=[NAME,...]",
         )
     elif "\0" not in config.eval_data and not is_file(config.text_file):
         yield fault("eval_data", f"eval_data: no file {config.eval_data}")
@@ -152,6 +193,8 @@ def _compare_faults(config: Config) -> Iterator[Fault]:
 def plan(config: Config) -> Plan:
     """Files, token ids and memory, all validated. With dry_run=true nothing is fetched, and without
     a tokenizer the text fills a window. Raises RunnerError."""
+    if config.eval.names:
+        return _plan_tasks(config)
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     text = read_text(config.text_file)
@@ -187,12 +230,89 @@ def plan(config: Config) -> Plan:
     return replace(with_resources(plan, job), seconds=time.perf_counter() - began)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan(Plan):
+    """A resolved run over tasks."""
+
+    samples: Sequence[Sample] = ()
+
+
+def _plan_tasks(config: Config) -> Plan:
+    """As `plan`, of a run over tasks; without a tokenizer each sequence fills the context."""
+    began = time.perf_counter()
+    device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
+    tasks = read_tasks(config.eval.names)
+    check_before_fetching(config)
+    files = with_adapter(locate_for_plan(config.source), config.adapters)
+    check_model(config, files.model)
+    tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+    samples: Sequence[Sample] = ()
+    context = length = files.model.seq_length
+    if tokenizer is not None:
+        samples = read_samples(config.eval, tasks, tokenizer, context)
+        length = max(sample.length for sample in samples)
+    most = config.eval.batch or DEFAULT_BATCH
+    slots = range(1 if config.eval.batch is None else most, most + 1)
+    generation = with_ends(GenerationConfig(), None, files.model, tokenizer)
+    job = Job((), (), generation, slots=most, length=length, all_logits=True)
+    options = run_options(config, job, device)
+    config = resolve_backend(config, files, options)
+    options = replace(options, config=config)
+    sized = fitted(files, options, slots, [length])
+    if sized.slots < most:
+        progress.note(f"note: memory: {fitted_text(sized, options)}")
+    job = replace(job, slots=sized.slots)
+    found = TaskPlan(
+        config=config,
+        device=device,
+        files=files,
+        job=job,
+        lines={"tasks": f"{', '.join(one.task for one in tasks)}: {len(samples)} samples"},
+        tokenizer=tokenizer,
+        samples=samples,
+    )
+    return replace(with_resources(found, job), seconds=time.perf_counter() - began)
+
+
+def _run_tasks(plan: TaskPlan, folder: RunFolder, began: float) -> None:
+    """Print and write the scores of tasks. Raises as `run`."""
+    config, files, tokenizer = plan.config, plan.model, plan.tokenizer
+    assert isinstance(config, Config) and tokenizer is not None
+    if config.eval.resume:
+        check_same_model(Path(config.eval.resume).expanduser(), kept(config))
+    job = plan.work
+    with closing(Engine(open_planned(plan))) as engine, explained_nonfinite(files):
+        load_s = plan.seconds + time.perf_counter() - began
+        ends = job.generation.eos_token_id
+        task_run = TaskRun(plan.samples, tokenizer, ends, folder.path)
+        report = evaluate(engine, task_run, config.eval, folder, job.slots)
+        result = Result.of(
+            plan,
+            files.source,
+            engine=engine.engine,
+            tasks=asdict(report),
+            timing=Timing(load_s=load_s, compile_s=engine.compile_s),
+            peak_rss_mib=peak_rss_mib(),
+        )
+    folder.write_result(result)
+    progress.text("\n".join(report.table()) + "\n")
+    progress.note(
+        f"load {load_s:.1f} s, {report.seconds:.1f} s for {report.tokens} tokens,"
+        f" {report.cached_tokens} more from the prefix cache; results in {folder.path}"
+    )
+    if report.interrupted:
+        raise CutShort
+
+
 def run(plan: Plan, folder: RunFolder) -> None:
-    """Print and write the perplexity. Raises RunnerError, also where the backends of a comparison
-    differ; KeyboardInterrupt after Ctrl-C, when what there is has been written."""
+    """Print and write the perplexity, or the scores. Raises RunnerError, also where the backends of
+    a comparison differ; KeyboardInterrupt after Ctrl-C, when what there is has been written."""
     began = time.perf_counter()
     config = plan.config
     assert isinstance(config, Config)
+    if isinstance(plan, TaskPlan):
+        _run_tasks(plan, folder, began)
+        return
     size, stride = config.window_of(plan.model.model)
     with compared(plan, folder):
         result = score(plan, size, stride, folder, began)

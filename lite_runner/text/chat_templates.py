@@ -55,32 +55,41 @@ _process: TemplateProcess | None = None  # guarded by the lock
 
 
 def render_template(
-    template: str, values: Mapping[str, Any], *, source: str, limits: TemplateLimits = LIMITS
+    template: str,
+    values: Mapping[str, Any],
+    *,
+    source: str,
+    limits: TemplateLimits = LIMITS,
+    of_task: bool = False,
 ) -> str:
-    """Render `template` with `values`, which are JSON. Threads take turns.
+    """Render `template` with `values`, which are JSON. Threads take turns. `of_task`: in lm_eval's
+    dialect, not that of chats.
 
     Raises ArtifactError naming `source` if it fails, or takes more than `limits`, and
     EnvironmentFault where the process cannot be started, or is killed or stopped twice.
     """
+    kind, of, hint = ("template", "task", "") if of_task else ("chat template", "model", _HINT)
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ArtifactError(
-            f"{source}: chat template of {len(template)} characters, "
+            f"{source}: {kind} of {len(template)} characters, "
             f"at most {MAX_TEMPLATE_CHARS} are expected"
         )
     with _lock:
         try:
             try:
-                return _started(limits).render(template, values)
+                return _started(limits).render(template, values, of_task=of_task)
             except TemplateProcessError:  # it was not the template: once more
-                return _started(limits).render(template, values)
+                return _started(limits).render(template, values, of_task=of_task)
         except ValueError as error:
-            raise ArtifactError(f"{source}: the chat template {error}", _HINT) from None
+            raise ArtifactError(f"{source}: the {kind} {error}", hint) from None
         except TemplateLimitError as error:
             _close()
             raise ArtifactError(
-                f"{source}: the chat template failed: {error}, which no template of a model does",
-                "take the model's files from where it was published, or run_mode=predict without"
-                " chat=true",
+                f"{source}: the {kind} failed: {error}, which no template of a {of} does",
+                ""
+                if of_task
+                else "take the model's files from where it was published, or run_mode=predict"
+                " without chat=true",
             ) from None
         except TemplateProcessError as error:
             raise EnvironmentFault(
@@ -152,12 +161,13 @@ class TemplateProcess:
         """Of the process, which may have ended."""
         return self._process.pid
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
+    def render(self, template: str, values: Mapping[str, Any], *, of_task: bool = False) -> str:
         """The text. Raises ValueError, which says what is wrong with the template, and
         TemplateLimitError or TemplateProcessError, after which the process has ended."""
         assert self._process.stdin and self._process.stdout
         deadline = time.monotonic() + self.limits.wall_seconds
-        request = json.dumps({"template": template, "values": values}).encode()
+        told = {"template": template, "values": values, "of_task": of_task}
+        request = json.dumps(told).encode()
         try:
             self._write(LENGTH.pack(len(request)) + request, deadline)
             (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))

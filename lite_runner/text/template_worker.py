@@ -1,9 +1,10 @@
 """The program of the process that renders chat templates; it imports jinja2 and nothing of ours.
 
 Run as `python -I -S template_worker.py '{"path": [...], "bytes": ..., "seconds": ..., "chars":
-...}'`. A message either way is its length (8 bytes, little endian) and JSON: {"template", "values"}
-in, {"text"} or {"error", "line"} out. It ends with NO_MEMORY where a template needs more than
-`bytes`, by SIGXCPU where one takes more than `seconds` of a processor, and at the end of its input.
+...}'`. A message either way is its length (8 bytes, little endian) and JSON: {"template", "values",
+"of_task"} in, {"text"} or {"error", "line"} out. It ends with NO_MEMORY where a template needs more
+than `bytes`, by SIGXCPU where one takes more than `seconds` of a processor, and at the end of its
+input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import signal
 import struct
@@ -31,7 +33,7 @@ def serve(seconds: int, most_chars: int) -> None:
     while header := sys.stdin.buffer.read(LENGTH.size):
         request = json.loads(sys.stdin.buffer.read(LENGTH.unpack(header)[0]))
         _allow(seconds)
-        answer = _rendered(request["template"], request["values"], most_chars)
+        answer = _rendered(request, most_chars)
         body = json.dumps(answer, ensure_ascii=False).encode("utf-8", "surrogatepass")
         sys.stdout.buffer.write(LENGTH.pack(len(body)) + body)
         sys.stdout.buffer.flush()
@@ -44,11 +46,12 @@ def _allow(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _rendered(template: str, values: Mapping[str, Any], most_chars: int) -> dict[str, Any]:
+def _rendered(request: Mapping[str, Any], most_chars: int) -> dict[str, Any]:
     pieces: list[str] = []
     length = 0
     try:
-        for piece in _compiled(template).generate(**values):
+        compiled = _compiled_task if request["of_task"] else _compiled
+        for piece in compiled(request["template"]).generate(**request["values"]):
             length += len(piece)
             if length > most_chars:
                 return {"error": f"its output exceeds {most_chars:,} characters", "line": None}
@@ -88,6 +91,23 @@ def _compiled(template: str) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = fail
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    return environment.from_string(template)
+
+
+@lru_cache(maxsize=64)
+def _compiled_task(template: str) -> jinja2.Template:
+    """A template of an evaluation task, in lm_eval's dialect; regex_findall is for its filters."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters["regex_replace"] = lambda text, pattern, by, count=0: re.sub(
+        pattern, by, text, count=count
+    )
+    environment.filters["regex_findall"] = lambda text, pattern: re.findall(pattern, text)
+    environment.filters["tojson"] = _to_json
     return environment.from_string(template)
 
 

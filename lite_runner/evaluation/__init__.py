@@ -1,0 +1,1 @@
+"""Evaluation over tasks: their files, prompts, scores, and running them."""

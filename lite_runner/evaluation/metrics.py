@@ -1,0 +1,246 @@
+"""Scores of samples, their means and standard errors, and whether two runs differ."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lite_runner.evaluation.prompts import Sample
+from lite_runner.evaluation.tasks import Filter, FilterStep, Metric
+from lite_runner.records import dataclass
+from lite_runner.system.json_file import parse_json
+from lite_runner.text.chat_templates import render_template
+
+RESAMPLES = 1000  # of a bootstrap
+RESAMPLED = 1 << 24  # numbers drawn at a time, at most
+_FIND = "{{ text | regex_findall(pattern) | tojson }}"
+_REPLACE = "{{ text | regex_replace(pattern, '') }}"
+_WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\u4e00-\u9fff]+")  # a Chinese character is a word
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """How likely a continuation is."""
+
+    logprob: float  # the sum over its tokens
+    greedy: bool  # each token is the most likely one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The scores of a sample by metric, or `metric, filter` where the task has filters."""
+
+    values: Mapping[str, float]
+    answers: Mapping[str, str]  # by filter
+
+    @property
+    def correct(self) -> bool | None:
+        """True if the first score says so; None: it is no matter of right or wrong."""
+        first = next((v for k, v in self.values.items() if not k.startswith("perplexity")), None)
+        return None if first is None else first >= 1
+
+
+def scored_choices(sample: Sample, found: Sequence[Likelihood]) -> Scores:
+    """The scores of likelihoods: of each choice, or of the one text."""
+    if sample.task.output_type == "loglikelihood":
+        values = {"perplexity": found[0].logprob, "acc": float(found[0].greedy)}
+        names = [one.metric for one in sample.task.metrics]
+        return Scores(values={name: values[name] for name in names}, answers={})
+    logprobs = np.array([one.logprob for one in found])
+    targets = sample.target if isinstance(sample.target, list) else [sample.target]
+    lengths = [max(1, len(choice)) for choice in sample.choices]
+    sizes = [max(1, len(choice.encode("utf-8", "replace"))) for choice in sample.choices]
+    scores = {
+        "acc": float(int(logprobs.argmax()) in targets),
+        "acc_norm": float(int((logprobs / lengths).argmax()) in targets),
+        "acc_bytes": float(int((logprobs / sizes).argmax()) in targets),
+        "exact_match": float(any(found[place].greedy for place in targets)),
+    }
+    values = {one.metric: scores[one.metric] for one in sample.task.metrics}
+    return Scores(values=values, answers={"none": sample.choices[int(logprobs.argmax())]})
+
+
+def scored_text(sample: Sample, text: str) -> Scores:
+    """The scores of a generated text, by each of the task's filters."""
+    values, answers = dict[str, float](), dict[str, str]()
+    target = sample.target
+    if isinstance(target, int):
+        target = sample.choices[target]
+    targets = [str(one) for one in (target if isinstance(target, list) else [target])]
+    for one in sample.task.filters:
+        answers[one.name] = answer = filtered(one, text, sample.name)
+        for metric in sample.task.metrics:
+            label = metric.metric if one.name == "none" else f"{metric.metric}, {one.name}"
+            match = exact_match if metric.metric == "exact_match" else f1
+            values[label] = max(match(metric, answer, each, sample.name) for each in targets)
+    return Scores(values=values, answers=answers)
+
+
+def filtered(one: Filter, text: str, source: str) -> str:
+    """The answer that a filter finds in a text."""
+    for step in one.filter:
+        if step.function == "regex":
+            text = _found(step, text, source)
+        elif step.function == "remove_whitespace":
+            text = text.strip()
+        elif step.function in ("lowercase", "uppercase"):
+            text = text.lower() if step.function == "lowercase" else text.upper()
+    return text
+
+
+def _found(step: FilterStep, text: str, source: str) -> str:
+    """The match of a regular expression, which is rendered in the process of templates: it may take
+    as long as it likes, and that process may not."""
+    values = {"text": text, "pattern": step.regex_pattern}
+    matches = parse_json(render_template(_FIND, values, source=source, of_task=True))
+    try:
+        match = matches[step.group_select]
+    except IndexError:
+        return step.fallback
+    if isinstance(match, list):
+        match = next((group for group in match if group), step.fallback)
+    return str(match).strip()
+
+
+def exact_match(metric: Metric, answer: str, target: str, source: str) -> float:
+    """1 where both texts are the same but for what the metric ignores, as lm_eval has it."""
+    pair = [answer, target]
+    for pattern in metric.regexes_to_ignore:
+        pair = [
+            render_template(
+                _REPLACE, {"text": text, "pattern": pattern}, source=source, of_task=True
+            )
+            for text in pair
+        ]
+    if metric.ignore_case:
+        pair = [text.lower() for text in pair]
+    unwanted = (
+        string.punctuation * metric.ignore_punctuation + string.digits * metric.ignore_numbers
+    )
+    first, second = (text.translate(dict.fromkeys(map(ord, unwanted))) for text in pair)
+    return float(first == second)
+
+
+def f1(metric: Metric, answer: str, target: str, source: str) -> float:
+    """The harmonic mean of the shares of words that both texts have: SQuAD's, and MindFormers'
+    EmF1Metric of a single reference."""
+    words = [_WORD.findall(_without_articles(text)) for text in (answer, target)]
+    if not all(words):
+        return float(words[0] == words[1])
+    common = sum((Counter(words[0]) & Counter(words[1])).values())
+    return 2 * common / (len(words[0]) + len(words[1]))
+
+
+def _without_articles(text: str) -> str:
+    plain = text.lower().translate(dict.fromkeys(map(ord, string.punctuation)))
+    return re.sub(r"\b(a|an|the)\b", " ", plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricResult:
+    """A metric over all samples; stderr None: of fewer than two."""
+
+    metric: str
+    value: float
+    stderr: float | None
+
+
+def figures(scores: Sequence[Mapping[str, float]]) -> list[MetricResult]:
+    """The metrics of samples that have the same ones."""
+    return [_figure(name, np.array([one[name] for one in scores])) for name in scores[0]]
+
+
+def _figure(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> MetricResult:
+    several = len(values) > 1
+    if name == "perplexity":
+        means = _resampled(values) if several else values
+        error = float(np.exp(-means).std(ddof=1)) if several else None
+        return MetricResult(metric=name, value=_exp(-float(values.mean())), stderr=error)
+    error = float(values.std(ddof=1) / math.sqrt(len(values))) if several else None
+    return MetricResult(metric=name, value=float(values.mean()), stderr=error)
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
+def _resampled(
+    values: np.ndarray[Any, np.dtype[np.float64]],
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Means of resamples of the values."""
+    draw = np.random.default_rng(0)
+    count = max(1, min(RESAMPLES, RESAMPLED // len(values)))
+    parts, left = [], RESAMPLES
+    while left > 0:
+        rows = min(count, left)
+        parts.append(values[draw.integers(0, len(values), (rows, len(values)))].mean(axis=1))
+        left -= rows
+    found: np.ndarray[Any, np.dtype[np.float64]] = np.concatenate(parts)
+    return found
+
+
+def pooled(parts: Sequence[tuple[MetricResult, int]]) -> MetricResult:
+    """A metric over the parts of a task, each with its number of samples: lm_eval's mean by size,
+    and its pooled standard error."""
+    sizes = [size for _, size in parts]
+    value = sum(one.value * size for one, size in parts) / sum(sizes)
+    if any(one.stderr is None for one, _ in parts) or sum(sizes) == len(sizes):
+        return MetricResult(metric=parts[0][0].metric, value=value, stderr=None)
+    squares = sum((size - 1) * (one.stderr or 0.0) ** 2 * size for one, size in parts)
+    error = math.sqrt(squares / (sum(sizes) - len(sizes)) / sum(sizes))
+    return MetricResult(metric=parts[0][0].metric, value=value, stderr=error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A metric of two runs over the same samples."""
+
+    task: str
+    metric: str
+    samples: int
+    value: float
+    other: float
+    better: int  # samples that only this run has right
+    worse: int  # and only the other
+    p: float  # that such a difference, or a larger one, is chance: McNemar's test, exact
+    low: float  # of the mean's difference, with 95 %: paired bootstrap
+    high: float
+
+
+def difference(task: str, metric: str, mine: Sequence[float], other: Sequence[float]) -> Difference:
+    """The comparison of two runs, whose samples come in pairs."""
+    ours, theirs = np.array(mine), np.array(other)
+    means = np.sort(_resampled(ours - theirs))
+    better, worse = int((ours > theirs).sum()), int((ours < theirs).sum())
+    return Difference(
+        task=task,
+        metric=metric,
+        samples=len(ours),
+        value=float(ours.mean()),
+        other=float(theirs.mean()),
+        better=better,
+        worse=worse,
+        p=mcnemar(better, worse),
+        low=float(means[int(0.025 * len(means))]),
+        high=float(means[int(0.975 * len(means)) - 1]),
+    )
+
+
+def mcnemar(better: int, worse: int) -> float:
+    """The probability, two-sided, that of so many samples that differ as few, or fewer, are on one
+    side where each side is as likely."""
+    count, few = better + worse, min(better, worse)
+    if not count:
+        return 1.0
+    log_all = count * math.log(2)
+    terms = (
+        math.exp(math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) - log_all)
+        for k in range(few + 1)
+    )
+    return min(1.0, 2 * sum(terms))

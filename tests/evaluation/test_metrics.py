@@ -1,0 +1,84 @@
+"""Scores, standard errors by lm_eval's formulas, and the significance of differences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from lite_runner.evaluation.metrics import (
+    MetricResult,
+    difference,
+    exact_match,
+    f1,
+    figures,
+    filtered,
+    mcnemar,
+    pooled,
+)
+from lite_runner.evaluation.tasks import Metric, read_task
+
+
+def test_answers_of_gsm8k() -> None:
+    strict, flexible = read_task("gsm8k").filters
+    text = "It costs $12 and 3. #### 1,234 and 5.0."
+    assert filtered(strict, text, "t") == "1,234"
+    assert filtered(flexible, text, "t") == "5.0."
+    assert filtered(strict, "none", "t") == "[invalid]"
+    (metric,) = read_task("gsm8k").metrics
+    assert exact_match(metric, "1,234.", "She has it.\n#### 1234", "t") == 1
+    assert exact_match(metric, "1235", "#### 1234", "t") == 0
+
+
+def test_what_an_exact_match_ignores() -> None:
+    assert exact_match(Metric("exact_match"), "A", "a", "t") == 0
+    assert exact_match(Metric("exact_match", ignore_case=True), "A", "a", "t") == 1
+    ignores = Metric("exact_match", ignore_punctuation=True, ignore_numbers=True)
+    assert exact_match(ignores, "a-1.", "a", "t") == 1
+
+
+def test_f1() -> None:
+    metric = Metric("f1")
+    assert f1(metric, "The red wall", "a red house.", "t") == 0.5
+    assert f1(metric, "北京", "北海", "t") == 0.5
+    assert f1(metric, "", "a", "t") == 1.0  # articles do not count
+
+
+def test_standard_errors() -> None:
+    values = [1.0, 0.0, 1.0, 1.0]
+    (found,) = figures([{"acc": value} for value in values])
+    mean = sum(values) / 4
+    deviation = math.sqrt(sum((one - mean) ** 2 for one in values) / 3)
+    assert (found.value, found.stderr) == (mean, pytest.approx(deviation / 2))
+    (alone,) = figures([{"acc": 1.0}])
+    assert alone.stderr is None
+    logprobs = np.random.default_rng(1).normal(-2, 1, 400)
+    (found,) = figures([{"perplexity": float(one)} for one in logprobs])
+    assert found.value == pytest.approx(math.exp(-logprobs.mean()))
+    by_delta = found.value * logprobs.std() / math.sqrt(400)
+    assert found.stderr == pytest.approx(by_delta, rel=0.1)
+
+
+def test_parts_are_pooled() -> None:
+    parts = [
+        (MetricResult(metric="acc", value=0.5, stderr=0.1), 30),
+        (MetricResult(metric="acc", value=0.8, stderr=0.2), 10),
+    ]
+    found = pooled(parts)
+    assert found.value == pytest.approx(0.575)
+    variance = (29 * 0.1**2 * 30 + 9 * 0.2**2 * 10) / 38
+    assert found.stderr == pytest.approx(math.sqrt(variance / 40))
+
+
+def test_significance() -> None:
+    for better, worse in ((0, 0), (3, 3), (1, 9), (40, 20), (900, 1000)):
+        count = better + worse
+        known = binomtest(better, count).pvalue if count else 1.0
+        assert mcnemar(better, worse) == pytest.approx(known)
+    mine, other = [1.0] * 30 + [0.0] * 10, [1.0] * 20 + [0.0] * 20
+    found = difference("t", "acc", mine, other)
+    assert (found.better, found.worse, found.samples) == (10, 0, 40)
+    assert found.p == pytest.approx(2 / 2**10)
+    assert 0.1 < found.low < 0.25 < found.high <= 0.4
