@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner import progress
+from lite_runner import profiler, progress
 from lite_runner.config.composed import kept, with_input
 from lite_runner.config.fields import Note, bytes_of
 from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond
@@ -33,6 +33,7 @@ from lite_runner.weights.caches import default_limit, trim
 EXIT_S = 20.0  # for ranks that are done to exit by themselves
 RANK_PROGRAM = Path(__file__).with_name("__main__.py")
 SHOWN = 5
+TRACE = "trace.json"
 
 
 def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str] = ()) -> int:
@@ -64,15 +65,20 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     if config.computes_here:
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
+    if config.profile:
+        profiler.start(whole_process=True)
     config = with_input(config)
     if parallel.node_rank == 0:  # other machines get the seed of rank 0
         config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
+        if config.profile:
+            profiler.folder = folder.path
         progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
         log_details(notes)
         written = folder.write_config(kept(config.without_secrets()))
-        plan = mode.plan(config)
+        with profiler.phase("plan"):
+            plan = mode.plan(config)
         if starts:
             check_ranks_fit(plan)
             given = config.infer.enc_key if isinstance(config, ExportedOptions) else ""
@@ -81,8 +87,30 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
                 words += [f"register_path={_absolute(path)}" for path in plugins]
                 _run_ranks(cluster_of(config), parallel, context.device_target, folder, words)
         else:
-            mode.run(plan, folder)
+            try:
+                mode.run(plan, folder)
+            finally:
+                _write_profile(folder)
     return 0
+
+
+def _write_profile(folder: RunFolder) -> None:
+    """With profile=true the tables of the run, in its log and result.json, and its trace."""
+    profiler.folder = None
+    if (recorder := profiler.stop()) is None:
+        return
+    rates = (0.0, 0.0)
+    if recorder.has_layers:
+        from lite_runner.native import costs
+
+        rates = (costs.bandwidth(), costs.peak())
+    found = recorder.report(*rates)
+    folder.write_text(TRACE, recorder.trace())
+    if folder.result is not None:
+        folder.write_result(replace(folder.result, profile=found.to_json()))
+    for line in found.table():
+        progress.note(line)
+    progress.note(f"profile: {folder.path / TRACE}, to be opened in Perfetto (ui.perfetto.dev)")
 
 
 @contextmanager

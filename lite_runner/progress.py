@@ -21,8 +21,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from typing import Any, Literal, Protocol, TextIO
 
@@ -118,6 +118,11 @@ class Progress:
         self._lock = threading.RLock()
         self._sink: Sink | None = None
         self._json: _JsonLines | None = None
+        self._observer: Callable[[str], AbstractContextManager[None]] | None = None
+
+    def observe(self, observer: Callable[[str], AbstractContextManager[None]] | None) -> None:
+        """Enter `observer(name)` with each step from now on; None: nobody looks."""
+        self._observer = observer
 
     def redirect(self, sink: Sink | None) -> None:
         """Show everything through `sink` from now on; None: in this process."""
@@ -148,7 +153,8 @@ class Progress:
             self._show(step)
         outcome = "interrupted"
         try:
-            yield step
+            with nullcontext() if self._observer is None else self._observer(name):
+                yield step
             outcome = "done"
         except BrokenPipeError:  # nobody reads the rest: no failure to speak of
             outcome = "ended"
@@ -372,6 +378,7 @@ def _amount(amount: float, unit: str) -> str:
 _shared = Progress()
 configure = _shared.configure
 redirect = _shared.redirect
+observe = _shared.observe
 step = _shared.step
 note = _shared.note
 event = _shared.event

@@ -37,13 +37,14 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
     "progress": {"errors"},
+    "profiler": {"progress"},
     "system": {"errors"},
     "plugins": {"errors", "system"},
     "architectures": {"errors"},
     "config": {"architectures", "errors", "progress", "system"},
     "weights": {"architectures", "config", "errors", "progress", "system"},
     "text": {"errors", "system", "weights"},
-    "native": {"architectures", "config", "errors", "system", "weights"},
+    "native": {"architectures", "config", "errors", "profiler", "system", "weights"},
     "networks": {"architectures", "config", "native", "weights"},
     "mindir": {"architectures", "config", "errors", "native", "networks", "system", "weights"},
     "sizing": {"architectures", "config", "errors", "system"},
@@ -56,24 +57,24 @@ ALLOWED: dict[str, set[str]] = {
         *("progress", "sizing", "system", "text", "weights"),
     },
     "distributed": {"backends", "config", "errors", "progress", "system"},
-    "generation": {"backends", "config", "errors", "system"},
+    "generation": {"backends", "config", "errors", "profiler", "system"},
     "structured": {"errors", "generation", "system", "text"},
     "plan": {
         *("architectures", "backends", "config", "errors", "generation", "mindir"),
-        *("model", "native", "plugins", "progress", "sizing", "structured", "system", "text"),
-        "weights",
+        *("model", "native", "plugins", "profiler", "progress", "sizing", "structured", "system"),
+        *("text", "weights"),
     },
     "output": {
         *("architectures", "backends", "config", "errors", "generation", "model", "plan"),
-        *("plugins", "progress", "sizing", "system", "text", "weights"),
+        *("native", "plugins", "profiler", "progress", "sizing", "system", "text", "weights"),
     },
     "training": {"architectures", "config", "errors", "system", "text", "weights"},
     "evaluation": {
         *("backends", "config", "errors", "generation", "output", "progress", "system", "text"),
     },
     "serving": {
-        *("backends", "config", "errors", "generation", "model", "plan", "plugins", "progress"),
-        *("structured", "system", "text"),
+        *("backends", "config", "errors", "generation", "model", "plan", "plugins", "profiler"),
+        *("progress", "structured", "system", "text"),
     },
     "chat": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
@@ -114,8 +115,8 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "weights"),
     },
     "launch": {
-        *("config", "distributed", "output", "plan", "progress", "run_modes", "sizing", "system"),
-        "weights",
+        *("config", "distributed", "native", "output", "plan", "profiler", "progress", "run_modes"),
+        *("sizing", "system", "weights"),
     },
     "joined": {
         *("backends", "config", "distributed", "launch", "output", "plan", "progress"),
@@ -145,6 +146,7 @@ GENERATION_SEES = {
     "lite_runner.backends.likelihood",
     "lite_runner.config.generation",
     "lite_runner.errors",
+    "lite_runner.profiler",
     "lite_runner.system.signals",
 }
 # MindSpore takes most of a second to import: only what computes or stores tensors may.

@@ -39,6 +39,16 @@ def common_faults(config: RunConfig) -> Iterator[Fault]:
     yield from _parallel_mode(config)
     yield from _model(config)
     yield from _paths(config)
+    if config.profile and config.run_mode in ("bench", "doctor"):
+        yield fault(
+            ("profile", "run_mode"),
+            f"profile=true has no effect with run_mode={config.run_mode}: profile one of its runs",
+        )
+    if config.profile and config.use_parallel:
+        yield fault(
+            ("profile", "use_parallel"),
+            "profile=true is of one process; got several ranks (use_parallel=true)",
+        )
     if not config.output_dir:
         yield fault("output_dir", "output_dir is empty; expected a folder")
     key = "model.model_config.is_sample_acceleration"

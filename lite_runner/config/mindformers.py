@@ -24,7 +24,7 @@ _IGNORED = {
         init_start_profile layer_decay layer_scale load_ckpt_format
         load_transformed_checkpoint lr_scale lr_scale_factor lr_schedule lr_scheduler metric
         micro_batch_interleave_num moe_config monitor_config optimizer parallelism
-        print_separate_loss profile profile_communication profile_level profile_memory
+        print_separate_loss profile_communication profile_level profile_memory
         profile_start_step profile_stop_step profiler_level recompute recompute_config
         remote_save_url remove_redundancy resume_training runner_config runner_wrapper
         swap_config train_dataset train_dataset_task train_precision_sync training
@@ -91,11 +91,6 @@ _OF_CHATGLM2 = "only a ChatGLM2 may have it"
 _NO_PREFIX = "prefix tuning does not run here"
 _OF_THE_FILES = "the tokenizer is as its files say"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
-    "profile": (
-        (False, None),
-        "result.json has the times of a run; a script may profile model.generate()"
-        " with mindspore.Profiler",
-    ),
     "plugins": (("", None, []), "it runs code, so it is taken from the command line only"),
     "register_path": (("", None), "it runs code, so it is taken from the command line only"),
     "model.model_config.add_bias_linear": ((False, None), _OF_CHATGLM2),

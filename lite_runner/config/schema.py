@@ -97,6 +97,7 @@ class RunConfig:
     quant_group: QuantGroup | None  # of a16w4; null: as the checkpoint is, or 32
     modules_to_not_convert: str | tuple[str, ...] | None  # of quant: these stay floats
     dry_run: bool
+    profile: bool
     verbosity: Annotated[int, Range(0, 2)]
     context: Context
     use_parallel: bool

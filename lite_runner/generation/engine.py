@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner import profiler
 from lite_runner.backends.base import AdapterSlots, Backend
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
@@ -162,8 +163,13 @@ class Engine:
 
         step = self.scheduler.schedule()
         logits = self._execute(step)
+        computed = time.perf_counter()
         if logits is not None:
             self.scheduler.update(step, logits, seconds)
+            if profiler.recorder is not None:
+                ended, prompt = time.perf_counter(), sum(len(row.tokens) for row in step.of_prompts)
+                new, rows = sum(len(row.tokens) for row in step.rows) - prompt, len(step.rows)
+                profiler.recorder.step(began, computed, ended, rows, prompt, new)
         return self.scheduler.events()
 
     def _execute(self, step: SchedulerOutput) -> NDArray[np.float32] | None:

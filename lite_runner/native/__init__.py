@@ -20,6 +20,7 @@ _ARGUMENTS = {  # of src/operators.cc
     "pack_blocks": [_POINTER, *[_NUMBER] * 4, _POINTER],
     "widen": [*[_POINTER] * 3, *[_NUMBER] * 5, _POINTER],
     "step": [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4],
+    "read": [_POINTER, _NUMBER],
     "peers_bytes": [_NUMBER],
     "peers_open": [ctypes.c_int, *[_NUMBER] * 3, _POINTER],
     "peers_close": [_POINTER],
@@ -68,9 +69,10 @@ def library() -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, f"lite_runner_{name}")
         function.argtypes = arguments
-        if not name.startswith("peers"):
+        if name != "read" and not name.startswith("peers"):
             function.errcheck = _enough_memory
     found.lite_runner_instructions.restype = ctypes.c_char_p
+    found.lite_runner_read.restype = ctypes.c_int64
     found.lite_runner_peers_bytes.restype = ctypes.c_int64
     found.lite_runner_peers_open.restype = ctypes.c_void_p
     return found

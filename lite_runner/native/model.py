@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner import profiler
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import CacheType
 from lite_runner.errors import EnvironmentFault
@@ -17,6 +18,7 @@ from lite_runner.native.lora_pool import LoraSize, NativePools
 from lite_runner.native.packed_model import Packed
 from lite_runner.native.peers import LOST, Peers
 from lite_runner.native.structs import PANEL, aligned
+from lite_runner.profiler import LayerTime, Recorder
 from lite_runner.records import dataclass
 
 _CHUNK = 128  # keys that are reduced together: the cache length is a multiple
@@ -81,6 +83,7 @@ class BoundModel(Structure):
         ("adapter_slots", c_int64),
         ("peers", c_void_p),
         ("first_token", c_int64),
+        ("times", POINTER(LayerTime)),
     ]
 
 
@@ -110,12 +113,15 @@ class NativeModel:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
         self._caches: list[NDArray[np.generic]] = []
+        self._recorder: Recorder | None = None  # that the layers are timed for
+        self._times: Any = None
 
     def resize(self, options: NativeOptions, capacity: int, table: NDArray[np.float32]) -> None:
         """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
         rotary `table` of this shape."""
         shapes = _cache_shapes(self._config, options.slots, options.length, options.cache)
         self._slots, self._caches = options.slots, []
+        self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
         self._model.positions = options.length
         # Without rotary embeddings a step's rows of the table are not read.
@@ -144,6 +150,9 @@ class NativeModel:
         if rows > len(self._logits):
             self._logits = _zeros((rows, self._config.vocab_size), np.float32)
         self._model.logit_rows = len(self._logits)
+        recorder = profiler.recorder
+        if recorder is not self._recorder:
+            self._time(recorder)
         try:
             failed = library().lite_runner_step(
                 byref(self._model),
@@ -164,7 +173,21 @@ class NativeModel:
             raise self._peers.lost(failed - LOST)
         if failed:
             raise ValueError(_FAILURES[failed])
+        if recorder is not None:
+            recorder.layers(self._times)
         return self._logits[:rows]
+
+    def _time(self, recorder: Recorder | None) -> None:
+        """Time the layers for a recorder from now on; None: no more."""
+        self._recorder, self._times = recorder, None
+        if recorder is not None:
+            from lite_runner.native.costs import layer_costs  # not for runs that nobody records
+
+            vocabulary = self._config.vocab_size
+            self._times = recorder.times_of(
+                layer_costs(self._blocks, vocabulary, self._number_bytes)
+            )
+        self._model.times = self._times
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cache slot sources[i] to targets[i]; all are read before any is written."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lite_runner import profiler
 from lite_runner.config.generation import FinishReason
 from lite_runner.config.yaml_file import dump_yaml
 from lite_runner.errors import EnvironmentFault, RunnerError
@@ -139,6 +140,7 @@ class Result:
     bench: Mapping[str, Any] | None = None  # of run_mode=bench
     finetune: Mapping[str, Any] | None = None  # of run_mode=finetune
     comparison: TextComparison | ScoreComparison | None = None  # of compare_backend
+    profile: Mapping[str, Any] | None = None  # of profile=true
     timing: Timing
     peak_rss_mib: float = field(default_factory=peak_rss_mib)
 
@@ -189,7 +191,8 @@ class Result:
     def to_json(self) -> str:
         """Indented JSON, text not escaped. Raises ValueError for NaN and infinity."""
         plain = asdict(self)
-        for name in ("seed", "adapters", "evaluation", "tasks", "bench", "finetune", "comparison"):
+        optional = ("seed", "adapters", "evaluation", "tasks", "bench", "finetune", "comparison")
+        for name in (*optional, "profile"):
             if plain[name] is None:
                 del plain[name]
         for row in plain["results"]:
@@ -278,7 +281,8 @@ class RunFolder:
     def write_result(self, result: Result) -> Path:
         """Write result.json; returns its path."""
         self.result = result
-        return self.write_text(RESULT, result.to_json())
+        with profiler.phase("write"):
+            return self.write_text(RESULT, result.to_json())
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file atomically. Raises EnvironmentFault, e.g. for a full disk."""

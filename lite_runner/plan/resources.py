@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from lite_runner import progress
+from lite_runner import profiler, progress
 from lite_runner.backends.base import Backend
 from lite_runner.backends.seat import RunOptions, seat
 from lite_runner.backends.step_sizes import SMALLEST_CACHE
@@ -122,7 +122,8 @@ def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = N
     if chosen.elastic and options.device == "CPU" and options.ranks.size == 1:
         hints = partial(memory_hints, files, options)
         check_memory(need or chosen.memory(files, options), hints)
-    return chosen.open(files, options)
+    with profiler.phase("read"):
+        return chosen.open(files, options)
 
 
 def job_memory(files: ModelFiles, options: RunOptions) -> Memory:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -17,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lite_runner import __version__
+from lite_runner import __version__, profiler
 from lite_runner.backends.base import AdapterSlots
 from lite_runner.errors import ArtifactError, ConfigError, RunnerError
 from lite_runner.model.adapters import open_later
@@ -72,6 +74,8 @@ def application(server: Server) -> ASGIApp:
             Route("/ready", ready),
             Route("/metrics", metrics),
             Route("/version", version),
+            Route("/start_profile", start_profile, methods=["POST"]),
+            Route("/stop_profile", stop_profile, methods=["POST"]),
             *static.routes(),
         ],
         exception_handlers={
@@ -255,6 +259,31 @@ async def metrics(request: Request) -> Response:
 
 async def version(_: Request) -> Response:
     return JSONResponse({"version": __version__})
+
+
+async def start_profile(_: Request) -> Response:
+    """Record from now on, as vLLM does; what was recorded before is dropped."""
+    _traces()
+    profiler.start()
+    return Response()
+
+
+async def stop_profile(_: Request) -> Response:
+    """The tables of what was recorded, whose trace goes to the run folder."""
+    folder = _traces()
+    if (recorder := profiler.stop()) is None:
+        raise ApiError(400, "nothing is recorded: POST /start_profile comes first")
+    names = (folder / f"trace-{number}.json" for number in itertools.count(1))
+    path = next(name for name in names if not name.exists())
+    await asyncio.to_thread(lambda: path.write_text(recorder.trace(), encoding="utf-8"))
+    return JSONResponse({**recorder.report().to_json(), "trace": path.name})
+
+
+def _traces() -> Path:
+    """The folder of traces. Raises ApiError where there is none."""
+    if profiler.folder is None:
+        raise ApiError(404, "profiles are taken where the server was started with profile=true")
+    return profiler.folder
 
 
 async def left(_: Request, __: Exception) -> Response:

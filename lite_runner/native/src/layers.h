@@ -255,6 +255,7 @@ struct HeadLayer : Layer {
 // The tokens of one step: int32 words [2 + 4 * capacity + wanted capacity], and where tokens see a
 // prefix, keys behind their own, [capacity] more at the end.
 struct BoundModel;
+struct LayerTime;
 class Peers;
 
 struct Step {
@@ -300,6 +301,12 @@ struct BoundLayer {
   int64_t pool_bfloat16;  // 1: upper halves of float32
 };
 
+// What a layer has taken so far: nanoseconds, calls, tokens, keys that each of its tokens has seen,
+// and keys of the sequences, each once a step; and the last call, on the clock that is steady.
+struct LayerTime {
+  int64_t spent, calls, tokens, seen, read, began, ended;
+};
+
 // A model as a step takes it: embedding, `count` - 2 attention and feed-forward layers in turn, head.
 // The sizes bound what a step may name: see Step::fits.
 struct BoundModel {
@@ -310,6 +317,7 @@ struct BoundModel {
   int64_t capacity, vocabulary, slots, positions, rope_rows, logit_rows, adapter_slots;
   Peers* peers;  // nullptr: nobody shares the model
   int64_t first_token;
+  LayerTime* times;  // [count]; nullptr: nobody asks
 };
 
 struct Kernels {

@@ -1,4 +1,6 @@
 // The functions that Python calls through ctypes.
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -118,6 +120,39 @@ void compute_head(const BoundLayer& bound, const void* embedding, const Step& st
                 x, logits);
 }
 
+int64_t nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Count the keys of a step in a layer of this window (0: all).
+void count_keys(const Step& step, int64_t window, LayerTime& time) {
+  for (int32_t t = 0; t < step.count; ++t) {
+    const int64_t all = int64_t{step.position[t]} + 1;
+    const int64_t keys = window && window < all ? window : all;
+    time.seen += keys;
+    if (t + 1 == step.count || step.slot[t + 1] != step.slot[t]) time.read += keys;
+  }
+}
+
+// `work`, which is of one layer; its time is added where somebody asks.
+template <class Work>
+auto timed(const BoundModel* model, const BoundLayer* layer, const Step& step, Work&& work) {
+  if (!model->times) return work();
+  LayerTime& time = model->times[layer - model->layers];
+  time.began = nanoseconds();
+  const auto result = work();
+  time.ended = nanoseconds();
+  time.spent += time.ended - time.began;
+  ++time.calls;
+  const bool last = layer == model->layers + model->count - 1;
+  time.tokens += last ? step.wanted : step.count;
+  if (!last && layer != model->layers && as<Kind>(layer->block) == Kind::kAttention)
+    count_keys(step, as<AttentionLayer>(layer->block).window, time);
+  return result;
+}
+
 // See lite_runner_step.
 int step_of(const BoundModel* model, const int32_t* words, int64_t size, const float* rope,
             const int32_t* places, float* x, float* logits) {
@@ -128,10 +163,18 @@ int step_of(const BoundModel* model, const int32_t* words, int64_t size, const f
   step.first_token = model->first_token;
   step.vocabulary = model->vocabulary;
   const BoundLayer *first = model->layers, *last = first + model->count - 1;
-  compute_embedding(*first, step, places, x);
+  timed(model, first, step, [&] {
+    compute_embedding(*first, step, places, x);
+    return true;
+  });
   for (const BoundLayer* layer = first + 1; layer < last; ++layer)
-    if (!compute_layer(*layer, step, places, rope, x, x)) return 1;
-  compute_head(*last, first->block, step, places, model->softcap, x, logits);
+    if (!timed(model, layer, step,
+               [&] { return compute_layer(*layer, step, places, rope, x, x); }))
+      return 1;
+  timed(model, last, step, [&] {
+    compute_head(*last, first->block, step, places, model->softcap, x, logits);
+    return true;
+  });
   return step.peers && step.peers->lost() >= 0 ? 3 + static_cast<int>(step.peers->lost()) : 0;
 }
 
@@ -245,6 +288,26 @@ int lite_runner_pack_blocks(const uint8_t* from, int64_t format, int64_t rows, i
 int lite_runner_step(const BoundModel* model, const int32_t* words, int64_t size, const float* rope,
                      const int32_t* places, float* x, float* logits) {
   return guarded([&] { return step_of(model, words, size, rope, places, x, logits); });
+}
+
+// Reads `count` words on all threads, as fast as the memory gives them; their sum, so that none is
+// left out.
+int64_t lite_runner_read(const int64_t* words, int64_t count) {
+  constexpr int64_t kPart = 1 << 15;
+  std::lock_guard<std::mutex> lock(one_at_a_time);
+  std::atomic<int64_t> sum{0};
+  parallel_for((count + kPart - 1) / kPart, [&](int64_t part, int) {
+    const int64_t end = (part + 1) * kPart < count ? (part + 1) * kPart : count;
+    int64_t sums[8] = {};
+    int64_t i = part * kPart;
+    for (; i + 8 <= end; i += 8)
+      for (int64_t k = 0; k < 8; ++k) sums[k] += words[i + k];
+    for (; i < end; ++i) sums[0] += words[i];
+    int64_t all = 0;
+    for (int64_t one : sums) all += one;
+    sum += all;
+  });
+  return sum;
 }
 
 // Bytes of the file through which `size` ranks meet, zeros at first.
