@@ -96,6 +96,10 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
     from lite_runner.config.argv import parse
     from lite_runner.run_modes import heads, resolve, schemas
 
+    if args[:1] == ["verify"]:
+        from lite_runner.verify import verify
+
+        return verify(args[1:])
     line = parse(args, heads())
     line.mindformer = mindformer
     if line.action == "help":

@@ -127,8 +127,10 @@ ALLOWED: dict[str, set[str]] = {
         *("architectures", "backends", "config", "distributed", "errors", "generation", "launch"),
         *("mindir", "model", "networks", "plan", "progress", "system", "text", "weights"),
     },
+    "verify": {"config", "errors", "output", "progress", "system"},
     "app": {
         "run_modes",
+        "verify",
         "config",
         "distributed",
         "errors",

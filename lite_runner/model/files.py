@@ -17,6 +17,7 @@ from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import readable
+from lite_runner.system.files import sampled_digest
 from lite_runner.weights.checkpoint import PICKLES, open_with_lora
 from lite_runner.weights.formats.gguf_file import parts_of
 from lite_runner.weights.layouts import random_checkpoint
@@ -58,6 +59,18 @@ class ModelFiles:
     rounded: DType = "float32"  # wider matrices are rounded to it; integers stay
     # The opened GGUF, held so that its header is parsed once: see `gguf_at`.
     gguf: GGUFFile | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def digest(self) -> str | None:
+        """A hash of the checkpoint's files by samples of each; None: there are none."""
+        if self.path is None:
+            return None
+        if self.path.is_file():
+            return sampled_digest(parts_of(self.path) if self.gguf else [self.path])
+        for suffixes in WEIGHTS:
+            if paths := [one for one in self.path.rglob("*") if one.suffix in suffixes]:
+                return sampled_digest(sorted(paths))
+        return None
 
     @property
     def bfloat16_input(self) -> bool:

@@ -21,12 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from lite_runner import profiler
+from lite_runner import native, profiler
 from lite_runner.config.generation import FinishReason
 from lite_runner.config.yaml_file import dump_yaml
 from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.native import fingerprint
 from lite_runner.records import dataclass
-from lite_runner.system import memory
+from lite_runner.system import memory, processor
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.versions import versions
 
@@ -133,6 +134,7 @@ class Result:
     seed: int | None = None  # of sampling; omitted for greedy runs
     config_file: str = "config.yaml"  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
+    provenance: Mapping[str, str] = field(default_factory=dict)  # processor, kernels, weights
     results: Sequence[RowResult] = ()  # of run modes that generate
     adapters: AdapterReport | None = None  # omitted without adapters
     evaluation: Evaluation | None = None  # of run_mode=eval
@@ -154,6 +156,7 @@ class Result:
             backend=config.backend,
             engine=engine,
             load_checkpoint=source,
+            provenance=_provenance(plan),
             **others,
         )
 
@@ -200,6 +203,16 @@ class Result:
                 if row[name] is None:
                     del row[name]
         return json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+
+
+def _provenance(plan: Plan) -> dict[str, str]:
+    """What a repetition of the run needs to have, to compute the same bits."""
+    found = {"processor": processor.name()}
+    if plan.config.backend == "native":
+        found["kernels"] = f"{native.instructions()}, sources {fingerprint.sources()[:16]}"
+    if plan.files is not None and (digest := plan.files.digest) is not None:
+        found["weights"] = digest
+    return found
 
 
 class RunFolder:

@@ -1,0 +1,65 @@
+"""run_lite.py verify RUN: the same bits again, and what differs where they are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lite_runner.app import main
+from tests.paths import ROOT
+
+TINY = ["model=tiny_llama", "load_checkpoint=random", "backend=native", "verbosity=0"]
+
+
+def changed(change: Any) -> None:
+    path = Path("outputs/latest/result.json")
+    result = json.loads(path.read_text("utf-8"))
+    change(result)
+    path.write_text(json.dumps(result), "utf-8")
+
+
+def test_a_run_that_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict_data=[one,two]", "max_new_tokens=5", "do_sample=true", "logprobs=1"]
+    assert main([*TINY, *words]) == 0
+    capsys.readouterr()
+    assert main(["verify", "outputs/latest"]) == 0
+    said = capsys.readouterr().out
+    assert "texts" in said and "2 of 2 the same, to the bit" in said
+    assert "kernels" in said and "processor" in said and "as then" in said
+
+    def change(result: dict[str, Any]) -> None:
+        result["results"][1]["token_ids"][0] += 1
+        result["versions"]["numpy"] = "0.1"
+
+    changed(change)
+    assert main(["verify", "outputs/latest"]) == 1
+    told = capsys.readouterr()
+    assert "verify: 1 of 2 texts differ from those of" in told.err and "text 1" in told.err
+    assert "then 0.1" in told.out
+
+
+def test_evaluations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("Some words, and others. " * 4)
+    assert main([*TINY, "run_mode=eval", "eval_data=text.txt"]) == 0
+    assert main(["verify", "outputs/latest"]) == 0
+    assert "1 of 1 the same" in capsys.readouterr().out
+    data = ROOT / "tests/fixtures/evaluation/data"
+    assert main([*TINY, "run_mode=eval", "eval.tasks=lambada", f"eval.data={data}"]) == 0
+    assert main(["verify", "outputs/latest"]) == 0
+    assert "5 of 5 the same" in capsys.readouterr().out
+
+
+def test_what_cannot_be_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/result.json").write_text("{}")
+    (tmp_path / "run/config.yaml").write_text("run_mode: bench\n")
+    for words, code, expected in (
+        ([], 2, "verify: got 0 words, expected the folder of a run"),
+        (["missing"], 4, "result.json: cannot be read"),
+        (["run"], 2, "is of run_mode=bench, which computes no tokens"),
+    ):
+        assert main(["verify", *words]) == code
+        assert expected in capsys.readouterr().err
