@@ -9,13 +9,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import openai
 import pytest
 
-from lite_runner import __version__, progress
+from lite_runner import __version__, profiler, progress
 from lite_runner.errors import ArtifactError
 from lite_runner.serving import middleware
 from lite_runner.serving.errors import of_exception
@@ -514,3 +515,22 @@ def test_what_the_cache_has_not_taken_yet_is_not_free(
     served.server._reading = asyncio.Lock()  # of this loop
     assert asyncio.run(served.server.read(parts(), len)) == 4 * mebibyte
     assert [*while_read, served.server._left()] == [196 * mebibyte, 200 * mebibyte]
+
+
+def test_profiles_of_a_window(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = start()
+    status, _, body = call(served, "/start_profile", {})
+    assert status == 404 and b"started with profile=true" in body
+    monkeypatch.setattr(profiler, "folder", tmp_path)
+    assert call(served, "/stop_profile", {})[0] == 400
+    assert call(served, "/start_profile", {})[0] == 200
+    asked = {"model": "base", "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
+    assert call(served, "/v1/completions", asked)[0] == 200
+    status, _, body = call(served, "/stop_profile", {})
+    found = json.loads(body)
+    assert status == 200 and found["steps"]["prompt_tokens"] == 5
+    assert found["trace"] == "trace-1.json" and profiler.recorder is None
+    events = json.loads((tmp_path / "trace-1.json").read_text("utf-8"))["traceEvents"]
+    assert {"prefill", "decode"} <= {one["name"] for one in events}
