@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.config.sections import Parallel
 from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
+from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
 from lite_runner.sizing.memory import readable
@@ -88,10 +89,20 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
                 _run_ranks(cluster_of(config), parallel, context.device_target, folder, words)
         else:
             try:
-                mode.run(plan, folder)
+                with _operators(plan, folder):
+                    mode.run(plan, folder)
             finally:
                 _write_profile(folder)
     return 0
+
+
+def _operators(plan: Plan, folder: RunFolder) -> AbstractContextManager[None]:
+    """MindSpore's profiler of its operators, with profile=true on backend=ms."""
+    if profiler.recorder is None or plan.config.backend != "ms":
+        return nullcontext()
+    from lite_runner.backends.mindspore.device import profiled
+
+    return profiled(folder.path / "mindspore_profile")
 
 
 def _write_profile(folder: RunFolder) -> None:

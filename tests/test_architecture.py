@@ -115,8 +115,8 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "weights"),
     },
     "launch": {
-        *("config", "distributed", "native", "output", "plan", "profiler", "progress", "run_modes"),
-        *("sizing", "system", "weights"),
+        *("backends", "config", "distributed", "native", "output", "plan", "profiler", "progress"),
+        *("run_modes", "sizing", "system", "weights"),
     },
     "joined": {
         *("backends", "config", "distributed", "launch", "output", "plan", "progress"),

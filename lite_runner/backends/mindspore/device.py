@@ -4,6 +4,9 @@ is imported and applied when the device is set."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.config.sections import AscendSettings
@@ -136,3 +139,15 @@ def _set_memory(size: str) -> None:
         if "repeatedly" not in str(error):
             raise
         progress.note(f"context.max_device_memory={size} comes too late: it is set already")
+
+
+@contextmanager
+def profiled(folder: Path) -> Iterator[None]:
+    """Context in which MindSpore's own profiler records operators; its files go to a folder."""
+    import mindspore
+
+    recording = mindspore.Profiler(output_path=str(folder))
+    try:
+        yield
+    finally:
+        recording.analyse()

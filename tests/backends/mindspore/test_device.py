@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -84,3 +85,20 @@ def test_what_mindspore_refuses(
     with pytest.raises(ConfigError, match=r"context\.ascend_config: the value must be one of"):
         device.apply_ascend_settings()
     assert "context.max_device_memory=58GB comes too late" in capsys.readouterr().err
+
+
+def test_operators_are_profiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also of a run that fails."""
+    said: list[str] = []
+
+    class Recording:
+        def __init__(self, output_path: str) -> None:
+            said.append(output_path)
+
+        def analyse(self) -> None:
+            said.append("analyse")
+
+    monkeypatch.setattr(ms, "Profiler", Recording)
+    with pytest.raises(KeyboardInterrupt), device.profiled(tmp_path):
+        raise KeyboardInterrupt
+    assert said == [str(tmp_path), "analyse"]
