@@ -248,13 +248,14 @@ def is_of_a_run(raw: Mapping[str, Any], config_of: Callable[[str], type[RunConfi
     mode = raw.get("run_mode")
     if not isinstance(mode, str) or mode not in options_of("run_mode"):
         return False
-    # A run that is older than a key does not have it: one that may be null, or a switch.
-    later = {
-        key
+    # A run that is older than a key does not have it: one that may be null, a switch, or a section
+    # of such.
+    required = {
+        key.partition(".")[0]
         for key, takes in leaves(config_of(mode)).items()
-        if accepts(takes, NoneType) or takes is bool
+        if not accepts(takes, NoneType) and takes is not bool
     }
-    return all(field.name in raw for field in fields(config_of(mode)) if field.name not in later)
+    return required <= raw.keys()
 
 
 def run_again(

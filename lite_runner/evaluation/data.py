@@ -11,7 +11,7 @@ import gzip
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,6 +41,7 @@ class DataSet:
 
     root: Path  # a folder, or one file
     files: tuple[Path, ...]
+    named: Mapping[str, Path] | None = None  # by split, where a task names them
 
     @classmethod
     def of(cls, path: Path) -> DataSet:
@@ -55,6 +56,8 @@ class DataSet:
     def split(self, name: str, subset: str = "") -> tuple[Path, ...]:
         """The files of a split, those of a subset where it has several; a single file is every
         split."""
+        if self.named is not None:
+            return (self.named[name],) if name in self.named else ()
         if self.root.is_file():
             return self.files
         mine = [path for path in self.files if not subset or self._in_subset(path, subset)]

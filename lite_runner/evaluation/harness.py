@@ -34,7 +34,7 @@ from lite_runner.evaluation.metrics import (
 )
 from lite_runner.evaluation.prompts import Sample, TaskOptions, samples_of
 from lite_runner.evaluation.tasks import Task, read_task
-from lite_runner.generation import Engine, Finished, Request, Token
+from lite_runner.generation import Completion, Engine, Finished, Request, Token
 from lite_runner.output.comparison import aligned
 from lite_runner.output.report import RunFolder
 from lite_runner.records import Count, Index, InputPath, dataclass
@@ -255,7 +255,7 @@ class TaskRun:
                         if event.error is not None:
                             raise event.error
                         self._count(event, job)
-                        if (line := job.done()) is not None:
+                        if (line := job.done(event.completion)) is not None:
                             self._write(file, line)
                             step.advance()
                     feed()
@@ -286,7 +286,7 @@ class TaskRun:
 
     def _count(self, event: Finished, job: _Job) -> None:
         cached = event.completion.cached_tokens
-        new = max(0, len(event.completion.token_ids) - 1)
+        new = max(0, len(event.completion.drawn) - 1)  # the last is not computed with
         self.tokens += len(job.request.prompt) - cached + new
         self.cached_tokens += cached
 
@@ -314,7 +314,7 @@ class TaskRun:
         for indices in shared.values():
             first = sample.continuations[indices[0]]
             longer = len(first.ids) - first.start > 1
-            options = GenerationConfig(max_new_tokens=1, prompt_logprobs=1 if longer else None)
+            options = GenerationConfig(max_new_tokens=0, prompt_logprobs=1 if longer else None)
             request = Request(
                 first.ids[:-1],
                 options,
@@ -375,32 +375,36 @@ class _Job:
         self._start, self._lasts = start, lasts or {}
 
     def takes(self, event: Token) -> bool:
-        """Take a token; True where the text is to end behind it."""
-        if self._transcript is not None:
-            if not event.is_end:
-                self._transcript.put(event.token)
-            return self._transcript.stopped
-        assert event.logits is not None
-        before, greedy = 0.0, True
-        if event.prompt_logprobs is not None:
-            scored = event.prompt_logprobs
-            before = float(scored.chosen.sum())
-            greedy = bool((scored.top_ids[:, 0] == self.request.prompt[self._start :]).all())
-        best = int(event.logits.argmax())
-        for index, token in self._lasts.items():
-            last, _, _ = log_likelihoods(event.logits[None], np.array([token], np.int32))
-            logprob = before + float(last[0])
-            if not np.isfinite(logprob):
-                raise NonFiniteError(f"{self.request.name}: a likelihood is {logprob}")
-            self._found[index] = Likelihood(logprob, greedy and best == token)
-        return False
+        """Take a token of a generation; True where the text is to end behind it."""
+        assert self._transcript is not None
+        if not event.is_end:
+            self._transcript.put(event.token)
+        return self._transcript.stopped
 
-    def done(self) -> dict[str, Any] | None:
+    def done(self, completion: Completion) -> dict[str, Any] | None:
         """The line of the sample, where this was its last request."""
         if self._transcript is not None:
             self._transcript.finish()
             self._found[0] = self._transcript.text
+        else:
+            self._score(completion)
         return self._whole()
+
+    def _score(self, completion: Completion) -> None:
+        """The likelihoods of the continuations that share the request."""
+        logits, scored = completion.logits, completion.prompt_logprobs
+        assert logits is not None
+        before, greedy = 0.0, True
+        if scored is not None:
+            before = float(scored.chosen.sum())
+            greedy = bool((scored.top_ids[:, 0] == self.request.prompt[self._start :]).all())
+        best = int(logits.argmax())
+        for index, token in self._lasts.items():
+            last, _, _ = log_likelihoods(logits[None], np.array([token], np.int32))
+            logprob = before + float(last[0])
+            if not np.isfinite(logprob):
+                raise NonFiniteError(f"{self.request.name}: a likelihood is {logprob}")
+            self._found[index] = Likelihood(logprob, greedy and best == token)
 
 
 def _result(

@@ -82,7 +82,7 @@ class Sample:
     def length(self) -> int:
         """Tokens of its longest sequence, new ones included."""
         new = self.task.generation_kwargs.max_gen_toks
-        lengths = [len(one.ids) for one in self.continuations]
+        lengths = [len(one.ids) - 1 for one in self.continuations]  # the last is only scored
         return max(lengths) if self.prompt is None else len(self.prompt) + new
 
 
@@ -110,9 +110,10 @@ def _data_of(task: Task, folder: Path | None, *, only: bool) -> DataSet:
     beside = Path(task.folder)
     given = task.dataset_kwargs.data_files
     if given is not None:
-        names = [given] if isinstance(given, str) else list(given.values())
-        paths = [_beside(beside, name) for name in names]
-        return DataSet(beside, tuple(paths)) if len(paths) > 1 else DataSet.of(paths[0])
+        if isinstance(given, str):
+            return DataSet.of(_beside(beside, given))
+        named = {split: _beside(beside, name) for split, name in given.items()}
+        return DataSet(beside, tuple(named.values()), named)
     if task.dataset_path is not None and (beside / task.dataset_path).exists():
         return DataSet.of(beside / task.dataset_path)
     if (alone := beside / f"{task.task}.jsonl").is_file():
@@ -213,7 +214,7 @@ class _Prompter:
                 if not after:
                     raise ConfigError(f"{where}: {text!r} has no tokens to score")
                 most = self._options.context
-                left = max(0, len(before) + len(after) - most)
+                left = max(0, len(before) + len(after) - 1 - most)  # the last is only scored
                 if left >= len(before):
                     raise ConfigError(
                         f"{where}: {len(after)} tokens to score do not fit the model's context of"

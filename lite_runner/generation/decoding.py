@@ -87,7 +87,10 @@ class Samples:
         events: list[Event] = []
         for sequence in self._running():
             if self._limit == 0:
-                events.append(self._finished(sequence, "length"))
+                end = self._finished(sequence, "length")
+                if self._request.keep_logits:
+                    end = replace(end, completion=replace(end.completion, logits=logits))
+                events.append(end)
             else:
                 events += self._extended(sequence, logits[None], ())
         return events

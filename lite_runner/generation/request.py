@@ -80,6 +80,8 @@ class Completion:
     logprobs: Logprobs | None = None  # of `drawn`
     prompt_logprobs: Logprobs | None = None  # of the prompt's tokens from Request.scored_from on
     waited_s: float = field(default=0.0, compare=False)  # until it had its cache slots
+    # [vocab], after the prompt, with keep_logits and no new tokens.
+    logits: NDArray[np.float32] | None = field(default=None, compare=False)
 
     @property
     def drawn(self) -> list[int]:

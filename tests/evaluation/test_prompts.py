@@ -90,7 +90,7 @@ def test_chats() -> None:
 
 def test_long_prompts_are_cut_on_their_left() -> None:
     (one, *_) = samples("lambada", context=9)
-    assert one.cut and [len(each.ids) for each in one.continuations] == [9]
+    assert one.cut and [len(each.ids) for each in one.continuations] == [10]
     with pytest.raises(ConfigError, match="4 tokens to score do not fit"):
         samples("lambada", context=3)
 
@@ -121,3 +121,13 @@ def test_documents_that_do_not_fit_the_task(
     with pytest.raises(RunnerError) as raised:
         samples(str(tmp_path / "own.yaml"))
     assert expected in raised.value.message
+
+
+def test_files_that_a_task_names_by_split(tmp_path: Path) -> None:
+    data = FIXTURES / "data/arc_easy"
+    own = (ROOT / "lite_runner/evaluation/tasks/arc_easy.yaml").read_text("utf-8")
+    files = f"{{train: {data}/train.jsonl, test: {data}/test.jsonl}}"
+    (tmp_path / "own.yaml").write_text(f"{own}dataset_kwargs: {{data_files: {files}}}\n")
+    found = samples(str(tmp_path / "own.yaml"), shots=2)
+    expected = samples("arc_easy", shots=2)
+    assert [one.key for one in found] == [one.key for one in expected]
