@@ -273,6 +273,8 @@ def translate(
             result.assignments[key] = arch_of(raw)
         elif key in _RENAMED_VALUES and isinstance(value, str):
             result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
+        elif key == "profile" and value is None:
+            continue  # off, as MindFormers has it
         elif key in known:
             result.assignments[key] = value
         elif key in IGNORED or key in _SIZES_OF_FOLDER or key in unread:

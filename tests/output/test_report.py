@@ -147,7 +147,7 @@ def test_result_json_has_the_schema(tmp_path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     assert list(content) == [
         *("schema", "run_mode", "model", "backend", "engine", "world_size", "load_checkpoint"),
-        *("config_file", "versions", "results", "timing", "peak_rss_mib"),
+        *("config_file", "versions", "provenance", "results", "timing", "peak_rss_mib"),
     ]
     assert content["schema"] == 1 and content["config_file"] == "config.yaml"
     assert content["results"] == [
