@@ -450,10 +450,17 @@ def test_nothing_runs_untrusted_input(path: Path) -> None:
     roots = {target.split(".")[0] for target in imports(tree, path.stem)}
     assert not roots & UNSAFE_MODULES
     safe_loaders = {
-        node.name
+        name.asname or name.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and "yaml.SafeLoader" in map(ast.unparse, node.bases)
+        if isinstance(node, ast.ImportFrom) and node.module == "yaml"
+        for name in node.names
+        if name.name in ("SafeLoader", "CSafeLoader")
     }
+    for node in ast.walk(tree):  # a class before those that build on it
+        if isinstance(node, ast.ClassDef) and safe_loaders.intersection(
+            map(ast.unparse, node.bases)
+        ):
+            safe_loaders.add(node.name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             where = f"{relative(path)}:{node.lineno}"

@@ -15,18 +15,27 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import read_small
 
 MAX_CONFIG_BYTES = 128 << 20  # that of a run holds a prompt from standard input
-MAX_DEPTH = 100  # libyaml's own composer exhausts the stack where Python's raises
-# libyaml takes a seventh of the time, which a start has for several files; PyYAML's wheels have it.
-_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAX_DEPTH = 100
+
+try:
+    from yaml import CSafeLoader
+except ImportError:  # PyYAML was built without libyaml; its wheels have it
+    from yaml import SafeLoader
+else:
+
+    class SafeLoader(Composer, CSafeLoader):  # type: ignore[no-redef]
+        """libyaml's parser, in a seventh of the time, with the composer of Python, which may be
+        told how deep to go: on a file of brackets libyaml's own exhausts the stack."""
+
+        def __init__(self, stream: bytes) -> None:
+            CSafeLoader.__init__(self, stream)
+            Composer.__init__(self)
 
 
-class _StrictLoader(Composer, _Parser):  # type: ignore[misc]
+class _StrictLoader(SafeLoader):
     """Safe yaml in which 1e-6 is a number and a key that is given twice is an error."""
 
-    def __init__(self, stream: bytes) -> None:
-        _Parser.__init__(self, stream)
-        Composer.__init__(self)
-        self._depth = 0
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._depth += 1
@@ -69,7 +78,7 @@ class Tagged:
         return self.text
 
 
-class _TaggedLoader(_StrictLoader, yaml.SafeLoader):
+class _TaggedLoader(_StrictLoader):
     """The same, in which unknown tags are Tagged values."""
 
 
