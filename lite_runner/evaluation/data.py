@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from lite_runner.system.json_file import parse_json
 Document: TypeAlias = "dict[str, Any]"
 
 KINDS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
-MOST_BYTES = 1 << 30  # of a file, unpacked
+MOST_BYTES = 1 << 28  # of a file, unpacked
 MOST_FILES = 10_000
 DEPTH = 3  # of folders
 # Other words for a split in published files, those of the split itself first.
@@ -129,7 +130,7 @@ def _read(path: Path, columns: Sequence[str]) -> list[Document]:
         return [_object(one, number) for number, one in enumerate(text.split("\n"), 1) if one]
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, csv.Error, EOFError) as error:
+    except (ValueError, csv.Error, EOFError, zlib.error) as error:
         raise ArtifactError(f"{path}: {error}") from None
 
 
@@ -184,6 +185,8 @@ def _read_parquet(path: Path) -> list[Document]:
             f"{path}: reading parquet takes pyarrow, which is not installed",
             "pip install pyarrow, or take the data set's JSON lines or CSV files",
         ) from None
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"more than {MOST_BYTES:,} bytes")
     try:
         rows: list[Document] = parquet.read_table(path).to_pylist()
     except ArrowException as error:

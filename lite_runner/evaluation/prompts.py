@@ -20,6 +20,7 @@ from lite_runner.records import dataclass
 from lite_runner.text.chat_templates import render_template
 from lite_runner.text.tokenizer import Tokenizer
 
+MAX_LIST_CHARS = 1 << 20  # of a list that a template writes
 SHOTS_SEED = 1234  # of the examples, lm_eval's
 Ids: TypeAlias = "NDArray[np.int32]"
 
@@ -372,6 +373,8 @@ def _joined(first: Any, second: Any, delimiter: str) -> str:
 
 def _literal(text: str) -> Any:
     """The list that a template has written; the text itself where it is none."""
+    if len(text) > MAX_LIST_CHARS:
+        return text
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
