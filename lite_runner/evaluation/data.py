@@ -180,10 +180,10 @@ def _rows(text: str, delimiter: str, columns: Sequence[str]) -> list[Document]:
 def _read_parquet(path: Path) -> list[Document]:
     try:
         from pyarrow import ArrowException, parquet
-    except ModuleNotFoundError:
+    except ImportError as error:  # one for NumPy 2 raises it as well
         raise EnvironmentFault(
-            f"{path}: reading parquet takes pyarrow, which is not installed",
-            "pip install pyarrow, or take the data set's JSON lines or CSV files",
+            f"{path}: reading parquet takes pyarrow, which this Python cannot import: {error}",
+            "pip install 'pyarrow<22', or take the data set's JSON lines or CSV files",
         ) from None
     if path.stat().st_size > MOST_BYTES:
         raise ValueError(f"more than {MOST_BYTES:,} bytes")

@@ -94,5 +94,5 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes, expected: str) 
 
 def test_parquet_takes_a_package(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunnerError, match=r"pyarrow, which is not installed|not parquet"):
+    with pytest.raises(RunnerError, match=r"pyarrow, which this Python cannot import|not parquet"):
         read_documents([tmp_path / "a.parquet"])
