@@ -1,7 +1,8 @@
 """Operations on float32 arrays, recorded on a tape that computes their gradients backwards.
 
 Rows are the tokens of several texts, one behind the other and without padding. An operation keeps
-what its gradient needs; temporary arrays are blocks of rows that stay in the processor's cache.
+only what its gradient needs: a closure over a Value would keep its array, too. Temporary arrays are
+blocks of rows that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -86,13 +87,16 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None = None) -> Va
     if bias is not None:
         y += bias.array
 
+    to_x, to_bias = x.slot, None if bias is None else bias.slot
+    kept = None if weight.slot is None else x.array
+
     def backward(grad: Array) -> None:
-        if x.slot is not None:
-            x.slot.add(grad @ weight.array)
-        if weight.slot is not None:
-            weight.slot.add(grad.T @ x.array)
-        if bias is not None and bias.slot is not None:
-            bias.slot.add(grad.sum(0))
+        if to_x is not None:
+            to_x.add(grad @ weight.array)
+        if weight.slot is not None and kept is not None:
+            weight.slot.add(grad.T @ kept)
+        if to_bias is not None:
+            to_bias.add(grad.sum(0))
 
     return tape.record(y, [x, weight] if bias is None else [x, weight, bias], backward)
 
@@ -109,9 +113,11 @@ def low_rank(
     y.array += narrow @ (b.array.T * np.float32(scale))
     del given
 
+    to_y = y.slot
+
     def backward(grad: Array) -> None:
-        if y.slot is not None:
-            y.slot.add(grad, own=False)
+        if to_y is not None:
+            to_y.add(grad, own=False)
         assert a.slot is not None and b.slot is not None
         b.slot.add(grad.T @ (narrow * np.float32(scale)))
         inner = grad @ (b.array * np.float32(scale))
@@ -127,11 +133,13 @@ def add(tape: Tape, x: Value, y: Value, scale: float = 1.0) -> Value:
     """x + scale * y"""
     array = x.array + y.array if scale == 1.0 else x.array + np.float32(scale) * y.array
 
+    to_x, to_y = x.slot, y.slot
+
     def backward(grad: Array) -> None:
-        if x.slot is not None:
-            x.slot.add(grad, own=False)
-        if y.slot is not None:
-            y.slot.add(grad, own=False) if scale == 1.0 else y.slot.add(grad * np.float32(scale))
+        if to_x is not None:
+            to_x.add(grad, own=False)
+        if to_y is not None:
+            to_y.add(grad, own=False) if scale == 1.0 else to_y.add(grad * np.float32(scale))
 
     return tape.record(array, [x, y], backward)
 
@@ -141,9 +149,11 @@ def scaled(tape: Tape, x: Value, factor: float) -> Value:
     if factor == 1.0:
         return x
 
+    to_x = x.slot
+
     def backward(grad: Array) -> None:
-        assert x.slot is not None
-        x.slot.add(grad * np.float32(factor))
+        assert to_x is not None
+        to_x.add(grad * np.float32(factor))
 
     return tape.record(x.array * np.float32(factor), [x], backward)
 
@@ -165,11 +175,13 @@ def rows_of(tape: Tape, table: Value, rows: NDArray[np.int64]) -> Value:
 def picked(tape: Tape, x: Value, rows: NDArray[np.int64]) -> Value:
     """[m, width]: some rows of x, each at most once."""
 
+    to_x, shape = x.slot, x.array.shape
+
     def backward(grad: Array) -> None:
-        assert x.slot is not None
-        total = np.zeros_like(x.array)
+        assert to_x is not None
+        total = np.zeros(shape, np.float32)
         total[rows] = grad
-        x.slot.add(total)
+        to_x.add(total)
 
     return tape.record(x.array[rows], [x], backward)
 
@@ -242,9 +254,11 @@ def rotated(tape: Tape, x: Value, cos: Array, sin: Array) -> Value:
             out[rows, :, half:] += first[rows] * sin[rows]
         return out.reshape(array.shape)
 
+    to_x = x.slot
+
     def backward(grad: Array) -> None:
-        assert x.slot is not None
-        x.slot.add(turned(grad, -sin))
+        assert to_x is not None
+        to_x.add(turned(grad, -sin))
 
     return tape.record(turned(x.array, sin), [x], backward)
 
