@@ -115,6 +115,13 @@ def bodies() -> dict[str, tuple[str, bytes]]:
             chat,
             filled('{"messages":[', message, "]}", 200_000 * len(message)),
         ),
+        "200,000 items": (
+            "/v1/responses",
+            filled('{"input":[', message, "]}", 200_000 * len(message)),
+        ),
+        "responses of 7 MB": ("/v1/responses", filled('{"input":"', "word ", '"}', 7 << 20)),
+        "9,000 items": ("/v1/responses", filled('{"input":[', message, "]}", 9_000 * len(message))),
+        "9,000 messages": (chat, filled('{"messages":[', message, "]}", 9_000 * len(message))),
         "/tokenize": ("/tokenize", filled('{"prompt":"', "some words ", '"}')),
         "/tokenize of 1 MB": ("/tokenize", filled('{"prompt":"', "wörter ", '"}', 1 << 20)),
         "/detokenize": ("/detokenize", filled('{"tokens":[', "1,", "]}")),

@@ -31,7 +31,6 @@ from lite_runner.serving.engine import Busy, Stopped
 from lite_runner.serving.errors import (
     OUT_OF_MEMORY,
     ApiError,
-    is_anthropics,
     of_exception,
     shortened,
     told,
@@ -39,6 +38,7 @@ from lite_runner.serving.errors import (
 from lite_runner.serving.messages import CountTokens, MessagesCall, MessagesRequest, count_tokens
 from lite_runner.serving.middleware import Body, Guard, parse_body
 from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.responses import ResponsesCall, ResponsesRequest, listed_items
 from lite_runner.serving.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -66,6 +66,10 @@ def application(server: Server) -> ASGIApp:
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             Route("/v1/messages", messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", message_tokens, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses/input_tokens", response_tokens, methods=["POST"]),
+            Route("/v1/responses/{id}", response, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/input_items", response_items),
             Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
@@ -99,7 +103,7 @@ def application(server: Server) -> ASGIApp:
     return CORSMiddleware(
         guarded,
         allow_origins=server.settings.cors_origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=("X-Request-Id", "Retry-After"),
     )
@@ -125,7 +129,32 @@ async def message_tokens(request: Request) -> Response:
     return JSONResponse(await count_tokens(server_of(request), body))
 
 
-Call = Completions | ChatCompletion | MessagesCall
+async def responses(request: Request) -> Response:
+    make = partial(ResponsesCall, server_of(request))
+    return await answered(request, await made(request, ResponsesRequest, make))
+
+
+async def response_tokens(request: Request) -> Response:
+    make = partial(ResponsesCall, server_of(request))
+    call = await made(request, ResponsesRequest, make)
+    return JSONResponse(await call.count())
+
+
+async def response(request: Request) -> Response:
+    kept, id = server_of(request).responses, request.path_params["id"]
+    if request.method == "DELETE":
+        kept.remove(id)
+        return JSONResponse({"id": id, "object": "response", "deleted": True})
+    return Response(kept.get(id).response, media_type="application/json")
+
+
+async def response_items(request: Request) -> Response:
+    server = server_of(request)
+    items = server.responses.get(request.path_params["id"]).items
+    return await server.aside(lambda: Json(listed_items(items)))
+
+
+Call = Completions | ChatCompletion | MessagesCall | ResponsesCall
 
 
 async def answered(request: Request, call: Call) -> Response:
@@ -140,14 +169,17 @@ async def answered(request: Request, call: Call) -> Response:
     chunk = await or_gone(anext(chunks), disconnected(request))
     first = await server_of(request).aside_if(call.is_large, lambda: event(chunk))
     return StreamingResponse(
-        events(request, first, chunks),
+        events(request, first, chunks, call.failed),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
 
 
 async def events(
-    request: Request, first: bytes, chunks: AsyncGenerator[dict[str, Any], None]
+    request: Request,
+    first: bytes,
+    chunks: AsyncGenerator[dict[str, Any], None],
+    failed: Callable[[ApiError], dict[str, Any]],
 ) -> AsyncGenerator[bytes, None]:
     """`first` and the chunks behind it as server-sent events; an error on the way is the last."""
     request.state.cut = "disconnected"  # unless it goes on
@@ -155,19 +187,19 @@ async def events(
         yield first
         async for chunk in chunks:
             yield event(chunk)
-        if not is_anthropics(request.url.path):
+        if not first.startswith(b"event"):  # those with names have one for the end
             yield b"data: [DONE]\n\n"
         request.state.cut = None
     except Exception as error:
         found = api_error(error)
         request.state.cut = found.code or found.kind
-        yield event(found.body(request.url.path))
+        yield event(failed(found))
     finally:
         await chunks.aclose()
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """A server-sent event; those of Anthropic's protocol have a name."""
+    """A server-sent event, named by its type where it has one."""
     name = b"event: %b\n" % content["type"].encode() if "type" in content else b""
     return b"%bdata: %b\n\n" % (name, to_json(content))
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from lite_runner.generation import Adjustments
 from lite_runner.serving.completions import chat_entry, of_prompt, prompt_logprobs, usage_of
@@ -21,6 +21,18 @@ from lite_runner.serving.thinking import Thinking, template_kwargs
 from lite_runner.serving.tools import CallReader, ToolUse
 
 Part = tuple[str, str, list[dict[str, Any]]]  # thinking, text, and calls as deltas have them
+Change = Literal["begun", "added", "ended"]
+
+
+@dataclass(slots=True)
+class AnswerBlock:
+    """Thinking, text or a call, as far as it has come."""
+
+    kind: Literal["thinking", "text", "call"]
+    text: str = ""  # of a call: its arguments
+    id: str = ""  # of a call, as is its name
+    name: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)  # of a text, where asked for
 
 
 class ChatCompletion:
@@ -49,6 +61,7 @@ class ChatCompletion:
             self._grammar = self._tools.grammar
         self._thinking = Thinking(body, server.tokenizer)
         self._template_kwargs = template_kwargs(body, server.tokenizer)
+        self.ended: Ended | None = None  # once the blocks are over
         self.streams = bool(body.stream)
         self.is_large = body.prompt_logprobs is not None  # see Completions
         self._readers: list[CallReader] = []  # of each answer, where there are tools
@@ -158,6 +171,36 @@ class ChatCompletion:
             async for _, output in followed:
                 yield output, self._read(output)
 
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """The last chunk of a stream that is cut."""
+        return error.body()
+
+    async def blocks(self) -> AsyncGenerator[tuple[Change, AnswerBlock, str, list[Any]], None]:
+        """The only answer in blocks, one after the other, with the text that is added to one and
+        its log-probabilities. How it ended is in `ended` then."""
+        block: AnswerBlock | None = None
+        entries: list[dict[str, Any]] = []  # of tokens whose text is held back
+        async with aclosing(self.parts()) as parts:
+            async for output, (thought, text, calls) in parts:
+                if isinstance(output, Piece) and output.logprobs is not None:
+                    tokenizer = self._server.tokenizer
+                    entries.append(chat_entry(tokenizer, output.token, output.logprobs))
+                for new, added in _added(thought, text, calls):
+                    if block is None or new.id or new.kind != block.kind:
+                        if block is not None:
+                            yield "ended", block, "", []
+                        block = new
+                        yield "begun", block, "", []
+                    block.text += added
+                    of_text, entries = entries if block.kind == "text" else [], []
+                    block.logprobs += of_text
+                    if added:
+                        yield "added", block, added, of_text
+                if isinstance(output, Ended):
+                    self.ended = output
+        if block is not None:
+            yield "ended", block, "", []
+
     def _read(self, output: Piece | Ended) -> Part:
         thought, text, last = "", output.text, isinstance(output, Ended)
         if (thoughts := self._thoughts[output.index]) is not None:
@@ -188,6 +231,22 @@ class ChatCompletion:
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._head | {"choices": [choice]}
+
+
+def _added(
+    thought: str, text: str, calls: list[dict[str, Any]]
+) -> Iterator[tuple[AnswerBlock, str]]:
+    """What there is to be added, and the block that it may begin."""
+    if thought:
+        yield AnswerBlock("thinking"), thought
+    if text:
+        yield AnswerBlock("text"), text
+    for call in calls:
+        function = call["function"]
+        yield (
+            AnswerBlock("call", id=call.get("id", ""), name=function.get("name", "")),
+            function["arguments"],
+        )
 
 
 def _reasoning(text: str) -> dict[str, str]:

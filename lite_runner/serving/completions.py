@@ -105,6 +105,10 @@ class Completions:
         if body.stream_options is not None and body.stream_options.include_usage:
             yield self._head | {"choices": [], "usage": usage_of(self.stats.usage)}
 
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """The last chunk of a stream that is cut."""
+        return error.body()
+
     def _next_logprobs(
         self,
         made: dict[int, CompletionLogprobs],

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from lite_runner.serving.chat import ChatCompletion
+from lite_runner.serving.chat import AnswerBlock, ChatCompletion
 from lite_runner.serving.engine import Ended
 from lite_runner.serving.errors import ApiError, of_validation
 from lite_runner.serving.metrics import RequestStats, Usage
@@ -74,7 +74,7 @@ class ToolResultBlock(_Block):
     is_error: bool | None = None  # the content says so
 
 
-Block = Annotated[
+ContentBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
     Field(discriminator="type"),
 ]
@@ -82,7 +82,7 @@ Block = Annotated[
 
 class Message(RequestBody):
     role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
+    content: str | Annotated[list[ContentBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class ToolDefinition(_Block):
@@ -213,13 +213,13 @@ def _messages(body: CountTokens) -> Iterator[dict[str, Any]]:
         yield from (_of_user if message.role == "user" else _of_assistant)(place, read)
 
 
-def _misplaced(place: int, block: Block, role: str) -> ApiError:
+def _misplaced(place: int, block: ContentBlock, role: str) -> ApiError:
     field = f"messages.{place}.content"
     why = f"{block.type} is not in a message of the {role}"
     return ApiError(400, f"{field}: {why}", field, "invalid_value")
 
 
-def _of_user(place: int, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+def _of_user(place: int, blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
     for is_text, run in itertools.groupby(blocks, lambda block: isinstance(block, TextBlock)):
         if is_text:
             yield {"role": "user", "content": _joined(run)}
@@ -231,7 +231,7 @@ def _of_user(place: int, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
-def _of_assistant(place: int, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+def _of_assistant(place: int, blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
     said: dict[str, Any] = {}
     if texts := [block for block in blocks if isinstance(block, TextBlock)]:
         said["content"] = _joined(texts)
@@ -280,66 +280,56 @@ class MessagesCall:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
-        content: list[dict[str, Any]] = []
-        async with aclosing(self._events()) as events:
-            async for event in events:
-                if event["type"] == "content_block_start":
-                    content.append(event["content_block"])
-                elif event["type"] == "content_block_delta":
-                    _add(content[-1], event["delta"])
-                elif event["type"] == "message_delta":
-                    end = event
+        content = []
+        async with aclosing(self._chat.blocks()) as blocks:
+            async for change, block, _, _ in blocks:
+                if change == "ended":
+                    content.append(_whole(block))
+        end = self._end()
         return {**self._head, "content": content, **end["delta"], "usage": end["usage"]}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as events."""
-        begun = False
-        async with aclosing(self._events()) as events:
-            async for event in events:
-                if not begun:  # not earlier: what cannot be done is not begun
-                    begun = True
-                    usage = _usage(Usage(self.stats.usage.prompt))
-                    message: dict[str, Any] = {**self._head, "content": [], "usage": usage}
-                    message |= {"stop_reason": None, "stop_sequence": None}
-                    yield {"type": "message_start", "message": message}
-                yield event
+        index = -1  # of the block that is open
+        async with aclosing(self._chat.blocks()) as blocks:
+            async for change, block, added, _ in blocks:
+                if index < 0:  # not earlier: what cannot be done is not begun
+                    yield self._start()
+                if change == "begun":
+                    index += 1
+                    empty = _whole(
+                        AnswerBlock(block.kind, "{}" * (block.kind == "call"), block.id, block.name)
+                    )
+                    yield {"type": "content_block_start", "index": index, "content_block": empty}
+                elif change == "added":
+                    kind, name = _DELTAS[block.kind]
+                    delta = {"type": kind, name: added}
+                    yield {"type": "content_block_delta", "index": index, "delta": delta}
+                else:
+                    yield {"type": "content_block_stop", "index": index}
+        if index < 0:
+            yield self._start()
+        yield self._end()
         yield {"type": "message_stop"}
 
-    async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Blocks of content, and how the message ended."""
-        kind, index = "", -1  # of the block that is open
-        async with aclosing(self._chat.parts()) as parts:
-            async for output, (thought, text, calls) in parts:
-                for name, delta in (("thinking", thought), ("text", text)):
-                    if not delta:
-                        continue
-                    if kind != name:
-                        if kind:
-                            yield {"type": "content_block_stop", "index": index}
-                        kind, index = name, index + 1
-                        block = {"type": name, name: ""}
-                        if name == "thinking":
-                            block["signature"] = ""
-                        yield _begun(index, block)
-                    yield _changed(index, {"type": f"{name}_delta", name: delta})
-                for call in calls:
-                    if kind:
-                        yield {"type": "content_block_stop", "index": index}
-                    kind, index = "", index + 1
-                    function = call["function"]
-                    block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
-                    yield _begun(index, {**block, "input": {}})
-                    written = {"type": "input_json_delta", "partial_json": function["arguments"]}
-                    yield _changed(index, written)
-                    yield {"type": "content_block_stop", "index": index}
-                if isinstance(output, Ended):
-                    if kind:
-                        yield {"type": "content_block_stop", "index": index}
-                    yield {
-                        "type": "message_delta",
-                        "delta": self._reason(output),
-                        "usage": _usage(self.stats.usage),
-                    }
+    def failed(self, error: ApiError) -> dict[str, Any]:
+        """The last event of a stream that is cut."""
+        return error.body("/v1/messages")
+
+    def _start(self) -> dict[str, Any]:
+        usage = _usage(Usage(self.stats.usage.prompt))
+        message: dict[str, Any] = {**self._head, "content": [], "usage": usage}
+        message |= {"stop_reason": None, "stop_sequence": None}
+        return {"type": "message_start", "message": message}
+
+    def _end(self) -> dict[str, Any]:
+        ended = self._chat.ended
+        assert ended is not None
+        return {
+            "type": "message_delta",
+            "delta": self._reason(ended),
+            "usage": _usage(self.stats.usage),
+        }
 
     def _reason(self, ended: Ended) -> dict[str, str | None]:
         reason = {"tool_calls": "tool_use", "length": "max_tokens"}.get(
@@ -369,17 +359,21 @@ def _usage(usage: Usage) -> dict[str, Any]:
     return found
 
 
-def _begun(index: int, block: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "content_block_start", "index": index, "content_block": block}
+_DELTAS = {
+    "thinking": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
-def _changed(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "content_block_delta", "index": index, "delta": delta}
-
-
-def _add(block: dict[str, Any], delta: dict[str, Any]) -> None:
-    """A delta to its block."""
-    if delta["type"] == "input_json_delta":
-        block["input"] = parse_json(delta["partial_json"])
-    else:
-        block[block["type"]] += delta[block["type"]]
+def _whole(block: AnswerBlock) -> dict[str, Any]:
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    if block.kind == "thinking":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {
+        "type": "tool_use",
+        "id": block.id,
+        "name": block.name,
+        "input": parse_json(block.text or "{}"),
+    }

@@ -2,7 +2,7 @@
 
 What a field asks for is done, or refused by its name; there is no field that is silently ignored.
 Fields that are not supported take the values that ask for nothing: null, and what `only` lists. The
-fields of `_Described` describe the caller, not the answer.
+fields of `Described` describe the caller, not the answer.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RequestBody(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class _Described(RequestBody):
+class Described(RequestBody):
     """Who asks; of no effect on the answer."""
 
     user: str | None = None
@@ -121,7 +121,7 @@ class StructuredOutputs(RequestBody):
     disable_additional_properties: Annotated[Any, only(False)] = None
 
 
-class Sampling(_Described):
+class Sampling(Described):
     """What completions and chat completions share. null: the server's default."""
 
     model: str | None = None  # null: the base model
@@ -332,7 +332,7 @@ class UnloadAdapter(RequestBody):
     lora_int_id: int | None = None  # of vLLM's; the name says it
 
 
-class TokenizeRequest(_Described):
+class TokenizeRequest(Described):
     """/tokenize: of a text, or of a chat."""
 
     model: str | None = None
@@ -354,7 +354,7 @@ class TokenizeRequest(_Described):
         return self
 
 
-class DetokenizeRequest(_Described):
+class DetokenizeRequest(Described):
     """/detokenize"""
 
     model: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field, replace
@@ -35,6 +35,49 @@ OpenAdapter = Callable[[str, str], Callable[[], None]]
 _SHORT = 16 << 10  # bytes of a body that is read in less time than another thread takes
 _LARGE = 1 << 20  # bytes of one whose memory malloc would keep
 _ASIDE = 2  # texts and grammars that are prepared at a time: more would take the engine's cores
+_MOST_STORED = 1000  # responses that are kept, the newest
+_MOST_BYTES = 64 << 20  # of these together
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A response that may be asked for, and gone on from."""
+
+    response: bytes  # JSON
+    items: bytes  # JSON of its input, with that of those before
+
+
+@dataclass(eq=False)
+class Responses:
+    """The newest responses, as many as the bounds allow."""
+
+    _stored: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
+    _bytes: int = 0
+
+    def add(self, id: str, one: Stored) -> None:
+        """Keep a response; the oldest ones go."""
+        self._stored[id] = one
+        self._bytes += _size(one)
+        while self._bytes > _MOST_BYTES or len(self._stored) > _MOST_STORED:
+            self.remove(next(iter(self._stored)))
+
+    def get(self, id: str, status: int = 404, param: str | None = None) -> Stored:
+        """Raises ApiError with this status for one that is unknown, removed or too old."""
+        if (one := self._stored.get(id)) is None:
+            why = f"there is no response {shortened(id, 100)!r}, or not any more"
+            said = f"{param}: {why}" if param else why
+            raise ApiError(status, said, param, "response_not_found")
+        self._stored.move_to_end(id)
+        return one
+
+    def remove(self, id: str) -> None:
+        """Raises ApiError for an unknown one."""
+        self._bytes -= _size(self.get(id))
+        del self._stored[id]
+
+
+def _size(one: Stored) -> int:
+    return len(one.response) + len(one.items)
 
 
 @dataclass(eq=False)
@@ -54,6 +97,7 @@ class Server:
     draining: bool = False
     open_adapter: OpenAdapter | None = None  # None: adapters stay as they are
     adapter_uses: Counter[str] = field(default_factory=Counter)  # requests that are not over
+    responses: Responses = field(default_factory=lambda: Responses())
     changing_adapters: set[str] = field(default_factory=set)  # names that come or go now
     _bodies: dict[int, bytearray] = field(default_factory=dict)  # by id: as far as they have come
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -66,6 +110,11 @@ class Server:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def stores(self) -> bool:
+        """Whether responses are kept: not where the next request may be another replica's."""
+        return self.settings.engine == "local"
 
     def adapter_of(self, name: str | None) -> str | None:
         """The adapter that a request means with `model`; None: the base model. Raises ApiError."""

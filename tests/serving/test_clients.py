@@ -1,4 +1,4 @@
-"""Programs of others that speak to a server: lm-eval, LangChain and Anthropic's package.
+"""Programs of others that speak to a server: lm-eval, LangChain, OpenAI's and Anthropic's packages.
 
 Their packages are an environment of their own, which `make clients` makes.
 """
@@ -43,6 +43,36 @@ streamed = "".join(chunk.text for chunk in chat.stream([("system", "be brief"), 
 assert streamed == whole.text, (streamed, whole)
 trip = chat.with_structured_output(Trip, method="json_schema").invoke("where?")
 assert isinstance(trip, Trip), trip
+"""
+
+RESPONSES = """
+import sys
+from typing import Literal
+
+from openai import NotFoundError, OpenAI
+from pydantic import BaseModel
+
+class Trip(BaseModel):
+    city: Literal["Oslo", "Rome"]
+
+client = OpenAI(base_url=sys.argv[1], api_key="none")
+asked = {"model": sys.argv[2], "temperature": 0, "max_output_tokens": 20}
+whole = client.responses.create(**asked, instructions="be brief", input="hi")
+assert 0 < whole.usage.output_tokens <= 20 and whole.output_text, whole
+with client.responses.stream(**asked, instructions="be brief", input="hi") as stream:
+    streamed = "".join(one.delta for one in stream if one.type == "response.output_text.delta")
+assert streamed == whole.output_text
+again = client.responses.create(**asked, input="so?", previous_response_id=whole.id)
+assert again.usage.input_tokens > 2 and client.responses.retrieve(again.id) == again
+trip = client.responses.parse(**asked, input="where?", text_format=Trip).output_parsed
+assert isinstance(trip, Trip)
+client.responses.delete(whole.id)
+try:
+    client.responses.retrieve(whole.id)
+except NotFoundError as error:
+    assert whole.id in error.body["message"]
+else:
+    raise AssertionError
 """
 
 ANTHROPIC = """
@@ -147,6 +177,11 @@ def test_lm_evals_chats(python: str, served: tuple[str, str], tmp_path: Path) ->
 def test_langchain(python: str, served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
     run(python, tmp_path, "-c", LANGCHAIN, f"{url}/v1", model)
+
+
+def test_openais_responses(python: str, served: tuple[str, str], tmp_path: Path) -> None:
+    url, model = served
+    run(python, tmp_path, "-c", RESPONSES, f"{url}/v1", model)
 
 
 def test_anthropics_package(python: str, served: tuple[str, str], tmp_path: Path) -> None:
