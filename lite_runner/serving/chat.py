@@ -57,7 +57,7 @@ class ChatCompletion:
         self._grammar = grammar_for(body)
         self._tools: ToolUse | None = None
         if body.tools and body.tool_choice != "none":
-            self._tools = ToolUse(body, server.tokenizer, self._grammar)
+            self._tools = ToolUse(body, server.tokenizer, server.call_format, self._grammar)
             self._grammar = self._tools.grammar
         self._thinking = Thinking(body, server.tokenizer)
         self._template_kwargs = template_kwargs(body, server.tokenizer)

@@ -14,6 +14,24 @@ from lite_runner.records import Count, Index, NotNegative, Positive, Range, data
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\]")
+ToolParser = Literal[
+    "chatglm3",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gemma",
+    "glm4",
+    "glm45",
+    "granite",
+    "harmony",
+    "hermes",
+    "kimi_k2",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "phi4",
+    "pythonic",
+    "qwen3_coder",
+]
 # Each request says these itself.
 _OF_REQUESTS = {
     "num_beams": "n samples are drawn; there is no beam search",
@@ -45,6 +63,7 @@ class Serve:
     max_length: Count | Literal["auto"] | None
     priority: bool  # requests may ask to be taken earlier than others
     token_budget: Count | None  # of a step; null: the backend's preference
+    tool_parser: ToolParser | Literal["auto"]  # how the model writes calls; auto: as its template
     load_adapters: bool  # clients may load and unload adapters below adapter_root
     request_timeout: Positive  # seconds
     drain_delay: NotNegative  # seconds after SIGTERM in which requests are still taken

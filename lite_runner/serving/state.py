@@ -24,6 +24,7 @@ from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import read_body
 from lite_runner.serving.options import Serve
 from lite_runner.serving.schemas import Message
+from lite_runner.serving.tool_formats import FORMATS, told_format
 from lite_runner.serving.tools import plain_messages
 from lite_runner.structured.grammars import Grammar, Grammars
 from lite_runner.system.memory import check_memory, free_memory, resident, return_freed
@@ -106,6 +107,8 @@ class Server:
     def __post_init__(self) -> None:
         info, ends = self.engine.info, self.defaults.eos_token_id
         self._grammars = Grammars(self.tokenizer, info.vocab_size, ends)
+        given = self.settings.tool_parser
+        self.call_format = told_format(self.tokenizer) if given == "auto" else FORMATS[given]
 
     @property
     def name(self) -> str:
@@ -158,7 +161,7 @@ class Server:
         most = self.engine.info.max_length
 
         def encode() -> list[int]:
-            plain = plain_messages(messages, self.tokenizer)
+            plain = plain_messages(messages, self.tokenizer, self.call_format)
             return self.tokenizer.encode_chat(plain, generates, tools, most, template_kwargs)
 
         try:

@@ -1,14 +1,12 @@
-"""Parsers of tool calls, by families of models: hermes, llama_json, mistral, glm4, glm45,
-qwen3_coder, chatglm3.
+"""Parsers of tool calls: JSON, and arguments one by one in tags; see tool_code.py for code.
 
 Each reads an answer as it comes, gives text as soon as it is certain, and holds back what may be a
 call. A new one is a function from the tools of a request to a Parser, and a row in FORMATS of
-tools.py.
+tool_formats.py.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -25,13 +23,20 @@ Tools = Mapping[str, Mapping[str, Any]]  # names, and schemas of the arguments
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was read."""
+    """A call that was read; more of its arguments may follow as More."""
 
     name: str
-    arguments: str  # a JSON object
+    arguments: str  # a JSON object, or its beginning
 
 
-Part = str | Call  # text of the answer, or a call
+@dataclass(frozen=True)
+class More:
+    """More of the arguments of the newest call."""
+
+    text: str
+
+
+Part = str | Call | More  # text of the answer, or of a call
 
 
 class Parser(Protocol):
@@ -68,12 +73,18 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class Marked:
-    """<tool_call>...</tool_call>, several."""
+    """Reads calls between marks, several; each comes when it is complete."""
 
-    def __init__(self, ends: Callable[[str], int], read: Callable[[str], Call | None]) -> None:
-        """`ends`: where in the text after BEGIN the END of the call is, -1: nowhere yet; `read`:
-        the call of what is between them."""
-        self._ends, self._read = ends, read
+    def __init__(
+        self,
+        ends: Callable[[str], int],
+        read: Callable[[str], Call | None],
+        begin: str = BEGIN,
+        end: str = END,
+    ) -> None:
+        """`ends`: where in the text after `begin` the `end` of the call is, -1: nowhere yet;
+        `read`: the call of what is between them."""
+        self._ends, self._read, self._begin, self._end = ends, read, begin, end
         self._text = ""  # not yet certain
         self._gap = ""  # white space before the call that is being read
         self._inside = self._called = False
@@ -82,7 +93,7 @@ class Marked:
         self._text += text
         parts: list[Part] = []
         while (place := self._next()) >= 0:
-            before, mark = self._text[:place], END if self._inside else BEGIN
+            before, mark = self._text[:place], self._end if self._inside else self._begin
             self._text = self._text[place + len(mark) :]
             if self._inside:
                 parts += self._call(before, mark)
@@ -92,7 +103,7 @@ class Marked:
                 parts += self._plain(certain)
             self._inside = not self._inside
         if not self._inside:
-            held = overlap(self._text, BEGIN)
+            held = overlap(self._text, self._begin)
             # White space may stand before a call, and is none of the text then.
             certain = self._text[: len(self._text) - held].rstrip(SPACE)
             self._text = self._text[len(certain) :]
@@ -104,7 +115,7 @@ class Marked:
         return self._call(rest, "") if self._inside else self._plain(rest)
 
     def _next(self) -> int:
-        return self._ends(self._text) if self._inside else self._text.find(BEGIN)
+        return self._ends(self._text) if self._inside else self._text.find(self._begin)
 
     def _plain(self, text: str) -> list[Part]:
         blank = not text.strip(SPACE)
@@ -113,109 +124,237 @@ class Marked:
     def _call(self, text: str, end: str) -> list[Part]:
         call = self._read(text)
         if call is None:
-            return [f"{self._gap}{BEGIN}{text}{end}"]
+            return [f"{self._gap}{self._begin}{text}{end}"]
         self._called = True
         return [call]
 
 
-def hermes(_: Tools) -> Parser:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>"""
-    return Marked(lambda text: text.find(END), lambda text: call_of(json_of(text), "arguments"))
+@dataclass(frozen=True)
+class JsonForm:
+    """How a model writes calls whose arguments are JSON."""
+
+    marks: tuple[str, ...]  # before calls; (): an answer of calls begins with one
+    header: re.Pattern[str]  # before the arguments, with the tool's name
+    end: str = ""  # behind calls; "": the end of the answer
+    closing: re.Pattern[str] = re.compile(r"[\s}\]]*")  # behind arguments
+    # Without marks: whether a text may be the beginning of calls.
+    begins: Callable[[str, Tools], bool] | None = None
 
 
-class _Whole:
-    """Nothing is certain before the end, but that the answer is no call."""
+class _JsonObject:
+    """How far an object has come."""
 
-    def __init__(
-        self, begins: Callable[[str], bool], read: Callable[[str], list[Call] | None]
-    ) -> None:
-        """`begins`: whether a text may be the beginning of calls; `read` reads them."""
-        self._begins, self._read = begins, read
-        self._text: str | None = ""  # None: no calls
+    def __init__(self) -> None:
+        self._depth, self._inside, self._escaped = 0, False, False
+
+    def end(self, text: str) -> int:
+        """Where in the next text the object is over; -1: nowhere."""
+        for at, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._inside:
+                self._escaped, self._inside = character == "\\", character != '"'
+            elif character == '"':
+                self._inside = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return at + 1
+        return -1
+
+
+class JsonCalls:
+    """Reads calls whose arguments are JSON, which stream once the name of a tool is read."""
+
+    def __init__(self, form: JsonForm, tools: Tools) -> None:
+        self._form, self._names = form, tools
+        self._text = ""  # not yet certain
+        self._mark = self._gap = ""  # before the call that is being read, the mark and white space
+        self._called = False  # a call has come
+        self._object = _JsonObject()  # of the call that is being read
+        self._state = self._outside if form.marks else self._head
 
     def put(self, text: str) -> list[Part]:
-        if self._text is None:
-            return [text] if text else []
         self._text += text
-        if self._begins(self._text):
-            return []
-        held, self._text = self._text, None
-        return [held]
+        return self._take(last=False)
 
     def finish(self) -> list[Part]:
-        held, self._text = self._text, None
-        if not held:
-            return []
-        calls = self._read(held)
-        return [held] if calls is None else [*calls]
+        return self._take(last=True)
 
+    def _take(self, *, last: bool) -> list[Part]:
+        parts: list[Part] = []
+        before: object = None
+        while before != (now := (self._state, len(self._text))):
+            before = now
+            parts += self._state(last)
+        return parts
 
-def llama_json(_: Tools) -> Parser:
-    """{"name": ..., "parameters": {...}}, several with semicolons between."""
-    tag = "<|python_tag|>"
-
-    def begins(text: str) -> bool:
-        text = text.lstrip(SPACE)
-        return tag.startswith(text[: len(tag)]) or text.startswith("{")
-
-    def read(text: str) -> list[Call] | None:
-        text = text.strip(SPACE).removeprefix(tag)
-        calls, decoder = [], json.JSONDecoder()
-        while text := text.lstrip(f"{SPACE};"):
-            try:
-                found, end = decoder.raw_decode(text)
-            except (ValueError, RecursionError):
-                return None
-            call = call_of(found, "parameters") or call_of(found, "arguments")
-            if call is None:
-                return None
-            calls.append(call)
-            text = text[end:]
-        return calls or None
-
-    return _Whole(begins, read)
-
-
-def mistral(_: Tools) -> Parser:
-    """[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], or [TOOL_CALLS]name[ARGS]{...}."""
-    mark = "[TOOL_CALLS]"
-
-    def begins(text: str) -> bool:
-        return mark.startswith(text.lstrip(SPACE)[: len(mark)])
-
-    def read(text: str) -> list[Call] | None:
-        text = text.strip(SPACE)
-        if not text.startswith(mark):
-            return None
-        listed = json_of(text.removeprefix(mark))
-        if isinstance(listed, list):
-            calls = [call_of(one, "arguments") for one in listed]
+    def _outside(self, last: bool) -> list[Part]:
+        """Text, up to a mark."""
+        places = [(at, mark) for mark in self._form.marks if (at := self._text.find(mark)) >= 0]
+        if places:
+            at, self._mark = min(places)
+            before, self._text = self._text[:at], self._text[at + len(self._mark) :]
+            certain = before.rstrip(SPACE)
+            self._gap, self._state = before[len(certain) :], self._head
         else:
-            calls = []
-            for part in text.split(mark)[1:]:
-                found = re.fullmatch(r"\s*([\w.-]+)\s*(?:\[ARGS\])?(\{.*)", part, re.DOTALL)
-                called = {"name": found[1], "arguments": json_of(found[2])} if found else None
-                calls.append(call_of(called, "arguments"))
-        known = [call for call in calls if call is not None]
-        return known if known and len(known) == len(calls) else None
+            held = max((overlap(self._text, mark) for mark in self._form.marks), default=0)
+            certain = self._text[: len(self._text) - held]
+            # White space may stand before a call, and is none of the text then.
+            certain = self._text if last else certain.rstrip(SPACE)
+            self._text = self._text[len(certain) :]
+        blank = not certain.strip(SPACE)
+        return [] if not certain or (blank and self._called) else [certain]
 
-    return _Whole(begins, read)
+    def _head(self, last: bool) -> list[Part]:
+        """What may be a call, up to its arguments."""
+        form, text = self._form, self._text
+        if (found := form.header.match(text)) and found["name"] in self._names:
+            return self._begin(text, found)
+        place = text.find(form.end) if form.end else -1
+        if place < 0 and not last and (form.begins is None or form.begins(text, self._names)):
+            return []
+        section, end = (text, "") if place < 0 else (text[:place], form.end)
+        self._text, self._state = text[len(section) + len(end) :], self._outside
+        calls = self._whole(section) if end or last else None
+        if calls is not None:
+            self._called = True
+            return [*calls]
+        said = f"{self._gap}{self._mark}{section}{end}"
+        return [said] if said else []
+
+    def _begin(self, text: str, found: re.Match[str]) -> list[Part]:
+        self._text = text[found.end() :]
+        self._state, self._object, self._called = self._arguments, _JsonObject(), True
+        return [Call(found["name"], "")]
+
+    def _arguments(self, last: bool) -> list[Part]:
+        end = self._object.end(self._text)
+        if end >= 0:
+            self._state = self._behind
+        said = self._text if end < 0 else self._text[:end]
+        self._text = self._text[len(said) :]
+        return [More(said)] if said else []
+
+    def _behind(self, last: bool) -> list[Part]:
+        """What is behind arguments: another call, or the end."""
+        form = self._form
+        closing = form.closing.match(self._text)
+        rest = self._text[closing.end() if closing else 0 :]
+        if found := form.header.match(rest):
+            return self._begin(rest, found)
+        place = rest.find(form.end) if form.end else -1
+        if place >= 0:
+            self._text, self._state = rest[place + len(form.end) :], self._outside
+        elif last:
+            self._text = ""
+            return [rest] if rest.strip(SPACE) and not form.end.startswith(rest) else []
+        return []
+
+    def _whole(self, section: str) -> list[Call] | None:
+        """The calls in what is between the marks; None: it is no calls."""
+        listed = json_of(section)
+        if isinstance(listed, (dict, list)):
+            made = [
+                call_of(one, "arguments") or call_of(one, "parameters")
+                for one in ([listed] if isinstance(listed, dict) else listed)
+            ]
+            calls = [call for call in made if call is not None]
+            return calls if calls and len(calls) == len(made) else None
+        calls, at, form = [], 0, self._form
+        while found := form.header.match(section, at):
+            object = _JsonObject()
+            end = found.end() + object.end(section[found.end() :])
+            arguments = json_of(section[found.end() : end])
+            if end < found.end() or not isinstance(arguments, dict):
+                return None
+            calls.append(Call(found["name"], section[found.end() : end]))
+            closing = form.closing.match(section, end)
+            at = closing.end() if closing else end
+        return calls if calls and not section[at:].strip(SPACE) else None
 
 
-def glm4(tools: Tools) -> Parser:
-    """The tool's name, and its arguments in the next line."""
-    lines = [f"{name}\n" for name in tools]
+def _json_form(before: str, *marks: str, **more: Any) -> JsonForm:
+    """Of objects with a name; `before`: a regex."""
+    keys = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    return JsonForm(marks, re.compile(rf"\s*{before}\s*{keys}"), **more)
 
-    def begins(text: str) -> bool:
-        text = text.lstrip(SPACE)
-        return any(line.startswith(text) or text.startswith(line) for line in lines)
 
-    def read(text: str) -> list[Call] | None:
-        name, _, arguments = text.lstrip(SPACE).partition("\n")
-        call = call_of({"name": name, "arguments": json_of(arguments)}, "arguments")
-        return None if call is None else [call]
+_PYTHON_TAG = "<|python_tag|>"
 
-    return _Whole(begins, read)
+
+def _begins_with_object(text: str, _: Tools) -> bool:
+    text = text.lstrip(SPACE)
+    return _PYTHON_TAG.startswith(text[: len(_PYTHON_TAG)]) or text.startswith("{")
+
+
+def _begins_with_name(text: str, tools: Tools) -> bool:
+    text = text.lstrip(SPACE)
+    return any(f"{name}\n".startswith(text) or text.startswith(f"{name}\n") for name in tools)
+
+
+HERMES = _json_form("", BEGIN, end=END)
+LLAMA3 = _json_form(
+    rf"(?:{re.escape(_PYTHON_TAG)})?;?",
+    begins=_begins_with_object,
+    closing=re.compile(r"\s*\}?\s*"),
+)
+GRANITE = _json_form(r"[\[,]?", "<|tool_call|>", "<tool_call>")
+PHI4 = _json_form(r"[\[,]?", "functools", "<|tool_call|>", end="<|/tool_call|>")
+# In a list, or each behind a mark of its own.
+MISTRAL = JsonForm(
+    ("[TOOL_CALLS]",),
+    re.compile(
+        r'\s*(?:\[TOOL_CALLS\])?\s*(?:[\[,]?\s*\{\s*"name"\s*:\s*")?(?P<name>[\w.-]+)'
+        r'(?:"\s*,\s*"arguments"\s*:\s*|\s*(?:\[CALL_ID\]\w*\s*)?(?:\[ARGS\])?\s*)(?=\{)'
+    ),
+)
+GLM4 = JsonForm(
+    (),
+    re.compile(r"\s*(?P<name>[^\n{]+)\n\s*(?=\{)"),
+    closing=re.compile(r"\s*"),
+    begins=_begins_with_name,
+)
+KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END = (
+    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+)
+KIMI = JsonForm(
+    (KIMI_BEGIN,),
+    re.compile(
+        rf"\s*{re.escape(KIMI_CALL)}\s*(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?\s*"
+        rf"{re.escape(KIMI_ARGUMENTS)}\s*(?=\{{)"
+    ),
+    KIMI_END,
+    re.compile(rf"\s*(?:{re.escape(KIMI_CALL_END)})?\s*"),
+)
+DEEPSEEK_BEGIN, DEEPSEEK_END, DEEPSEEK_CALL, DEEPSEEK_SEP, DEEPSEEK_CALL_END = (
+    f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")  # a wide bar, and what stands for a space
+    for name in (
+        *("tool calls begin", "tool calls end"),
+        *("tool call begin", "tool sep", "tool call end"),
+    )
+)
+DEEPSEEK = JsonForm(
+    (DEEPSEEK_BEGIN,),
+    re.compile(
+        rf"\s*{DEEPSEEK_CALL}(?:function{DEEPSEEK_SEP}(?=[^{{]*```json))?(?P<name>[\w.-]+)\s*"
+        rf"(?:```json|{DEEPSEEK_SEP})\s*(?=\{{)"
+    ),
+    DEEPSEEK_END,
+    re.compile(rf"\s*(?:```)?\s*(?:{DEEPSEEK_CALL_END})?\s*"),
+)
+HARMONY = JsonForm(
+    ("<|channel|>commentary", "<|start|>assistant to="),
+    re.compile(
+        r"\s*(?:to=)?functions\.(?P<name>[\w.-]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?"
+        r"\s*(?:json)?\s*<\|message\|>\s*(?=\{)"
+    ),
+    "<|call|>",
+    re.compile(r"\s*"),
+)
 
 
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -318,142 +457,20 @@ class _Reader:
         return text.find(end, at)
 
 
+CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # Python's, in JSON
+
+
 def _value(text: str, allowed: Types | None) -> Any:
     """A text where it may be nothing else, or is no JSON, or JSON of a type that may not be."""
     if allowed == TEXT:
         return text
     if allowed is not None and "string" not in allowed:  # Python's constants are meant, too
-        text = _CONSTANTS.get(text.strip(SPACE), text)
+        text = CONSTANTS.get(text.strip(SPACE), text)
     value = json_of(text)
     if value is None and text.strip(SPACE) != "null":
         return text
     is_text = allowed is not None and "string" in allowed and type_of(value) not in allowed
     return text if is_text else value
-
-
-TURN_TAG = "<|assistant|>"
-TURN_BEGIN, TURN_END = "```python\ntool_call(", ")\n```"
-_TURN_BEGINS = re.compile(r"\s*(?:```(?:python)?\s*)?tool_call\(")
-_TURN_ENDS = re.compile(rf"\s*(?:```\s*|\Z|(?={re.escape(TURN_TAG)}))")
-
-
-class ChatGLM3:
-    """Reads an answer: texts stream, and from where a call may be all is held to its end."""
-
-    def __init__(self, tools: Tools) -> None:
-        self._names = tuple(tools)
-        self._text = ""  # not yet certain
-        self._fresh = True  # at the head of a turn
-
-    def put(self, text: str) -> list[Part]:
-        self._text += text
-        return self._take(last=False)
-
-    def finish(self) -> list[Part]:
-        return self._take(last=True)
-
-    def _take(self, *, last: bool) -> list[Part]:
-        parts: list[Part] = []
-        while True:
-            if self._fresh and self._may_call():
-                if not last:
-                    return parts
-                if (call := self._call()) is not None:
-                    parts.append(call)
-            self._fresh = False
-            before, tag, after = self._text.partition(TURN_TAG)
-            certain = before if tag or last else before[: len(before) - overlap(before, TURN_TAG)]
-            if certain:
-                parts.append(certain)
-            self._text = after if tag else before[len(certain) :]
-            if not tag:
-                return parts
-            self._fresh = True
-
-    def _may_call(self) -> bool:
-        """Whether the head is a tool's name, or may become one."""
-        head, ends, _ = self._text.partition("\n")
-        head = head.strip(SPACE)
-        return head in self._names if ends else any(name.startswith(head) for name in self._names)
-
-    def _call(self) -> Call | None:
-        """The call at the beginning of the text, which is taken off."""
-        head, _, code = self._text.partition("\n")
-        if (begins := _TURN_BEGINS.match(code)) is None:
-            return None
-        if (found := read_arguments(code, begins.end())) is None:
-            return None
-        arguments, at = found
-        if (ends := _TURN_ENDS.match(code, at)) is None:
-            return None
-        self._text = code[ends.end() :]
-        return Call(head.strip(SPACE), json.dumps(arguments, ensure_ascii=False))
-
-
-def write_turn(arguments: dict[str, Any]) -> str:
-    """A call in a turn of its own, but for its head."""
-    return f"{TURN_BEGIN}{write_arguments(arguments)}{TURN_END}"
-
-
-NAMES = re.compile(r"[^\W\d]\w*")  # of parameters
-# A text's quotes are what it begins with. No part of it begins as another does.
-_TOKEN = re.compile(
-    r"""\s*(?:
-        (?P<text>(?P<quotes>'{3}|"{3}|'|")(?:\\.|(?!(?P=quotes))[^\\])*(?P=quotes))
-        |(?P<constant>(?:True|true|False|false|None|null)\b)
-        |(?P<name>[^\W\d]\w*)\s*=
-        |(?P<number>-?\d[\d.eE+-]*)
-        |(?P<mark>[][{}:,)])
-    )""",
-    re.DOTALL | re.VERBOSE,
-)
-_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-_ESCAPE = re.compile(r"\\(?:[\\'\"abfnrtv0-7xuUN\n]|(?P<other>.))", re.DOTALL)
-
-
-def read_arguments(code: str, at: int) -> tuple[dict[str, Any], int] | None:
-    """Of a call whose parenthesis ends at `at`, and where what follows the other one begins; None:
-    they are none. JSON's spelling of texts and constants may stand in them, too."""
-    made, depth = ["{"], 0
-    while token := _TOKEN.match(code, at):
-        at, kind = token.end(), token.lastgroup
-        found = token[kind or 0]
-        closes = found in ("]", "}", ")")
-        if closes and made[-1] == "," and made[-2] not in ("[", "{", ","):
-            made.pop()  # Python lets one stand behind the last of several
-        if found == ")":
-            arguments = json_of("".join([*made, "}"]))
-            return None if arguments is None or depth else (arguments, at)
-        # Names of arguments stand outside of brackets, and colons inside.
-        if (kind == "name" and depth) or (found == ":" and not depth):
-            return None
-        depth += (found in ("[", "{")) - closes
-        written = _json(kind, found)
-        if written is None:
-            return None
-        made.append(written)
-    return None
-
-
-def write_arguments(arguments: dict[str, Any]) -> str:
-    """As Python spells them."""
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-
-
-def _json(kind: str | None, token: str) -> str | None:
-    """A token as JSON; None: it is a text that Python does not read either."""
-    if kind == "name":
-        return f"{json.dumps(token)}:"
-    if kind == "constant":
-        return _CONSTANTS.get(token, token)
-    if kind != "text" or json_of(token) is not None:
-        return token
-    try:
-        # An escape that Python does not know is a backslash; it would warn of it.
-        known = _ESCAPE.sub(lambda found: "\\" * bool(found["other"]) + found[0], token)
-        return json.dumps(ast.literal_eval(known))
-    except (SyntaxError, ValueError):
-        return None
 
 
 Types = frozenset[str]  # of JSON values

@@ -88,6 +88,7 @@ SETTINGS = Serve(
     priority=True,
     max_length=None,
     token_budget=None,
+    tool_parser="auto",
     load_adapters=False,
     request_timeout=60,
     drain_delay=0,

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from lite_runner.serving.tool_parsers import (
-    END,
-    TURN_TAG,
-    read_arguments,
-    write_arguments,
-    write_turn,
-)
-from lite_runner.serving.tools import FORMATS, Name
+from lite_runner.serving.options import ToolParser as Name
+from lite_runner.serving.tool_code import TURN_TAG, read_arguments, write_arguments, write_turn
+from lite_runner.serving.tool_formats import FORMATS
+from lite_runner.serving.tool_parsers import END
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
 READ: list[tuple[str, dict[str, Any]]] = [

@@ -11,8 +11,9 @@ from typing import Any
 from llguidance import LLMatcher
 
 from lite_runner.serving.errors import ApiError
-from lite_runner.serving.tool_parsers import Call, Part, Tools
-from lite_runner.serving.tools import FORMATS, Name
+from lite_runner.serving.options import ToolParser as Name
+from lite_runner.serving.tool_formats import FORMATS
+from lite_runner.serving.tool_parsers import Call, More, Part, Tools
 from lite_runner.structured.grammars import Grammar, GrammarError, Grammars
 from lite_runner.text.tokenizer import byte_tokenizer
 
@@ -25,8 +26,23 @@ def read(form: Name, pieces: Iterable[str], tools: Tools) -> Read:
     parser = FORMATS[form].parser(tools)
     parts: list[Part] = [part for piece in pieces for part in parser.put(piece)]
     parts += parser.finish()
-    calls = [(part.name, json.loads(part.arguments)) for part in parts if isinstance(part, Call)]
-    return "".join(part for part in parts if isinstance(part, str)), calls
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, Call):
+            calls.append((part.name, part.arguments))
+        elif isinstance(part, More):
+            name, arguments = calls[-1]
+            calls[-1] = name, arguments + part.text
+    said = "".join(part for part in parts if isinstance(part, str))
+    return said, [(name, loaded(arguments)) for name, arguments in calls]
+
+
+def loaded(arguments: str) -> Any:
+    """As they are, where a call breaks off."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def read_however_cut(form: Name, said: str, tools: Tools) -> Read:
