@@ -116,3 +116,21 @@ def take_key(name: str, given: str) -> bytes | None:
     if kind == "env":
         del os.environ[variable]
     return key
+
+
+def named_keys(given: bytes | None) -> dict[str, bytes]:
+    """Keys by their names: one line is a key, several are a name and a key each. Raises
+    ConfigError, which never shows them."""
+    whole = [line.strip() for line in (given or b"").splitlines() if line.strip()]
+    if len(whole) == 1:
+        return {"default": whole[0]}
+    lines = [line.split() for line in whole]
+    named = {line[0].decode(errors="replace"): line[-1] for line in lines}
+    if any(len(line) != 2 for line in lines) or not len(lines) == len(named) == len(
+        set(named.values())
+    ):
+        raise ConfigError(
+            "serve.api_key: several keys are lines of a name and a key each, none of them twice",
+            "such as alice 0123456789abcdef",
+        )
+    return named

@@ -75,6 +75,7 @@ def application(server: Server) -> ASGIApp:
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
             Route("/health", health),
+            Route("/live", health),
             Route("/ready", ready),
             Route("/metrics", metrics),
             Route("/version", version),

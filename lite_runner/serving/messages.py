@@ -366,6 +366,14 @@ _DELTAS = {
 }
 
 
+def _input(written: str) -> Any:
+    """Arguments; {}: the answer was cut before their end."""
+    try:
+        return parse_json(written)
+    except ValueError:
+        return {}
+
+
 def _whole(block: AnswerBlock) -> dict[str, Any]:
     if block.kind == "text":
         return {"type": "text", "text": block.text}
@@ -375,5 +383,5 @@ def _whole(block: AnswerBlock) -> dict[str, Any]:
         "type": "tool_use",
         "id": block.id,
         "name": block.name,
-        "input": parse_json(block.text or "{}"),
+        "input": _input(block.text),
     }

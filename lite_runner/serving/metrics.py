@@ -83,6 +83,14 @@ class Metrics:
             labelnames=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
             registry=self.registry,
         )
+        self._asked, self._prompt_by_key, self._completion_by_key = (
+            Counter(f"lite_runner:{name}_by_key", text, labelnames=("key",), registry=registry)
+            for name, text in (
+                ("requests", "Requests by the name of their key."),
+                ("prompt_tokens", "Prompt tokens by the name of the key."),
+                ("generation_tokens", "Generated tokens by the name of the key."),
+            )
+        )
         ProcessCollector(registry=self.registry)  # process_*: memory, CPU, files, start
         info = Info("lite_runner:build", "The program that serves.", registry=self.registry)
         info.info({"version": __version__, "python": platform.python_version(), **(build or {})})
@@ -96,6 +104,13 @@ class Metrics:
     def refused(self, status: int) -> None:
         """An answer with an error."""
         self._refused.labels(str(status)).inc()
+
+    def asked(self, key: str, stats: RequestStats | None) -> None:
+        """A request with a key of this name is over."""
+        self._asked.labels(key).inc()
+        if stats is not None:
+            self._prompt_by_key.labels(key).inc(stats.usage.prompt)
+            self._completion_by_key.labels(key).inc(stats.usage.completion)
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from lite_runner.serving.state import Server
 
-PROBES = ("/health", "/ready")  # asked by machines, at the server's address
+PROBES = ("/health", "/live", "/ready")  # asked by machines, at the server's address
 OPEN = (*PROBES, *static.FILES)  # without a key
 _QUIET = (*OPEN, "/metrics")  # without a log line: they are asked for often
 _ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
@@ -109,6 +109,8 @@ class Guard:
             else:
                 await self._app(scope, receive, sending)
         finally:
+            if (name := scope["state"].get("key")) is not None:
+                self._server.metrics.asked(name, scope["state"].get("stats"))
             if status == 401:
                 self._count_wrong_key((scope.get("client") or ("?",))[0])
             elif scope["path"] not in _QUIET:
@@ -116,7 +118,7 @@ class Guard:
 
     def _fault(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Why a request is refused before it is read."""
-        settings, key = self._server.settings, self._server.key
+        settings, keys = self._server.settings, self._server.keys
         # A page elsewhere may have its own name resolve to this machine (DNS rebinding).
         if (settings.allowed_hosts or not settings.is_public) and scope["path"] not in PROBES:
             host = headers.get("host", "")
@@ -125,11 +127,13 @@ class Guard:
                 return ApiError(
                     400, f"Host: {name[:100]!r} is none of {_LOCAL[0]} and serve.allowed_hosts"
                 )
-        if key is None or scope["path"] in OPEN:
+        if not keys or scope["path"] in OPEN:
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
-        for one in (given if kind.lower() == "bearer" else "", headers.get("x-api-key", "")):
-            if hmac.compare_digest(one.strip().encode(), key):
+        sent = (given if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        for name, key in keys.items():
+            if any(hmac.compare_digest(one.strip().encode(), key) for one in sent):
+                scope["state"]["key"] = name
                 return None
         return ApiError(401, "Authorization: expected Bearer and the server's key")
 

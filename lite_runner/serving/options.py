@@ -53,6 +53,8 @@ class Serve:
     host: str
     port: Annotated[int, Range(0, 65535)]  # 0: a free one
     api_key: str  # env:NAME or a file; "": none
+    tls_cert: str  # PEM files of a certificate and its key; "": no TLS
+    tls_key: str
     model_name: str | tuple[str, ...] | None  # names of the model, the first is told; null: its own
     allowed_hosts: tuple[str, ...]  # of Host; (): those of this machine, or any where it is public
     cors_origins: tuple[str, ...]  # pages whose scripts may ask
@@ -77,6 +79,11 @@ class Serve:
             return not ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host != "localhost"
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's address."""
+        return "https" if self.tls_cert else "http"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,6 +115,17 @@ class Serve:
                 ("serve.host", "serve.api_key"),
                 f"serve.host={self.host} can be reached from other machines, which needs"
                 " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
+            )
+        if bool(self.tls_cert) != bool(self.tls_key):
+            yield fault(
+                ("serve.tls_cert", "serve.tls_key"),
+                "serve.tls_cert and serve.tls_key, PEM files of a certificate and its key, need"
+                " each other",
+            )
+        if self.engine == "ray" and self.tls_cert:
+            yield fault(
+                "serve.tls_cert",
+                "serve.tls_cert needs serve.engine=local: on a Ray cluster Ray answers",
             )
         for origin in self.cors_origins:
             if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from dataclasses import replace
 
 from lite_runner.config.generation import sampled
-from lite_runner.config.secret import read_key
+from lite_runner.config.secret import named_keys, read_key
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.session import plan_session
-from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.system import environment
 
 MOST_RUNNING = 8  # sequences, with serve.max_running=auto
@@ -23,7 +24,8 @@ def plan_serving(config: ServeOptions) -> Plan:
     if config.serve.engine == "ray":
         environment.check_packages("ray")
     running, length = config.serve.max_running, config.serve.max_length
-    read_key("serve.api_key", config.serve.api_key)
+    named_keys(read_key("serve.api_key", config.serve.api_key))
+    check_certificate(config.serve)
     if not config.dry_run:
         listen(config.serve.host, config.serve.port).close()  # told before anything is fetched
     plan = plan_session(
@@ -43,6 +45,20 @@ def plan_serving(config: ServeOptions) -> Plan:
     # OpenAI's default, whatever the model's.
     defaults = replace(plan.work.generation, do_sample=sampled(vars(config)) is not False)
     return replace(plan, job=replace(plan.work, generation=defaults))
+
+
+def check_certificate(serve: Serve) -> None:
+    """Raises ConfigError where TLS cannot be had with the files of a server."""
+    if not serve.tls_cert:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(serve.tls_cert, serve.tls_key, password=lambda: "")
+    except OSError as error:  # ssl.SSLError too
+        raise ConfigError(
+            f"serve.tls_cert={serve.tls_cert}, serve.tls_key={serve.tls_key}: {error}",
+            "give PEM files of a certificate and of its key, which has no password",
+        ) from None
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -105,6 +105,8 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
             server_header=False,
             http=Connection,
             timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=server.settings.tls_cert or None,
+            ssl_keyfile=server.settings.tls_key or None,
         )
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
@@ -120,8 +122,8 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
             shown = f"[{host}]" if ":" in host else host
             info = backend.info
             progress.note(
-                f"serving {server.name} on http://{shown}:{port} ({info.slots} sequences of"
-                f" {info.max_length} tokens at a time; Ctrl-C ends it)"
+                f"serving {server.name} on {server.settings.scheme}://{shown}:{port}"
+                f" ({info.slots} sequences of {info.max_length} tokens at a time; Ctrl-C ends it)"
             )
             await http.serve([bound])
     finally:

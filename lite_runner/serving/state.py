@@ -14,6 +14,7 @@ import numpy as np
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.prompt import with_ending
+from lite_runner.config.secret import named_keys
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
@@ -106,6 +107,7 @@ class Server:
 
     def __post_init__(self) -> None:
         info, ends = self.engine.info, self.defaults.eos_token_id
+        self.keys = named_keys(self.key)
         self._grammars = Grammars(self.tokenizer, info.vocab_size, ends)
         given = self.settings.tool_parser
         self.call_format = told_format(self.tokenizer) if given == "auto" else FORMATS[given]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -106,6 +107,7 @@ class CallFormat:
     arguments: Callable[[str, Mapping[str, Any], Spell], list[str]] = _json_rules
     # A call in a turn of its own, with the tool's name for its head; None: the template writes it.
     turn: Callable[[dict[str, Any]], str] | None = None
+    new_id: Callable[[str, int], str] = lambda name, place: f"call_{secrets.token_hex(12)}"
 
     def grammar(
         self,
@@ -323,6 +325,7 @@ FORMATS: dict[str, CallFormat] = {
             "}",
             ", ",
             ("[TOOL_CALLS][", "]"),
+            new_id=lambda name, place: secrets.token_hex(5)[:9],  # all that its template takes
         ),
         CallFormat(
             "granite",
@@ -351,6 +354,7 @@ FORMATS: dict[str, CallFormat] = {
             KIMI_CALL_END,
             "",
             (KIMI_BEGIN, KIMI_END),
+            new_id=lambda name, place: f"functions.{name}:{place}",
         ),
         CallFormat(
             "deepseek_v3",

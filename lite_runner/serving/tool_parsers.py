@@ -73,7 +73,8 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 
 class Marked:
-    """Reads calls between marks, several; each comes when it is complete."""
+    """Reads calls between marks, several; arguments that are read one by one come one by one, other
+    calls when they are complete."""
 
     def __init__(
         self,
@@ -81,10 +82,14 @@ class Marked:
         read: Callable[[str], Call | None],
         begin: str = BEGIN,
         end: str = END,
+        arguments: Callable[[str], tuple[str, list[tuple[str, Any]]]] | None = None,
     ) -> None:
         """`ends`: where in the text after `begin` the `end` of the call is, -1: nowhere yet;
-        `read`: the call of what is between them."""
+        `read`: the call of what is between them; `arguments`: the tool, and what has come, of one
+        that is not complete."""
         self._ends, self._read, self._begin, self._end = ends, read, begin, end
+        self._arguments = arguments
+        self._told = 0  # arguments of the call that is being read
         self._text = ""  # not yet certain
         self._gap = ""  # white space before the call that is being read
         self._inside = self._called = False
@@ -108,6 +113,8 @@ class Marked:
             certain = self._text[: len(self._text) - held].rstrip(SPACE)
             self._text = self._text[len(certain) :]
             parts += self._plain(certain)
+        else:
+            parts += self._more(self._text)
         return parts
 
     def finish(self) -> list[Part]:
@@ -121,8 +128,23 @@ class Marked:
         blank = not text.strip(SPACE)
         return [] if not text or (blank and self._called) else [text]
 
+    def _more(self, text: str) -> list[Part]:
+        """Arguments that have come since."""
+        name, pairs = self._arguments(text) if self._arguments else ("", [])
+        parts: list[Part] = []
+        for key, value in pairs[self._told :]:
+            if not self._told:
+                parts.append(Call(name, ""))
+            written = json.dumps({key: value}, ensure_ascii=False)[1:-1]
+            parts.append(More(f", {written}" if self._told else f"{{{written}"))
+            self._told += 1
+        return parts
+
     def _call(self, text: str, end: str) -> list[Part]:
-        call = self._read(text)
+        call, parts = self._read(text), self._more(text)
+        if self._told:
+            self._told, self._called = 0, True
+            return [*parts, More("}")] if call or end else parts
         if call is None:
             return [f"{self._gap}{self._begin}{text}{end}"]
         self._called = True
@@ -397,13 +419,13 @@ _QWEN = Tags(
 def glm45(tools: Tools) -> Parser:
     """Reads several, with texts between."""
     reader = _Reader(tools, _GLM)
-    return Marked(reader.ends, reader.read)
+    return Marked(reader.ends, reader.read, arguments=reader.arguments)
 
 
 def qwen3_coder(tools: Tools) -> Parser:
     """Reads several, with texts between. Values are in lines of their own."""
     reader = _Reader(tools, _QWEN)
-    return Marked(reader.ends, reader.read)
+    return Marked(reader.ends, reader.read, arguments=reader.arguments)
 
 
 class _Reader:
@@ -412,38 +434,54 @@ class _Reader:
     def __init__(self, tools: Tools, tags: Tags) -> None:
         self._types = {name: types_of(schema) for name, schema in tools.items()}
         self._tags, self._json = tags, tags.json()
+        # Of `arguments`, as long as no more values have ended.
+        self._ends, self._before = 0, ""
+        self._arguments: tuple[str, list[tuple[str, Any]]] = "", []
 
     def ends(self, text: str) -> int:
         """Where END is, if not in a value; -1: nowhere yet."""
-        if END not in text or (found := self._pairs(text)) is None:
+        if END not in text:
             return -1
-        return text.find(END, found[2])
+        _, _, at, whole = self._pairs(text)
+        return text.find(END, at) if whole else -1
 
     def read(self, text: str) -> Call | None:
         """None: it is no call."""
-        if (found := self._pairs(text)) is None:
-            return None
-        name, pairs, at = found
+        name, pairs, at, whole = self._pairs(text)
         values = {key: _value(value, self._allowed(name, key)) for key, value in pairs}
         rest = text[at:].strip(SPACE)
-        if not name or len(values) < len(pairs) or rest not in ("", self._tags.last):
+        if not whole or not name or len(values) < len(pairs) or rest not in ("", self._tags.last):
             return None
         return Call(name, json.dumps(values, ensure_ascii=False))
 
-    def _pairs(self, text: str) -> tuple[str, list[tuple[str, str]], int] | None:
-        """The name, the keys and values, and where they end; None: a value has no end yet."""
+    def arguments(self, text: str) -> tuple[str, list[tuple[str, Any]]]:
+        """The tool, if it is known, and its arguments that have come, up to one that has before."""
+        if (ends := text.count(self._tags.end)) == self._ends and text.startswith(self._before):
+            return self._arguments
+        self._ends, self._before = ends, text
+        name, pairs, _, _ = self._pairs(text)
+        values: dict[str, Any] = {}
+        for key, value in pairs if name in self._types else ():
+            if key in values:
+                break
+            values[key] = _value(value, self._allowed(name, key))
+        self._arguments = name, list(values.items())
+        return self._arguments
+
+    def _pairs(self, text: str) -> tuple[str, list[tuple[str, str]], int, bool]:
+        """The name, the keys and values, where they end, and whether no value has no end yet."""
         tags = self._tags
         if (begin := tags.name.match(text)) is None:
-            return "", [], 0
+            return "", [], 0, True
         name, at, pairs = begin[1], begin.end(), []
         while pair := tags.key.match(text, at):
             end = self._value_end(text, pair.end(), self._allowed(name, pair[1]))
             if end < 0:
-                return None
+                return name, pairs, at, False
             value = text[pair.end() : end]
             pairs.append((pair[1], value.removesuffix("\n") if tags.last else value))
             at = end + len(tags.end)
-        return name, pairs, at
+        return name, pairs, at, True
 
     def _allowed(self, name: str, key: str) -> Types | None:
         """The types of a parameter; None: it is not known."""

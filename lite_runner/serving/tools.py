@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +78,7 @@ class CallReader:
 
     def __init__(self, form: CallFormat, tools: Tools, *, several: bool) -> None:
         self._parser, self._several = form.parser(tools), several
-        self._name = form.name
+        self._new_id = form.new_id
         self._dropped = False  # the newest call, where one alone is wanted
         self.calls: list[dict[str, Any]] = []  # so far, as message.tool_calls has them
 
@@ -104,11 +103,7 @@ class CallReader:
         return content, deltas
 
     def _made(self, call: Call) -> dict[str, Any]:
-        id = f"call_{secrets.token_hex(12)}"
-        if self._name == "mistral":  # whose template takes ids of nine characters only
-            id = secrets.token_hex(5)[:9]
-        elif self._name == "kimi_k2":
-            id = f"functions.{call.name}:{len(self.calls)}"
+        id = self._new_id(call.name, len(self.calls))
         function = {"name": call.name, "arguments": call.arguments}
         return {"id": id, "type": "function", "function": function}
 

@@ -45,6 +45,7 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
     first, last = events[0], events[-1]
     assert (first["type"], last) == ("message_start", {"type": "message_stop"})
     made, indices = first["message"], []
+    written: dict[int, str] = {}  # arguments by block
     for event in events[1:-1]:
         if event["type"] == "content_block_start":
             indices.append(event["index"])
@@ -53,11 +54,13 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
             assert event["index"] == indices[-1]
             block, delta = made["content"][-1], event["delta"]
             if delta["type"] == "input_json_delta":
-                block["input"] = json.loads(delta["partial_json"])
+                written[event["index"]] = written.get(event["index"], "") + delta["partial_json"]
             else:
                 block[block["type"]] += delta[block["type"]]
         elif event["type"] == "content_block_stop":
             assert event["index"] == indices[-1]
+            if event["index"] in written:
+                made["content"][-1]["input"] = json.loads(written[event["index"]])
         else:
             made |= event["delta"] | {"usage": event["usage"]}
     kinds = [event["type"] for event in events]

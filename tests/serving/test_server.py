@@ -7,14 +7,18 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
+import ssl
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import httpx2
 import openai
@@ -22,11 +26,11 @@ import psutil
 import pytest
 from pydantic import BaseModel, Field
 
-from lite_runner.errors import EnvironmentFault
+from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.native import instructions
-from lite_runner.serving.planning import listen
+from lite_runner.serving.planning import check_certificate, listen
 from lite_runner.serving.server import KEEP_ALIVE_S
-from tests.serving.conftest import Launch
+from tests.serving.conftest import SETTINGS, Launch
 
 SCHEMA = json.loads(
     '{"type": "object", "required": ["city", "days", "by_train"], "additionalProperties": false,'
@@ -259,3 +263,29 @@ def test_a_port_that_is_taken() -> None:
         listen("no.such.host.invalid", 0)
     with closing(listen("localhost", 0)) as one:
         assert one.getsockname()[1] > 0
+
+
+def test_tls(launch: Launch, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    subprocess.run([*made, "-nodes", *files, *subject], check=True, capture_output=True)
+    _, url = launch("serve.tls_cert=cert.pem", "serve.tls_key=key.pem")
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    assert url.startswith("https://")
+    with urlopen(f"{url}/live", context=trusted) as answer:
+        assert answer.status == 200
+    body = json.dumps({"prompt": "hi", "max_tokens": 3}).encode()
+    asked = Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urlopen(asked, context=trusted) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] <= 3
+
+
+def test_certificates_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("none")
+    serve = replace(SETTINGS, tls_cert=str(tmp_path / "cert.pem"), tls_key="nowhere")
+    with pytest.raises(ConfigError, match="PEM"):
+        check_certificate(serve)
+    assert "need" in next(replace(SETTINGS, tls_cert="x").errors()).text

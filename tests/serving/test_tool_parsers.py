@@ -11,7 +11,7 @@ import pytest
 from lite_runner.serving.options import ToolParser as Name
 from lite_runner.serving.tool_code import TURN_TAG, read_arguments, write_arguments, write_turn
 from lite_runner.serving.tool_formats import FORMATS
-from lite_runner.serving.tool_parsers import END
+from lite_runner.serving.tool_parsers import END, Call, More
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
 READ: list[tuple[str, dict[str, Any]]] = [
@@ -184,7 +184,6 @@ def test_calls_of_qwen3_coder(
         "<tool_call>\n</tool_call>",
         '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
         qwen3_call("what"),
-        qwen3_call(qwen3_pair("text", "a"), qwen3_pair("text", "b")),
         qwen3_call("<parameter=text>\nnever closed"),
         "<function=f>\n</function>",
     ],
@@ -219,8 +218,6 @@ def test_calls_and_texts(said: str, text: str, calls: list[tuple[str, dict[str, 
         "<tool_call>",
         "<tool_call></tool_call>",
         call("what"),
-        call(pair("text", "a"), pair("text", "b")),
-        call(pair("text", "a"), "<arg_key>x</arg_key>"),
         call(pair("", "a")),
         call(pair("a<b", "a")),
         "<tool_call>f\n<arg_key>text</arg_key>\n<arg_value>never closed</tool_call> x",
@@ -232,14 +229,31 @@ def test_what_is_no_call_stays_text(said: str) -> None:
     assert read_however_cut("glm45", said, TOOLS) == (said, [])
 
 
-def test_texts_stream_and_calls_come_when_they_are_complete() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        call(pair("text", "a"), pair("text", "b")),
+        call(pair("text", "a"), "<arg_key>x</arg_key>"),
+        call(pair("text", "a"), "what"),
+    ],
+)
+def test_a_call_that_has_begun_is_one(said: str) -> None:
+    assert read_however_cut("glm45", said, TOOLS) == ("", [("f", {"text": "a"})])
+
+
+def test_a_call_that_is_cut_has_what_has_come() -> None:
+    said = call(pair("text", "a"), "<arg_key>x</arg_key>").removesuffix(END)
+    assert read_however_cut("glm45", said, TOOLS) == ("", [("f", '{"text": "a"')])
+
+
+def test_texts_stream_and_arguments_come_when_they_are_complete() -> None:
     parser = FORMATS["glm45"].parser(TOOLS)
     assert parser.put("Hello ") == ["Hello"]
     assert parser.put("you") == [" you"]
-    whole = call(pair("text", END))
-    assert parser.put(whole[:-1]) == []
-    (made,) = parser.put(whole[-1])
-    assert made.arguments == '{"text": "</tool_call>"}'  # type: ignore[union-attr]
+    assert parser.put("<tool_call>f\n<arg_key>text</arg_key>\n<arg_value></tool_call>") == []
+    assert parser.put("</arg_value>") == [Call("f", ""), More('{"text": "</tool_call>"')]
+    assert parser.put(pair("flag", "true")) == [More(', "flag": true')]
+    assert parser.put(END) == [More("}")]
 
 
 @pytest.mark.parametrize(
