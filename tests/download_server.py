@@ -1,4 +1,4 @@
-"""A server on this machine that speaks the hub's protocol and that of a package index.
+"""A server on this machine that speaks the protocols of three hubs and that of a package index.
 
 It can break connections off, stop in the middle of a file, and never answer.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import pytest
-
+LARGE = (".safetensors", ".gguf", ".bin")  # kept by Git LFS
 COMMIT = "c0ffee" + "0" * 34
 _PIECE = 1 << 14
 
@@ -32,6 +32,8 @@ class Behaviour:
     silent: bool = False  # nothing is answered
     status: int = 0  # of every file, in place of the file
     sizes: bool = True  # the hub says how long files are, and their digests
+    body: bytes = b""  # of every answer, in place of what was asked for
+    address: str = ""  # of the server
     html: bool = False  # the index answers in HTML alone
     key: str = ""  # that the Authorization header must have
     asked: list[str] = field(default_factory=list)  # the paths, with the ranges
@@ -39,7 +41,8 @@ class Behaviour:
 
     @property
     def files_asked(self) -> list[str]:
-        return [path for path in self.asked if "/resolve/" in path or "/wheels/" in path]
+        parts = ("/resolve/", "/wheels/", "FilePath=", "/media/")
+        return [path for path in self.asked if any(part in path for part in parts)]
 
 
 @contextmanager
@@ -66,12 +69,20 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
             if behaviour.key and self.headers.get("Authorization") != behaviour.key:
                 self.answer(401, b"{}")
                 return
-            path = self.path.split("?")[0].strip("/").split("/")
+            if behaviour.body:
+                self.answer(200, behaviour.body)
+                return
+            path = urllib.parse.unquote(self.path.split("?")[0]).strip("/").split("/")
+            query = dict(urllib.parse.parse_qsl(self.path.partition("?")[2]))
             try:
                 if path[:2] == ["api", "models"]:
-                    self.listing("/".join(path[2:4]))
+                    self.listing("/".join(path[2:-2]))
+                elif path[:3] == ["api", "v1", "models"]:
+                    self.model_scope("/".join(path[3:5]), path[5:], query)
+                elif path[:3] == ["api", "v1", "file"]:
+                    self.modelers("/".join(path[3:5]), path[5:], query)
                 elif path[2:3] == ["resolve"]:
-                    self.file(behaviour.repositories["/".join(path[:2])][path[4]])
+                    self.file(behaviour.repositories["/".join(path[:2])]["/".join(path[4:])])
                 elif path[0] == "simple":
                     self.index(path[1])
                 else:
@@ -97,13 +108,57 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
                     blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
                     size = behaviour.claimed.get(file, len(content))
                     sibling |= {"size": size, "blobId": blob}
-                    if file.endswith(".safetensors"):
+                    if file.endswith(LARGE):
                         digest = hashlib.sha256(content).hexdigest()
                         lfs = {"size": size, "sha256": digest, "pointerSize": 130}
                         sibling["lfs"] = lfs
                 siblings.append(sibling)
             body = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}
             self.answer(200, json.dumps(body | {"private": False, "downloads": 0}).encode())
+
+        def model_scope(self, name: str, rest: list[str], query: Mapping[str, str]) -> None:
+            """As modelscope-hub 0.1 asks: all files have a SHA-256, folders are in the list, and a
+            revision that there is not has no files."""
+            found = behaviour.repositories[name]
+            if rest == ["repo"]:
+                self.file(found[query["FilePath"]])
+                return
+            assert rest == ["repo", "files"]
+            files: list[dict[str, Any]] = [
+                {"Path": folder, "Type": "tree", "Size": 0}
+                for folder in {file.rpartition("/")[0] for file in found} - {""}
+            ]
+            for file, content in found.items():
+                entry = {"Path": file, "Type": "blob", "Size": len(content)}
+                files.append(entry | {"Sha256": hashlib.sha256(content).hexdigest()})
+            there = query["Revision"] in ("master", COMMIT)
+            data = {"Files": files if there else None, "LatestCommitter": {"ShortId": COMMIT[:8]}}
+            self.answer(200, json.dumps({"Code": 200, "Data": data, "Success": True}).encode())
+
+        def modelers(self, name: str, rest: list[str], query: Mapping[str, str]) -> None:
+            """As openmind_hub 1.3 asks: a folder at a time, digests are git's or, of large files,
+            SHA-256."""
+            found = behaviour.repositories[name]
+            if rest[1:2] == ["media"]:
+                self.file(found["/".join(rest[2:])])
+                return
+            assert not rest and query["ref"] == "main"
+            prefix = f"{query['path']}/" if query.get("path") else ""
+            tree: dict[str, dict[str, Any]] = {}
+            for file, content in found.items():
+                name, separator, _ = file.removeprefix(prefix).partition("/")
+                if not file.startswith(prefix):
+                    continue
+                if separator:
+                    tree[name] = {"type": "dir", "path": prefix + name}
+                    continue
+                blob = hashlib.sha1(b"blob %d\0" % len(content) + content)
+                digest = hashlib.sha256(content) if file.endswith(LARGE) else blob
+                entry = {"type": "file", "path": file, "size": len(content)}
+                tree[name] = entry | {"etag": digest.hexdigest(), "is_lfs": file.endswith(LARGE)}
+            commit = {"commit": {"commit_sha": COMMIT, "created": "2025-01-01T00:00:00Z"}}
+            data = {"tree": list(tree.values()), "last_commit": commit}
+            self.answer(200, json.dumps({"data": data}).encode())
 
         def index(self, package: str) -> None:
             wheels = behaviour.packages[package]
@@ -163,20 +218,10 @@ def serving(behaviour: Behaviour) -> Iterator[str]:
     server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
+    behaviour.address = f"http://127.0.0.1:{server.server_address[1]}"
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield behaviour.address
     finally:
         ended.set()
         server.shutdown()
         server.server_close()
-
-
-def use_endpoint(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let huggingface_hub, which may have been imported, use another address."""
-    import huggingface_hub.constants
-
-    huggingface_hub.close_session()  # a server of an earlier test may have had the same port
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

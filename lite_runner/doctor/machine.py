@@ -29,8 +29,9 @@ from lite_runner.sizing.memory import PROCESS, Memory, readable, shortage
 from lite_runner.system import cgroups, environment, memory, packages, processor
 from lite_runner.system.files import cache_dir, folder_size
 from lite_runner.system.packages import Requirement
-from lite_runner.weights import source
 from lite_runner.weights.caches import EXPORTS, GRAPHS, PACKED, default_limit, limited_folders
+from lite_runner.weights.hubs import HUBS
+from lite_runner.weights.source import PACKAGES
 
 ASCEND_S = 180.0  # seconds until a device must have answered; the first use of one takes its time
 SMALL_DISK = 10**9  # bytes; less is little for a checkpoint
@@ -63,7 +64,8 @@ def machine_checks(
     yield Check("exports", partial(cached, cache / EXPORTS))
     yield Check("packed layers", partial(cached, cache / PACKED))
     yield Check("cache_limit", partial(cache_size, cache_limit))
-    yield Check("downloads", partial(cached, cache / source.HUB, cache / source.PACKAGES))
+    folders = (PACKAGES, *dict.fromkeys(hub.folder for hub in HUBS.values()))
+    yield Check("downloads", partial(cached, *(cache / name for name in folders)))
     yield Check("port", two_ranks.port)
     if has_mindspore:
         yield Check("msrun", two_ranks.gather)

@@ -29,7 +29,7 @@ from lite_runner.weights.checkpoint import (
 from lite_runner.weights.formats.gguf_file import GGUFFile
 from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
 from lite_runner.weights.sharding.shard_manifest import rank_folders
-from lite_runner.weights.source import cached, fetch
+from lite_runner.weights.source import cached, fetch, is_on_hub
 
 
 def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
@@ -53,7 +53,7 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
     key = "pretrained_model_dir" if source.checkpoint == source.folder else "load_checkpoint"
     path = fetch(source.checkpoint, key, weights=weights)
     # A folder from the hub without weights holds no checkpoint, which is no error here.
-    alone = not weights and source.checkpoint.startswith("hf://")
+    alone = not weights and is_on_hub(source.checkpoint) and path.is_dir()
     sharded = bool(rank_folders(path))
     gguf = None if alone or sharded else gguf_at(path)
     if weights and not sharded:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from lite_runner import __version__, progress
 from lite_runner.errors import ArtifactError, EnvironmentFault
@@ -70,10 +70,23 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub("***@", text)
 
 
-def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    """The answer to a request. Credentials, of the headers or the address, go to its host alone,
-    not to where that redirects. Raises OSError."""
+def open_url(
+    url: str, headers: Mapping[str, str], timeout: float | None = None
+) -> http.client.HTTPResponse:
+    """The answer to a request, each part of it within `timeout` seconds. Credentials, of the
+    headers or the address, go to its host alone, not to another one to which that redirects.
+    Raises OSError."""
     import urllib.request
+
+    class Redirect(urllib.request.HTTPRedirectHandler):
+        def redirect_request(
+            self, req: urllib.request.Request, *answer: Any
+        ) -> urllib.request.Request | None:
+            following = super().redirect_request(req, *answer)
+            if following is not None and _host(following.full_url) == _host(req.full_url):
+                for name, value in req.unredirected_hdrs.items():
+                    following.add_unredirected_header(name, value)
+            return following
 
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -88,10 +101,16 @@ def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         )
         basic = base64.b64encode(pair.encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {basic}")
-    answer: http.client.HTTPResponse = urllib.request.urlopen(
-        request, timeout=QUIET_SECONDS, context=_certificates()
+    secure = urllib.request.HTTPSHandler(context=_certificates())
+    answer: http.client.HTTPResponse = urllib.request.build_opener(secure, Redirect).open(
+        request, timeout=timeout or QUIET_SECONDS
     )
     return answer
+
+
+def _host(url: str) -> tuple[str, str | None, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
 
 
 @cache

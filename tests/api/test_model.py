@@ -25,7 +25,7 @@ from lite_runner import (
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.weights.source import Repository
+from lite_runner.weights.repository import Repository
 from tests.paths import FIXTURES
 from tests.tiny_gguf import write_tiny_gguf
 

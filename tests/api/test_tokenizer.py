@@ -15,8 +15,7 @@ from lite_runner import AutoModel, AutoProcessor, AutoTokenizer, GPT2TokenizerFa
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights import source
-from lite_runner.weights.source import Repository
+from lite_runner.weights.repository import Repository
 from tests.tokenizer_files import write_tokenizer
 
 
@@ -97,9 +96,8 @@ def test_the_hub_gives_a_tokenizer_without_its_weights(
     local.mkdir()
 
     def fetch(repository: Repository, *, weights: bool) -> Path:
-        for pattern in source._RUN_FILES if weights else source._TOKENIZER:
-            for path in remote.glob(pattern):
-                shutil.copy(path, local)
+        for name in repository.needed([path.name for path in remote.iterdir()], weights=weights):
+            shutil.copy(remote / name, local)
         return local
 
     monkeypatch.setattr(Repository, "fetch", fetch)

@@ -53,6 +53,36 @@ def test_the_base_of_the_models_is_no_model() -> None:
             resolve(parse([words, "predict_data=hi"], heads()))
 
 
+@pytest.mark.parametrize(
+    ("model", "source"),
+    [
+        ("qwen3_0.6b", "ms://Qwen/Qwen3-0.6B"),
+        ("gemma2_2b", "ms://LLM-Research/gemma-2-2b-it"),
+        ("llama3.1_8b", "ms://LLM-Research/Meta-Llama-3.1-8B-Instruct"),
+        ("glm4_9b", "ms://ZhipuAI/glm-4-9b-chat"),
+    ],
+)
+def test_a_models_own_source_on_modelscope(
+    model: str, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert groups.own_source(model).startswith("hf://")
+    monkeypatch.setenv("LITE_RUNNER_SOURCE", "modelscope")
+    assert groups.own_source(model) == source
+    config, _ = resolve(parse([f"model={model}", "predict_data=hi"], heads()))
+    assert config.checkpoint_source == source == config.tokenizer.usual
+    given = "hf://owner/name"  # which was chosen
+    config, _ = resolve(
+        parse([f"model={model}", f"load_checkpoint={given}", "predict_data=hi"], heads())
+    )
+    assert config.checkpoint_source == given
+
+
+def test_an_unknown_hub_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITE_RUNNER_SOURCE", "github")
+    with pytest.raises(ConfigError, match="LITE_RUNNER_SOURCE: got 'github', expected"):
+        groups.own_source("qwen3_0.6b")
+
+
 def _lines(raw: Mapping[str, Any], above: str = "") -> set[tuple[str, str]]:
     """Every key, dotted, with its value as text."""
     found = set()

@@ -21,7 +21,7 @@ from lite_runner.model.locate import (
     quantization_of,
 )
 from lite_runner.weights.formats import gguf_file
-from lite_runner.weights.source import Repository
+from lite_runner.weights.repository import Repository
 from tests.models import model_named, reference_model
 from tests.paths import REFERENCE
 from tests.tiny_gguf import write_tiny_gguf

@@ -16,7 +16,8 @@ from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan, described
 from lite_runner.sizing.memory import Memory, MemoryHint
 from lite_runner.system import memory
-from lite_runner.weights.source import PackageFile, Repository
+from lite_runner.weights.repository import Repository
+from lite_runner.weights.source import PackageFile
 from tests.models import model_named
 from tests.refusals import refused
 

@@ -25,7 +25,7 @@ from lite_runner.plan.resources import SHORTEST, choose_sizes, lengths_of
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.memory import PROCESS_BYTES, Memory
 from lite_runner.system import environment, memory
-from tests.download_server import Behaviour, serving, use_endpoint
+from tests.download_server import Behaviour, serving
 from tests.paths import REFERENCE
 
 GB = 10**9
@@ -248,7 +248,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     behaviour = Behaviour(repositories={"owner/name": files})
     with serving(behaviour) as address:
-        use_endpoint(address, monkeypatch)
+        monkeypatch.setenv("HF_ENDPOINT", address)
         yield behaviour
 
 

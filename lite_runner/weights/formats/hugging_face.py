@@ -45,7 +45,7 @@ def is_buffer(name: str) -> bool:
 
 def open_index(index: Path) -> dict[str, LazyTensor]:
     """All tensors of a sharded checkpoint, whose shards are in the folder of `index`."""
-    shards = _read_index(index)
+    shards = read_index(index)
     tensors: dict[str, LazyTensor] = {}
     others: dict[str, StoredTensor] = {}  # parts of quantized matrices, maybe in several shards
     for file, names in sorted(shards.items()):
@@ -74,7 +74,7 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
     return unpack(tensors, others, index)
 
 
-def _read_index(index: Path) -> dict[str, set[str]]:
+def read_index(index: Path) -> dict[str, set[str]]:
     """Shard file name -> names of its tensors."""
     content = read_json(index, "a valid index", most=MAX_INDEX, hint="fetch it again")
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
