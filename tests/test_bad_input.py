@@ -274,7 +274,7 @@ def gguf(tensor_type: int = 0, tensors: int = 1, key_length: int = 20) -> bytes:
         (gguf()[:3], "starts with b'GGU"),
         (b"GGML" + gguf()[4:], "starts with b'GGML"),
         (gguf(tensor_type=999), "'token_embd.weight' has the unknown type 999"),
-        (gguf(tensor_type=16), "is of type IQ2_XXS, expected one of F32, F16, BF16, Q8_0"),
+        (gguf(tensor_type=41), "is of type Q1_0, expected one of F32, F16, BF16, Q8_0"),
         (gguf(tensors=2**62), "4,611,686,018,427,387,904 tensors"),
         (gguf(key_length=2**63), "9,223,372,036,854,775,808 bytes"),
     ],

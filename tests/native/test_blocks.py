@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing
 from lite_runner.native.structs import UNITS, Format
-from lite_runner.weights.formats.gguf_blocks import BlockMatrix
+from lite_runner.weights.formats.gguf_blocks import INDEXED, BlockMatrix
 from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES
+from lite_runner.weights.quantization.quantized import QuantizedTensor
 from tests.native.in_numpy import step_words
 
-KINDS = [kind for kind in QUANTIZED_TYPES if kind != "MXFP4"]  # whose floats are packed anew
+# Others are indices of numbers.
+KINDS = [kind for kind in QUANTIZED_TYPES if kind not in ("MXFP4", *INDEXED)]
 HALVES = {
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)},
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
@@ -101,6 +103,19 @@ def test_products(operators: Any, kind: str) -> None:
         np.testing.assert_array_equal(np.array(alone), result)
 
     check()
+
+
+@pytest.mark.parametrize("group", sorted({group for _, group, _ in INDEXED.values()}))
+def test_products_with_indices(operators: Any, group: int) -> None:
+    rng = np.random.default_rng(group)
+    values = rng.integers(0, 256, (40, 256), np.uint8)
+    scales = rng.standard_normal((40, 512 // group), np.float32)
+    table = np.linspace(-43, 43, 16, dtype=np.float32)
+    matrix = QuantizedTensor(4, group, values, scales, None, table=table)
+    x = rng.standard_normal((3, 512), np.float32)
+    exact = x.astype(np.float64) @ matrix.float32().T
+    found = operators.linear(matrices.matrix(matrix).block(), 40, x)
+    assert abs(found - exact).max() <= 1e-4 * abs(exact).max()
 
 
 @pytest.mark.parametrize("by_turns", [False, True])

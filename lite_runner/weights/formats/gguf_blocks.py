@@ -8,7 +8,7 @@ nibble of byte i, value i + 16 in the high one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,31 @@ from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.weights.memory_map import drop_pages
-from lite_runner.weights.quantization.quantized import E2M1, QuantizedTensor, powers_of_two
+from lite_runner.weights.quantization.quantized import (
+    E2M1,
+    QuantizedTensor,
+    packed,
+    powers_of_two,
+    unpacked,
+)
 
 GROUP = 32  # values of a block
 SCHEMES = {"Q8_0": Scheme(8, GROUP), "Q4_0": Scheme(4, GROUP), "Q4_1": Scheme(4, GROUP)}
 BLOCKS_AT_ONCE = 1 << 14
+# Types whose values are few numbers times a scale of `group` values: the numbers, the group, and
+# the bits of a value in the file.
+_GRID_1 = [one + delta for one in (-1, 0, 1) for delta in (-0.125, 0.125)]
+_GRID_2 = [sign * one for one in (0x08, 0x19, 0x2B) for sign in (-1, 1)]
+_GRID_3 = [sign * one for one in (4, 12, 20, 28, 36, 44, 52, 62) for sign in (-1, 1)]
+_ODD = [*range(-15, 16, 2)]
+INDEXED: dict[str, tuple[Sequence[float], int, int]] = {
+    **{"IQ1_S": (_GRID_1, 32, 1), "IQ1_M": (_GRID_1, 16, 1)},
+    **{"IQ2_XXS": (_GRID_2, 32, 2), "IQ2_XS": (_GRID_2, 16, 2), "IQ2_S": (_GRID_2, 16, 2)},
+    **{"IQ3_XXS": (_GRID_3, 32, 3), "IQ3_S": (_ODD, 32, 3)},
+    **{"TQ1_0": ([-1, 0, 1], 256, 2), "TQ2_0": ([-1, 0, 1, 2], 256, 2)},
+    "NVFP4": ([float(2 * one) for one in E2M1], 16, 0),
+}
+_FINEST = 8  # the numbers are multiples of its inverse
 VALUES_AT_ONCE = 1 << 18  # dequantized in one go; a working set that stays in the L2 cache
 _HEAD_BYTES = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}
 
@@ -75,6 +95,7 @@ def dequantize(data: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
     from gguf import quants
 
     kind = getattr(quants, type_name)
+    kind.init_grid()
     blocks = data.reshape(-1, kind.type_size)
     result = np.empty((len(blocks), kind.block_size), np.float32)
     step = VALUES_AT_ONCE // kind.block_size
@@ -138,6 +159,73 @@ def mxfp4(data: NDArray[np.uint8], rows: int, columns: int) -> QuantizedTensor:
     scales = powers_of_two(exponents)
     drop_pages(data)
     return QuantizedTensor(4, GROUP, values, scales, None, table=E2M1)
+
+
+def indices(data: NDArray[np.uint8], type_name: str, rows: int, columns: int) -> QuantizedTensor:
+    """The matrix [rows, columns] in blocks of one of INDEXED: indices of 4 bits into its numbers,
+    whose products with the scales are exact. Raises ArtifactError for a scale that is no number."""
+    numbers, group, _ = INDEXED[type_name]
+    table = np.zeros(16, np.float32)
+    table[: len(numbers)] = numbers
+    index_of = np.zeros(1 << 10, np.uint8)
+    index_of[(table[: len(numbers)] * _FINEST).astype(np.int16)] = np.arange(len(numbers))
+    stored = data.reshape(rows, -1)
+    values = np.empty((rows, columns // 2), np.uint8)
+    scales = np.empty((rows, columns // group), np.float32)
+    step = max(1, VALUES_AT_ONCE // columns)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        some = np.ascontiguousarray(stored[part])
+        scales[part] = _scales(some, type_name).reshape(len(some), -1)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            multiples = dequantize(some.reshape(-1), type_name).reshape(-1, group)
+            multiples /= scales[part].reshape(-1, 1) / np.float32(_FINEST)
+        zero = ~np.isfinite(multiples)  # of a scale of 0, whose values are too
+        multiples[zero] = 0
+        values[part] = packed(index_of[multiples.astype(np.int16)].reshape(len(some), -1))
+    if not np.isfinite(scales).all():
+        raise ArtifactError(
+            f"a matrix [{rows}, {columns}] of {type_name} blocks: a scale that is no number",
+            "the file may be damaged",
+        )
+    drop_pages(data)
+    return QuantizedTensor(4, group, values, scales, None, table=table)
+
+
+def _scales(rows: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
+    """The scales of each group, in the order of the blocks, which are those of INDEXED."""
+    from gguf import quants
+
+    kind = getattr(quants, type_name)
+    blocks = rows.reshape(-1, kind.type_size)
+    if type_name == "NVFP4":
+        found: NDArray[np.float32] = kind.ue4m3_to_fp32(blocks[:, :4]).astype(np.float32)
+        return found
+    steps: NDArray[Any]
+    if type_name == "IQ1_M":  # the block's scale is in the upper bits of the others
+        words = blocks[:, 48:].copy().view("<u2")
+        pieces = words >> 12 << np.arange(0, 16, 4, np.uint16)
+        whole = np.bitwise_or.reduce(pieces, axis=1).astype(np.uint16).view(np.float16)
+        steps = words[:, :, None] >> np.arange(0, 12, 3, np.uint16) & 7
+        return _times(whole, 2 * steps.reshape(len(blocks), -1) + 1)
+    ends = type_name.startswith("TQ")
+    d = (blocks[:, -2:] if ends else blocks[:, :2]).copy().view(np.float16)[:, 0]
+    if ends:
+        return _times(d, np.ones((len(blocks), 1)))
+    if type_name == "IQ1_S":
+        return _times(d, 2 * (blocks[:, 34:].copy().view("<u2") >> 12 & 7) + 1)
+    if type_name in ("IQ2_XXS", "IQ3_XXS"):
+        words = (blocks[:, 2:] if type_name == "IQ2_XXS" else blocks[:, 66:]).copy().view("<u4")
+        steps = (words[:, 1::2] if type_name == "IQ2_XXS" else words) >> 28
+    else:
+        nibbles = blocks[:, 106:] if type_name == "IQ3_S" else blocks[:, -8:]
+        steps = unpacked(np.ascontiguousarray(nibbles))
+    factor = {"IQ3_S": 2.0, "IQ3_XXS": 0.5}.get(type_name, 0.25)
+    return _times(d, (0.5 + steps) * factor)
+
+
+def _times(d: NDArray[np.float16], steps: NDArray[Any]) -> NDArray[np.float32]:
+    return d.astype(np.float32)[:, None] * steps.astype(np.float32)
 
 
 def _neighbours(stored: NDArray[np.uint8]) -> NDArray[Any]:

@@ -26,9 +26,11 @@ from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import (
+    INDEXED,
     SCHEMES,
     BlockMatrix,
     dequantize,
+    indices,
     integers_of,
     mxfp4,
 )
@@ -52,6 +54,10 @@ TYPES = {
     **{10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144)},
     **{13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210)},
     **{20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 39: ("MXFP4", 32, 17)},
+    **{16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 22: ("IQ2_S", 256, 82)},
+    **{18: ("IQ3_XXS", 256, 98), 21: ("IQ3_S", 256, 110)},
+    **{19: ("IQ1_S", 256, 50), 29: ("IQ1_M", 256, 56)},
+    **{34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 40: ("NVFP4", 64, 36)},
 }
 FLOATS: dict[str, DType] = {dtype: dtype for dtype in get_args(DType)}
 QUANTIZED_TYPES = tuple(name for name, _, _ in TYPES.values() if name not in FLOATS)
@@ -309,6 +315,10 @@ class GGUFTensor:
         integers = blocks = None
         if len(shape) == 2 and self.type_name == "MXFP4":
             integers = LazyIntegers(Scheme(4, 32, 2), partial(mxfp4, data, *shape), True)
+        elif len(shape) == 2 and self.type_name in INDEXED:
+            _, group, bits = INDEXED[self.type_name]
+            read = partial(indices, data, self.type_name, *shape)
+            integers = LazyIntegers(Scheme(4, group, 4), read, True, file_bits=bits)
         elif len(shape) == 2:
             matrix = BlockMatrix(self.type_name, data.reshape(shape[0], -1), shape[1])
             blocks = LazyBlocks(self.type_name, data.nbytes, lambda: matrix)

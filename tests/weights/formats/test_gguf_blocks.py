@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.formats.gguf_blocks import SCHEMES, integers_of, mxfp4
+from lite_runner.weights.formats import gguf_blocks
+from lite_runner.weights.formats.gguf_blocks import INDEXED, SCHEMES, indices, integers_of, mxfp4
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.layouts import random_checkpoint
@@ -58,6 +59,37 @@ def test_any_bytes_of_mxfp4_mean_the_same_numbers() -> None:
     blocks[7, 0] = 255
     with pytest.raises(ArtifactError, match="a scale that is no number"):
         mxfp4(blocks.reshape(-1), 500, 192)
+
+
+def any_indexed(kind: str, rows: int, columns: int) -> np.ndarray:
+    """Any blocks whose scales are numbers."""
+    size, length = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    shape = (rows * columns // size, length)
+    blocks = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    if kind == "NVFP4":
+        blocks[:, :4] &= 0x7F  # its scales have no sign
+    else:  # not all bits of the exponent
+        blocks[:, {"IQ1_M": 55, "TQ1_0": 53, "TQ2_0": 65}.get(kind, 1)] &= 0xBB
+    blocks[0, :2] = blocks[0, -2:] = 0
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", INDEXED)
+def test_any_indices_mean_the_same_numbers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_blocks, "VALUES_AT_ONCE", 1 << 12)  # several pieces
+    blocks = any_indexed(kind, 19, 768)
+    found = indices(blocks.reshape(-1), kind, 19, 768)
+    expected = theirs(blocks, kind, (19, 768))
+    assert (found.float32() + 0.0).tobytes() == (expected + 0.0).tobytes()
+    assert found.bits == 4 and found.group == INDEXED[kind][1]
+
+
+@pytest.mark.parametrize("kind", ["IQ2_XS", "TQ1_0", "IQ1_M"])
+def test_indices_with_a_scale_that_is_no_number(kind: str) -> None:
+    blocks = any_indexed(kind, 1, 256)
+    blocks[0, {"IQ1_M": slice(48, None), "TQ1_0": slice(52, None)}.get(kind, slice(2))] = 0xFF
+    with pytest.raises(ArtifactError, match=f"{kind} blocks: a scale that is no number"):
+        indices(blocks.reshape(-1), kind, 1, 256)
 
 
 @pytest.mark.parametrize("kind", KINDS)
