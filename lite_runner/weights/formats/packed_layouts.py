@@ -1,5 +1,5 @@
 """Layouts of quantized weights of other tools, as a quantization_config describes them: GPTQ, AWQ,
-compressed-tensors, FP8, bitsandbytes. See packed_matrices for the tensors of each."""
+compressed-tensors, FP8, bitsandbytes, MXFP4. See packed_matrices for the tensors of each."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ _METHODS = {
     **{"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4", "exl2": "EXL2"},
     **{"fbgemm_fp8": "FP8", "hqq": "HQQ", "aqlm": "AQLM", "bitnet": "BitNet"},
 }
+MXFP4_BLOCKS = r"\.experts\.(gate_up|down)_proj_blocks"
 # What the name of a tensor ends with -> the layout, the most telling first.
 _ENDINGS = {
     r"\.g_idx": "GPTQ",
     r"\.qweight": "GPTQ or AWQ",
     r"\.weight_packed": "compressed-tensors",
     r"\.weight(\.absmax|\.quant_state\..+|\.quant_map|_format)|\.SCB": "bitsandbytes",
-    r"_blocks": "MXFP4",
+    MXFP4_BLOCKS: "MXFP4",
     r"\.weight_scale_inv": "FP8",
     r"\.weight_scale": "compressed-tensors",
 }
@@ -53,6 +54,7 @@ _KNOWN = {
     " bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type bnb_4bit_use_double_quant",
 }
 _KNOWN["fbgemm_fp8"] = _KNOWN["fp8"]
+_KNOWN["mxfp4"] = "modules_to_not_convert dequantize"
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def layout_of(raw: Mapping[str, Any], where: str) -> PackedLayout:
         block = blocks[0] if blocks else [128, 128]
         refuse_unless(_is_block(block), "config_groups")
         return PackedLayout(method, name, symmetric=symmetric, block=tuple(block))
-    if method == "bitsandbytes":
+    if method in ("bitsandbytes", "mxfp4"):
         return PackedLayout(method, name)
     block = raw.get("weight_block_size") or [128, 128]
     refuse_unless(raw.get("fmt", "e4m3") == "e4m3", "fmt")

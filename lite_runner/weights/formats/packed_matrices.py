@@ -18,6 +18,8 @@ mxfp4-pack-quantized
                  [out, in / 32], exponents of 2
 fp8              as float-quantized; weight_scale_inv, one for each block of a matrix, is not
                  inverted either
+MXFP4 of gpt-oss experts.gate_up_proj_blocks U8 [experts, out, in / 32, 16] and ..._scales U8
+                 [experts, out, in / 32]: of each expert as above; rows of gate and up by turns
 bitsandbytes     weight I8 [out, in], SCB [out]: the scales times 127; or of 4 bits weight U8
                  [out * in / 2, 1], indices into quant_map [16], the first of two in the upper bits,
                  and absmax: scales of blocks, or indices of such into nested_quant_map, to be
@@ -31,6 +33,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -44,6 +47,7 @@ from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
 from lite_runner.weights.formats.packed_layouts import (
     FLOATS,
+    MXFP4_BLOCKS,
     PackedLayout,
     layout_in,
     layout_of_names,
@@ -100,7 +104,10 @@ def unpack(
         return dict(floats)
     every: dict[str, Tensor] = {**floats, **others}
     layout = layout_in(path.parent) or _told_by(every, path)
-    suffixes = _SUFFIXES[layout.method]
+    if layout.method == "mxfp4":
+        floats, others = _with_experts(floats, others, layout, path)
+        every = {**floats, **others}
+    suffixes = _SUFFIXES.get(layout.method, ())
     modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in every.items():
         module, _, suffix = name.removesuffix(".weight").partition(".weight.")
@@ -132,14 +139,48 @@ def unpack(
     return found
 
 
+def _with_experts(
+    floats: Mapping[str, LazyTensor],
+    others: Mapping[str, StoredTensor],
+    layout: PackedLayout,
+    path: Path,
+) -> tuple[dict[str, LazyTensor], dict[str, StoredTensor]]:
+    """The tensors of a gpt-oss with the matrices of each expert in place of those of all."""
+    found, rest = dict(floats), dict(others)
+    for name in [one for one in others if re.search(f"{MXFP4_BLOCKS}$", one)]:
+        module = name.removesuffix("_blocks")
+        ends = [end for end in ("blocks", "scales") if f"{module}_{end}" in rest]
+        parts: dict[str, Tensor] = {end: rest.pop(f"{module}_{end}") for end in ends}
+        blocks, scales = _Module(f"{path}: {module}", parts, layout).of_experts()
+        experts, _, kind = module.rpartition(".")
+        projections = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for expert, (first, projection) in product(range(blocks.shape[0]), enumerate(projections)):
+            place, rows = f"{experts}.{expert}.{projection}.weight", (first, len(projections))
+            matrix = _of_expert(f"{path}: {place}", blocks, scales, expert, rows)
+            found[place] = matrix.tensor(layout)
+    return found, rest
+
+
+def _of_expert(
+    where: str, blocks: Tensor, scales: Tensor, expert: int, rows: tuple[int, int]
+) -> _Matrix:
+    """The rows of an expert from the first on, in steps."""
+    part = (expert, slice(rows[0], None, rows[1]))
+    count = blocks.shape[1] // rows[1]
+    return _Matrix(
+        *(where, (count, 32 * blocks.shape[2]), 4, 32),
+        lambda order: _array(blocks)[part].reshape(count, -1),
+        lambda: powers_of_two(_array(scales)[part]),
+        table=lambda: E2M1,
+    )
+
+
 def _told_by(every: Mapping[str, Tensor], path: Path) -> PackedLayout:
     """The layout that names and shapes of tensors tell, where no file does. Raises
     ArtifactError."""
     name = layout_of_names(every)
-    if name == "compressed-tensors":
-        return PackedLayout("compressed-tensors", name)
-    if name == "FP8":
-        return PackedLayout("fp8", name)
+    if name in ("compressed-tensors", "FP8", "MXFP4"):
+        return PackedLayout(name.lower(), name)
     if name == "bitsandbytes":
         bits = 8 if any(one.endswith(".SCB") for one in every) else 4
         return PackedLayout(name, f"bitsandbytes ({bits} bits)")
@@ -271,6 +312,13 @@ class _Module:
             lambda: powers_of_two(_array(scales)),
             table=lambda: E2M1,
         )
+
+    def of_experts(self) -> tuple[Tensor, Tensor]:
+        """Blocks and scales of the matrices of all experts, in gpt-oss's MXFP4."""
+        blocks = self._take("blocks", "U8", dims=None)
+        if len(blocks.shape) != 4 or blocks.shape[3] != 16 or blocks.shape[1] % 2:
+            raise self._broken(f"blocks is {list(blocks.shape)}, not [experts, out, in / 32, 16]")
+        return blocks, self._take("scales", "U8", shape=blocks.shape[:3])
 
     def _bytes(self) -> _Matrix:
         codes = self._take("weight", "I8", "F8_E4M3")

@@ -52,7 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path) -> str:
     ("section", "name"),
     [
         ({"quant_method": "exl2", "bits": 4.25}, "EXL2"),
-        ({"quant_method": "mxfp4"}, "MXFP4"),
+        ({"quant_method": "hqq"}, "HQQ"),
         ({"quant_method": "x"}, "x"),
         ({}, "a layout without a name"),
     ],

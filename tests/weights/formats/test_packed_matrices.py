@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -25,7 +27,7 @@ from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Packed, pack
-from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, tensors_at
 from lite_runner.weights.quantization.quantize import (
     block_types,
     describe_blocks,
@@ -349,3 +351,63 @@ def test_modules_that_are_not_quantized_stay_floats(tmp_path: Path) -> None:
     tensors = opened(tmp_path)
     kept = tensors["model.layers.1.attention.wo.weight"]
     assert KEPT.endswith("1.self_attn.o_proj") and kept.dtype == "F16" and not kept.block_type
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def experts_of_gpt_oss() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {
+        f"{EXPERTS}.gate_up_proj_blocks": draw.integers(0, 256, (3, 8, 2, 16), np.uint8),
+        f"{EXPERTS}.gate_up_proj_scales": draw.integers(119, 123, (3, 8, 2), np.uint8),
+        f"{EXPERTS}.down_proj_blocks": draw.integers(0, 256, (3, 64, 1, 16), np.uint8),
+        f"{EXPERTS}.down_proj_scales": draw.integers(119, 123, (3, 64, 1), np.uint8),
+        f"{EXPERTS}.down_proj_bias": draw.standard_normal((3, 64)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_experts_of_gpt_oss(told: bool, tmp_path: Path) -> None:
+    """Two values in a byte, as transformers' convert_moe_packed_tensors has them."""
+    tensors = experts_of_gpt_oss()
+    save_file(tensors, tmp_path / FILE)
+    section = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    config = {"quantization_config": section} if told else {}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = tensors_at(tmp_path)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    numbers = np.concatenate([numbers, -numbers])
+    for kind, names in {
+        "gate_up_proj": ["gate_proj", "up_proj"],
+        "down_proj": ["down_proj"],
+    }.items():
+        blocks = tensors[f"{EXPERTS}.{kind}_blocks"]
+        values = numbers[np.stack([blocks & 15, blocks >> 4], -1)].reshape(*blocks.shape[:3], 32)
+        scales = np.ldexp(np.float32(1), tensors[f"{EXPERTS}.{kind}_scales"].astype(int) - 127)
+        meant = (values * scales[..., None]).reshape(*blocks.shape[:2], -1)
+        for expert, (part, name) in itertools.product(range(3), enumerate(names)):
+            one = found.pop(f"{EXPERTS}.{expert}.{name}.weight")
+            np.testing.assert_array_equal(one.float32(), meant[expert, part :: len(names)])
+            assert one.integers is not None and one.integers.scheme.bits == 4
+    assert list(found) == [f"{EXPERTS}.down_proj_bias"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ({"down_proj_scales": None}, "down_proj: not a matrix of MXFP4: lacks scales"),
+        ({"down_proj_scales": np.zeros((3, 64, 2), np.uint8)}, "scales is [3, 64, 2], expected"),
+        ({"down_proj_blocks": np.zeros((3, 64, 16), np.uint8)}, "blocks is [3, 64, 16], not"),
+        ({"down_proj_scales": np.full((3, 64, 1), 255, np.uint8)}, "a scale that is not finite"),
+    ],
+)
+def test_broken_experts_of_gpt_oss(
+    broken: dict[str, np.ndarray | None], says: str, tmp_path: Path
+) -> None:
+    tensors: dict[str, Any] = experts_of_gpt_oss()
+    tensors |= {f"{EXPERTS}.{name}": array for name, array in broken.items()}
+    save_file({name: one for name, one in tensors.items() if one is not None}, tmp_path / FILE)
+    with pytest.raises(ArtifactError, match=re.escape(says)):
+        for tensor in tensors_at(tmp_path).values():
+            tensor.float32()
