@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from lite_runner.weights.lora.adapter_reader import (
 )
 from lite_runner.weights.lora.adapter_shards import adapter_pieces, cached_shards, open_shards
 from lite_runner.weights.sharding.partition import pieces
+from lite_runner.weights.source import fetch, is_on_hub
 from lite_runner.weights.tensor import LazyTensor
 
 
@@ -49,19 +51,26 @@ def adapters_of(
     where it is null. Raises ArtifactError."""
     if names is None and asked.ids is not None:
         names = adapter_names(asked.ids)
-    return open_adapters(Path(asked.path).expanduser(), model, names, root=adapter_root_of(asked))
+    return open_adapters(adapter_place(asked.path), model, names, root=adapter_root_of(asked))
 
 
 def only_adapter(asked: AdapterSource) -> str | None:
     """The adapter that adapter_path alone means: the only one there. None for several, and where
     adapter_id says it. Raises ArtifactError."""
-    path = Path(asked.path).expanduser()
     if not asked.path or asked.ids is not None or asked.in_weights:
         return None
+    path = adapter_place(asked.path)
     if not is_listing(path) and shards_of(path):
         return None
     listed = adapter_folders(path, adapter_root_of(asked))
     return next(iter(listed)) if len(listed) == 1 else None
+
+
+@cache
+def adapter_place(path: str) -> Path:
+    """The folder or list that adapter_path names; a repository is downloaded, once a process.
+    Raises ArtifactError."""
+    return fetch(path, "adapter_path") if is_on_hub(path) else Path(path).expanduser()
 
 
 def adapter_root_of(asked: AdapterSource) -> Path | None:
@@ -259,7 +268,7 @@ def open_adapter_job(
     if not asked.path or asked.in_weights:
         return None
     wanted = list(dict.fromkeys(name for name in names if name is not None))
-    path, root = Path(asked.path).expanduser(), adapter_root_of(asked)
+    path, root = adapter_place(asked.path), adapter_root_of(asked)
     sharded = shards_of(path, root)
     if sharded is None:
         return adapter_job(asked, list(adapters_of(asked, model, wanted).values()), names)
