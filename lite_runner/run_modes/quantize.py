@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.config.fields import Fault, fault
+from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import OverwriteOptions
-from lite_runner.errors import ConfigError
+from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import side_files
+from lite_runner.model.tokenizer import side_files, tokenizer_for_plan
+from lite_runner.output.fidelity import WINDOW, Fidelity, fidelity
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
-from lite_runner.records import OutputPath, dataclass
+from lite_runner.records import Count, InputPath, OutputPath, dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable, weight_bytes
-from lite_runner.system.files import new_folder, require_space
+from lite_runner.system.files import new_folder, read_small, require_space
+from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.quantization.gptq import calibrated
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
@@ -27,12 +37,25 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
 )
 from lite_runner.weights.write import check_folder, write_files
 
+RECEIPT, TEXTS = "receipt.json", "Python's help texts"
+MAX_TEXT = 64 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Quantization by a text."""
+
+    method: Literal["nearest", "gptq"]
+    data: InputPath  # "": Python's help texts
+    tokens: Count
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(OverwriteOptions):
     """run_mode=quantize"""
 
     quantize_output: OutputPath
+    quantize: Calibration
 
 
 def faults(config: Config) -> Iterator[Fault]:
@@ -41,6 +64,16 @@ def faults(config: Config) -> Iterator[Fault]:
         yield fault("quantize_output", "quantize_output is empty; give the folder to write")
     if not config.quantization.rounds:
         yield fault("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
+    elif config.quantize.method == "gptq" and config.quant != "a16w4":
+        yield fault(
+            ("quantize.method", "quant"),
+            f"quantize.method=gptq is of 4 bits, got quant={config.quant}; expected quant=a16w4",
+        )
+    elif config.quantize.method == "nearest" and config.quantize.data:
+        yield fault(
+            ("quantize.data", "quantize.method"),
+            "quantize.data has no effect without quantize.method=gptq",
+        )
 
 
 def plan(config: Config) -> Plan:
@@ -52,7 +85,16 @@ def plan(config: Config) -> Plan:
     size = weight_bytes(files.model, "float32", files.quantization)
     lines = model_lines(config.run_mode, config.model_name, files.model, files.location())
     lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
-    return Plan(config=config, files=files, lines=lines)
+    if 0 < files.stored_bytes() < size:
+        progress.note(
+            f"quant={files.quantization} makes the weights larger than their source has them,"
+            f" {readable(size)} from {readable(files.stored_bytes())}, and less accurate"
+        )
+    tokenizer = None
+    if config.quantize.method == "gptq":
+        tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+        lines["calibrated"] = f"by GPTQ on {config.quantize.data or TEXTS}"
+    return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
 
 
 def run(plan: Plan, folder: RunFolder) -> None:
@@ -64,7 +106,23 @@ def run(plan: Plan, folder: RunFolder) -> None:
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
-    size = _write(files, side_files(config.tokenizer, files), target)
+    beside = side_files(config.tokenizer, files)
+    progress.note(describe(files.whole(), files.quantization))
+    if plan.tokenizer is not None:
+        files, measured = _calibrate(files, plan.tokenizer, config.quantize)
+        receipt = {
+            "method": config.quantize.method,
+            "quant": str(files.quantization),
+            "source": files.source,
+            "text": config.quantize.data or TEXTS,
+            "tokens": config.quantize.tokens,
+            "bytes": weights_bytes(files.model, schemes_of(files.whole())),
+            "source_bytes": files.stored_bytes(),
+            "held_out": asdict(measured),
+        }
+        beside[RECEIPT] = (json.dumps(receipt, indent=2) + "\n").encode()
+        progress.note(f"GPTQ, on text that it did not see: {measured}")
+    size = _write(files, beside, target)
     folder.write_result(Result.of_files(plan, files.source, began))
     floats = float32_bytes(files.model)
     progress.note(
@@ -74,12 +132,54 @@ def run(plan: Plan, folder: RunFolder) -> None:
     )
 
 
+def _calibrate(
+    files: ModelFiles, tokenizer: Tokenizer, settings: Calibration
+) -> tuple[ModelFiles, Fidelity]:
+    """The model with its weights quantized, in memory, and how close they are to the source."""
+    texts, held_out = _windows(tokenizer, settings)
+    source = replace(files, quantization=Quantization("file"))
+    plain = replace(files, quantization=Quantization())
+    layers = files.model.num_layers
+    with progress.step("calibrate", total=layers, unit="layers") as step:
+        held = calibrated(plain.whole(), files.model, files.quantization, texts, step.advance)
+    files = replace(files, held=held)
+    return files, fidelity(source, files, held_out)
+
+
+def _windows(
+    tokenizer: Tokenizer, settings: Calibration
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Windows of token ids [n, WINDOW] from all over the text, of settings.tokens together, and a
+    quarter as many that are held out. Raises ArtifactError."""
+    if settings.data:
+        try:
+            text = read_small(Path(settings.data).expanduser(), "a text", MAX_TEXT).decode()
+        except (OSError, ValueError) as error:
+            raise ArtifactError(f"quantize.data: {settings.data}: {error}") from error
+    else:
+        from pydoc_data.topics import topics
+
+        text = "\n".join(topics[name] for name in sorted(topics))
+    ids = np.array(tokenizer.encode(text), np.int32)
+    groups = max(1, settings.tokens // (4 * WINDOW))  # of five windows each
+    count = 5 * groups
+    if len(ids) < count * WINDOW:
+        raise ArtifactError(
+            f"quantize.data: {settings.data or TEXTS}: {len(ids):,} tokens, expected"
+            f" {count * WINDOW:,} for quantize.tokens={settings.tokens}",
+            f"a longer text, or quantize.tokens={4 * len(ids) // 5}",
+        )
+    starts = np.linspace(0, len(ids) - WINDOW, count).astype(np.int64)
+    every = ids[starts[:, None] + np.arange(WINDOW)]
+    held_out = np.arange(count) % 5 == 4
+    return every[~held_out], every[held_out]
+
+
 def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
     """Write the weights as files.quantization has them, and other files `beside` them; returns the
     bytes of the weights. Raises RunnerError; `target` is written atomically."""
     tensors = files.whole()
     quantization, size = files.quantization, weights_bytes(files.model, schemes_of(tensors))
-    progress.note(describe(tensors, quantization))
     with new_folder(target) as fresh:
         require_space(fresh, size)
         write_files(fresh, beside)

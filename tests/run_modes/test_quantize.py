@@ -14,6 +14,7 @@ import pytest
 from lite_runner import AutoModel
 from lite_runner.app import main
 from lite_runner.config.argv import parse
+from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint
@@ -202,3 +203,37 @@ def test_a_mindformers_yaml_names_modules_to_not_convert(
     )
     assert made.generate([5, 6], max_new_tokens=2, eos_token_id=[])
     assert told in capsys.readouterr().err
+
+
+def test_what_would_be_larger_than_its_source_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelFiles, "stored_bytes", lambda files: 1000)
+    quantized(*TINY, "verbosity=1")
+    first = capsys.readouterr().err.splitlines()[0]
+    assert "makes the weights larger than their source has them" in first and "from 1.0 kB" in first
+
+
+def test_gptq_leaves_a_receipt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = Path("text.txt")
+    text.write_text("The lighthouse of the old harbour. " * 40)
+    asked = ["quantize.method=gptq", "quantize.tokens=512", "quantize.data=text.txt"]
+    files = quantized(*TINY, *asked, "verbosity=1")
+    told = capsys.readouterr().err
+    assert "receipt.json" in files and "GPTQ, on text that it did not see: perplexity" in told
+    receipt = json.loads(Path("q/receipt.json").read_text())
+    measured = receipt["held_out"]
+    assert receipt["bytes"] < Path("q/model.safetensors").stat().st_size < receipt["bytes"] + 9000
+    assert (receipt["method"], measured["tokens"]) == ("gptq", 127)
+    assert 0 < measured["mean_kl"] < 0.5 and 0.5 < measured["top1_agreement"] <= 1
+    assert measured["perplexity"] == pytest.approx(measured["source_perplexity"], rel=0.2)
+    assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
+
+
+def test_a_text_that_is_too_short_to_calibrate_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("short")
+    asked = ["quantize.method=gptq", "quantize.data=text.txt", "quantize_output=q"]
+    assert main([*QUANTIZE, *TINY, "quant=a16w4", *asked]) == 4
+    assert "quantize.data: text.txt: 5 tokens, expected 5,120" in capsys.readouterr().err

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.naming import Role
+from lite_runner.architectures.reference import Weights, capped, forward, norm
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.quantization import Quantization, schemes
+from lite_runner.weights.checkpoint import model_config_of
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.quantization.gptq import _Layer, calibrated, gptq
+from lite_runner.weights.quantization.quantize import with_quantization
+from lite_runner.weights.quantization.quantized import quantize
+from tests.paths import REFERENCE
+
+TEXTS = np.random.default_rng(0).integers(0, 90, (6, 24)).astype(np.int32)
+
+
+def correlated(count: int, columns: int) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    mixing = rng.standard_normal((8, columns)) + 0.3 * rng.standard_normal((8, columns))
+    inputs = rng.standard_normal((count, 8)) @ mixing + 0.2 * rng.standard_normal((count, columns))
+    return np.asarray(inputs * np.linspace(0.2, 2, columns), np.float32)
+
+
+def test_outputs_are_closer_than_those_of_the_nearest_integers() -> None:
+    weight = np.random.default_rng(0).standard_normal((48, 192)).astype(np.float32)
+    inputs = correlated(512, 192)
+    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), 64, "w")
+    nearest = quantize(weight, 4, 64)
+    errors = [np.square(inputs @ (one.float32() - weight).T).mean() for one in (found, nearest)]
+    assert errors[0] < 0.4 * errors[1]
+    assert found.scales is not None and np.array_equal(found.scales, nearest.scales)
+
+
+@pytest.mark.parametrize("gram", [np.zeros((64, 64)), np.diag(np.arange(1.0, 65))])
+def test_inputs_that_tell_nothing_of_one_another(gram: np.ndarray) -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+    found, nearest = gptq(weight, gram, 32, "w"), quantize(weight, 4, 32)
+    np.testing.assert_array_equal(found.values, nearest.values)
+
+
+def test_an_input_that_is_never_used() -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+    inputs = correlated(100, 64)
+    inputs[:, 5] = 0
+    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), 32, "w")
+    assert found.sound and np.isfinite(found.float32()).all()
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "bloom", "mixtral", "gemma2", "granite"])
+def test_layers_one_after_the_other_are_the_model(case: str) -> None:
+    model = model_config_of(REFERENCE / case)
+    assert model is not None
+    tensors, state = random_checkpoint(model, 0), None
+    for index, block in enumerate(model.blocks):
+        own = {one: tensors[one.name] for one in parameters(model) if one.layer == index}
+        state = _Layer(model, block, own, tensors).run(TEXTS[0], state)
+    arrays = {name: one.read() for name, one in tensors.items()}
+    weights = Weights(model, arrays)
+    head: Role = "embedding" if model.tie_word_embeddings else "head"
+    assert state is not None
+    logits = norm(model.norm, state, weights, "norm") @ weights[head, None, "weight"].T
+    logits = capped(logits / model.logits_scaling, model.logits_softcap)
+    expected = forward(model, arrays, TEXTS[0])
+    assert abs(logits - expected).max() <= 1e-3 * abs(expected).max()
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral"])
+def test_a_calibrated_model(case: str, configs: Mapping[str, Decoder]) -> None:
+    model = configs.get(case) or model_config_of(REFERENCE / case)
+    quantization = Quantization("a16w4", 32)
+    assert model is not None
+    tensors, layers = random_checkpoint(model, 0), []
+    held = calibrated(tensors, model, quantization, TEXTS % 40, layers.append)
+    assert len(layers) == model.num_layers and held.keys() == tensors.keys()
+    found = with_quantization(held, model, quantization)
+    linear = {one.name for one in parameters(model) if one.is_linear}
+    for name, scheme in schemes(model, quantization).items():
+        integers = found[name].integers
+        assert integers is not None and integers.scheme == scheme
+        assert integers.stored == (name in linear)
+        if name in linear:
+            assert found[name].shape == tensors[name].shape
+            np.testing.assert_array_equal(found[name].float32(), held[name].float32())
+            difference = np.abs(found[name].float32() - tensors[name].float32())
+            assert 0 < difference.max() < 0.5 * np.abs(tensors[name].float32()).max()
+
+
+def test_integers_that_a_file_has_are_kept(configs: Mapping[str, Decoder]) -> None:
+    model, quantization = configs["llama"], Quantization("a16w4", 32)
+    stored = with_quantization(random_checkpoint(model, 0), model, quantization)
+    held = calibrated(stored, model, quantization, TEXTS % 40)
+    for name in schemes(model, quantization):
+        assert held[name] is stored[name]
