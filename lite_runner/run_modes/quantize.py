@@ -55,7 +55,12 @@ class Config(OverwriteOptions):
     """run_mode=quantize"""
 
     quantize_output: OutputPath
-    quantize: Calibration
+    quantize: Calibration | None  # null: the nearest integers
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The settings of GPTQ; None for the nearest integers."""
+        return self.quantize if self.quantize and self.quantize.method == "gptq" else None
 
 
 def faults(config: Config) -> Iterator[Fault]:
@@ -64,12 +69,12 @@ def faults(config: Config) -> Iterator[Fault]:
         yield fault("quantize_output", "quantize_output is empty; give the folder to write")
     if not config.quantization.rounds:
         yield fault("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
-    elif config.quantize.method == "gptq" and config.quant != "a16w4":
+    elif config.calibration and config.quant != "a16w4":
         yield fault(
             ("quantize.method", "quant"),
             f"quantize.method=gptq is of 4 bits, got quant={config.quant}; expected quant=a16w4",
         )
-    elif config.quantize.method == "nearest" and config.quantize.data:
+    elif config.quantize and config.quantize.data and not config.calibration:
         yield fault(
             ("quantize.data", "quantize.method"),
             "quantize.data has no effect without quantize.method=gptq",
@@ -91,9 +96,9 @@ def plan(config: Config) -> Plan:
             f" {readable(size)} from {readable(files.stored_bytes())}, and less accurate"
         )
     tokenizer = None
-    if config.quantize.method == "gptq":
+    if settings := config.calibration:
         tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
-        lines["calibrated"] = f"by GPTQ on {config.quantize.data or TEXTS}"
+        lines["calibrated"] = f"by GPTQ on {settings.data or TEXTS}"
     return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
 
 
@@ -108,14 +113,14 @@ def run(plan: Plan, folder: RunFolder) -> None:
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
     beside = side_files(config.tokenizer, files)
     progress.note(describe(files.whole(), files.quantization))
-    if plan.tokenizer is not None:
-        files, measured = _calibrate(files, plan.tokenizer, config.quantize)
+    if (settings := config.calibration) and plan.tokenizer is not None:
+        files, measured = _calibrate(files, plan.tokenizer, settings)
         receipt = {
-            "method": config.quantize.method,
+            "method": settings.method,
             "quant": str(files.quantization),
             "source": files.source,
-            "text": config.quantize.data or TEXTS,
-            "tokens": config.quantize.tokens,
+            "text": settings.data or TEXTS,
+            "tokens": settings.tokens,
             "bytes": weights_bytes(files.model, schemes_of(files.whole())),
             "source_bytes": files.stored_bytes(),
             "held_out": asdict(measured),
