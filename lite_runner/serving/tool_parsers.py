@@ -473,7 +473,8 @@ class _Reader:
         tags = self._tags
         if (begin := tags.name.match(text)) is None:
             return "", [], 0, True
-        name, at, pairs = begin[1], begin.end(), []
+        name, at = begin[1], begin.end()
+        pairs: list[tuple[str, str]] = []
         while pair := tags.key.match(text, at):
             end = self._value_end(text, pair.end(), self._allowed(name, pair[1]))
             if end < 0:
