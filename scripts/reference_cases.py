@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from newer_cases import newer_cases
 from transformers import (
     BloomConfig,
     Gemma2Config,
@@ -556,4 +557,5 @@ def cases() -> list[Case]:
             ),
             lengths=(3, 9, 12, 20),
         ),
+        *(Case(*one) for one in newer_cases()),
     ]

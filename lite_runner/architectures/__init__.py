@@ -14,25 +14,41 @@ from lite_runner.architectures.architecture import MindFormers
 from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.chatglm import CHATGLM
 from lite_runner.architectures.chatglm_6b import CHATGLM_6B
+from lite_runner.architectures.cohere import COHERE, COHERE2
+from lite_runner.architectures.ernie4_5 import ERNIE4_5
+from lite_runner.architectures.exaone4 import EXAONE4
+from lite_runner.architectures.gemma import GEMMA
 from lite_runner.architectures.gemma2 import GEMMA2
 from lite_runner.architectures.gemma3 import GEMMA3, GEMMA3_TEXT
 from lite_runner.architectures.glm import GLM, GLM4
+from lite_runner.architectures.glm4_moe import GLM4_MOE
 from lite_runner.architectures.gpt2 import GPT2
 from lite_runner.architectures.gpt_neox import GPT_NEOX
+from lite_runner.architectures.gpt_oss import GPT_OSS
 from lite_runner.architectures.granite import GRANITE
+from lite_runner.architectures.granite_moe import GRANITE_MOE
+from lite_runner.architectures.hunyuan import HUNYUAN
 from lite_runner.architectures.llama import LLAMA
 from lite_runner.architectures.mistral import MISTRAL
 from lite_runner.architectures.mixtral import MIXTRAL
 from lite_runner.architectures.naming import Parameter as Parameter
 from lite_runner.architectures.naming import Part, Role, Rows, parameters_of
+from lite_runner.architectures.nemotron import NEMOTRON
 from lite_runner.architectures.olmo2 import OLMO2
+from lite_runner.architectures.olmo3 import OLMO3
+from lite_runner.architectures.olmoe import OLMOE
+from lite_runner.architectures.opt import OPT
+from lite_runner.architectures.phi import PHI
 from lite_runner.architectures.phi3 import PHI3
 from lite_runner.architectures.qwen2 import QWEN2
+from lite_runner.architectures.qwen2_moe import QWEN2_MOE
 from lite_runner.architectures.qwen3 import QWEN3
 from lite_runner.architectures.qwen3_moe import QWEN3_MOE
+from lite_runner.architectures.seed_oss import SEED_OSS
 from lite_runner.architectures.settings import AutoSettings, DecoderSettings, token_ids
 from lite_runner.architectures.smollm3 import SMOLLM3
 from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.stablelm import STABLELM
 from lite_runner.architectures.starcoder2 import STARCODER2
 
 # In this order messages list them.
@@ -40,6 +56,8 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
     *(CHATGLM_6B, CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3, QWEN3_MOE, MIXTRAL, PHI3),
     *(STARCODER2, GPT_NEOX),
+    *(QWEN2_MOE, GLM4_MOE, GPT_OSS, OLMOE, GRANITE_MOE, PHI, STABLELM, COHERE, COHERE2, GEMMA),
+    *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}
@@ -144,10 +162,12 @@ def by_role(model: Decoder) -> dict[ParameterKey, Parameter]:
     return {(one.role, one.layer, one.kind): one for one in table if one.expert is None}
 
 
-def by_expert(model: Decoder) -> dict[tuple[Role | None, int | None], list[Parameter]]:
-    """The experts' matrices of each role and layer, in the order of the experts."""
+def by_expert(
+    model: Decoder, kind: Part = "weight"
+) -> dict[tuple[Role | None, int | None], list[Parameter]]:
+    """The experts' matrices of each role and layer, or biases, in the order of the experts."""
     found: dict[tuple[Role | None, int | None], list[Parameter]] = {}
     for one in parameters(model):
-        if one.expert is not None:
+        if one.expert is not None and one.kind == kind:
             found.setdefault((one.role, one.layer), []).append(one)
     return found

@@ -86,6 +86,7 @@ class Architecture:
     always_tied: bool = False  # the head is always the embedding
     text_of: str = ""  # a model with other parts, of which this architecture's text model is read
     norms_less_one: bool = False  # transformers stores the weights of norms less 1
+    next_token_layers: bool = False  # files have layers behind the model's that predict further
     custom: CustomNetwork | None = None
     # What of a model transformers' of that name computes otherwise; its config.json is ours then.
     not_theirs: Callable[[Decoder], str | None] = lambda model: None

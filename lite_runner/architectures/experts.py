@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from lite_runner.architectures.fields import MAX_EXPERTS, TRAINING, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.llama_settings import LlamaLikeSettings
-from lite_runner.architectures.naming import Name, Names, Role
+from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
 from lite_runner.architectures.settings import PREFIX, Error, error
 from lite_runner.architectures.spec import Decoder, Experts
 from lite_runner.errors import show
@@ -91,6 +92,77 @@ NO_EFFECT = dict.fromkeys(
 KEYS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 
 
+def fused(given: Names, every: Mapping[Role, FusedExperts]) -> Names:
+    """The names, of which Hugging Face has the experts of a layer in one tensor."""
+    return {**given, **{role: replace(given[role], fused=one) for role, one in every.items()}}
+
+
+_ROUTED = "feed_forward.routed_experts"
+NEXT_TOKEN = dict.fromkeys(
+    ("num_mtp_layers", "num_nextn_predict_layers"), "layers that predict a further token"
+)
+
+
+def grouped(
+    fields: Fields, *, count: int, chosen: int, groups: tuple[int, int], scale: float, width: int
+) -> Experts:
+    """Experts that are chosen by sigmoids and a bias, in groups; the arguments are defaults."""
+    count = fields.integer("n_routed_experts", "num_local_experts", default=count, most=MAX_EXPERTS)
+    of_token = fields.integer("num_experts_per_tok", default=chosen)
+    group_count = fields.integer("n_group", default=groups[0], most=count)
+    chosen_groups = fields.integer("topk_group", default=groups[1])
+    if count % group_count:
+        raise fields.fault("n_group", group_count, f"a divisor of the {count} experts")
+    if chosen_groups > group_count:
+        raise fields.fault("topk_group", chosen_groups, f"at most the {group_count} groups")
+    most = count // group_count * chosen_groups
+    if of_token > most:
+        raise fields.fault("num_experts_per_tok", of_token, f"at most the {most} of its groups")
+    if count // group_count < 2:
+        raise fields.fault("n_group", group_count, "groups of two experts and more")
+    width = fields.integer("moe_intermediate_size", default=width)
+    return Experts(
+        count,
+        of_token,
+        fields.flag("norm_topk_prob", True),
+        sigmoid=True,
+        choice_bias=True,
+        groups=group_count,
+        chosen_groups=chosen_groups,
+        best_of_group=2,
+        scale=fields.number("routed_scaling_factor", scale),
+        shared=fields.index("n_shared_experts", 1) * width,
+    )
+
+
+def grouped_to_settings(model: Decoder) -> dict[str, Any]:
+    """The inverse of `grouped`, and how many layers are dense."""
+    assert model.sparse is not None and model.sparse.experts is not None
+    experts = model.sparse.experts
+    return {
+        "n_routed_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "n_group": experts.groups,
+        "topk_group": experts.chosen_groups,
+        "norm_topk_prob": experts.renormalized,
+        "routed_scaling_factor": experts.scale,
+        "n_shared_experts": experts.shared // model.sparse.width,
+        "moe_intermediate_size": model.sparse.width,
+        "first_k_dense_replace": len(model.dense_layers),
+    }
+
+
+def shared_names(ours: str, theirs: str) -> Names:
+    """Names of the network that every token takes, below the layer."""
+    below = "model.layers.{}."
+    roles: tuple[Role, ...] = ("shared_gate", "shared_down", "shared_up")
+    linears = zip(roles, ("w1", "w2", "w3"), ("gate_proj", "down_proj", "up_proj"), strict=True)
+    return {
+        role: Name(f"{below}{ours}.{own}", f"{below}{theirs}.{linear}")
+        for role, own, linear in linears
+    }
+
+
 def names(router: tuple[str, str], experts: tuple[str, str], linears: tuple[str, ...]) -> Names:
     """Names of a layer's router and experts, each (MindFormers', Hugging Face's) below the layer;
     `linears`: Hugging Face's gate, down and up."""
@@ -105,6 +177,19 @@ def names(router: tuple[str, str], experts: tuple[str, str], linears: tuple[str,
         },
     }
 
+
+GROUPED_NAMES: Names = {
+    **names(
+        (f"{_ROUTED}.router.dense", "mlp.gate"),
+        (f"{_ROUTED}.ffn", "mlp.experts"),
+        ("gate_proj", "down_proj", "up_proj"),
+    ),
+    "choice_bias": Name(
+        "model.layers.{}.feed_forward.routed_experts.router.topk_bias.",
+        "model.layers.{}.mlp.gate.e_score_correction_bias.",
+    ),
+    **shared_names("feed_forward.shared_experts", "mlp.shared_experts"),
+}
 
 # MindFormers' sections of the experts, of which the first that is there counts.
 SECTIONS = (f"{PREFIX}moe_config", "moe_config")

@@ -93,6 +93,14 @@ class Fields:
             raise self.fault(key, value, f"an integer from 1 to {most:,}")
         return value
 
+    def index(self, key: str, default: int) -> int:
+        """An integer from 0."""
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not 0 <= value <= MAX_SIZE:
+            raise self.fault(key, value, "an integer from 0")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value: Any = self.raw.get(key)

@@ -37,14 +37,14 @@ def read(fields: Fields) -> Decoder:
         got = fields.raw["attn_logit_softcapping"]
         raise fields.fault("attn_logit_softcapping", got, "null: transformers does not apply it")
     period = fields.integer("sliding_window_pattern", default=6)
-    rope, local = _ropes(fields)
+    rope, local = ropes(fields, LOCAL_THETA)
     return decoder(local_rotary=Rotary(local), **gemma2.sizes(fields, period=period, rope=rope))
 
 
-def _ropes(fields: Fields) -> tuple[Fields | None, float]:
+def ropes(fields: Fields, local_theta: float) -> tuple[Fields | None, float]:
     """The rotary parameters of layers without a window, if they are an object of their own, and
-    theta of layers with one."""
-    theta = fields.number("rope_local_base_freq", LOCAL_THETA)
+    theta of layers with one; `local_theta` is its default."""
+    theta = fields.number("rope_local_base_freq", local_theta)
     given = fields.raw.get("rope_parameters")
     if given is None:
         return None, theta

@@ -23,21 +23,35 @@ def read(fields: Fields) -> Decoder:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=fields.flag("mlp_bias", False),
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        scale=fields.number("attention_multiplier", 1.0),
-        residual_scale=fields.number("residual_multiplier", 1.0),
-        logits_scaling=fields.number("logits_scaling", 1.0),
+        **multipliers(fields),
         **llama_like.sizes(fields, positions=2048),
     )
 
 
+def multipliers(fields: Fields) -> dict[str, Any]:
+    """The fields of config.json that Granite and GraniteMoE share, as llama_like.decoder takes
+    them."""
+    return {
+        "embedding_scale": fields.number("embedding_multiplier", 1.0),
+        "scale": fields.number("attention_multiplier", 1.0),
+        "residual_scale": fields.number("residual_multiplier", 1.0),
+        "logits_scaling": fields.number("logits_scaling", 1.0),
+    }
+
+
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
+    return shared(model) | {
+        "architectures": ["GraniteForCausalLM"],
+        "mlp_bias": model.feed_forward.bias,
+    }
+
+
+def shared(model: Decoder) -> dict[str, Any]:
+    """The part of config.json that Granite and GraniteMoE share."""
     scale = model.attention.scale
     return llama_like.shared(model) | {
-        "architectures": ["GraniteForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
-        "mlp_bias": model.feed_forward.bias,
         "embedding_multiplier": model.embedding_scale,
         "attention_multiplier": model.head_dim**-0.5 if scale is None else scale,
         "residual_multiplier": model.blocks[0].residual_scale,

@@ -6,6 +6,18 @@ from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
 
 
+def undivided(model: Decoder) -> str:
+    """Why tensor-parallel ranks cannot share a model; empty if they can."""
+    experts = None if model.sparse is None else model.sparse.experts
+    if not model.attention.qk_norm_by_head:
+        return "norms queries and keys over all heads, which ranks share"
+    if model.attention.qk_norm_apart or model.attention.sinks:
+        return "has weights of each head besides matrices, which are not divided yet"
+    if experts is not None and (experts.shared or (model.sparse and model.sparse.bias)):
+        return "has experts with biases or a network beside them, which are not divided yet"
+    return ""
+
+
 def unsupported(model: Decoder) -> list[str]:
     """Why neither the MindSpore network nor the native kernels support a model; empty if they do,
     or if the model has a custom network."""
@@ -42,8 +54,14 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("a residual connection starts from normed values, but there is no norm")
     if any(one.parallel and one.normed_residual is not None for one in model.blocks):
         reasons.append("a parallel residual connection starts from normed values")
+    if any(one.shared_norm and not one.parallel for one in model.blocks):
+        reasons.append("attention and feed-forward share a norm one after the other")
     if any(one.parallel and one.feed_forward.experts is not None for one in model.blocks):
         reasons.append("experts have a parallel residual connection")
+    if model.head_bias and (model.tie_word_embeddings or model.logits_scaling != 1):
+        reasons.append("a head with a bias is tied, or its logits are scaled")
+    if any(one.qk_norm_late and not one.qk_norm_by_head for one in attentions):
+        reasons.append("queries and keys are normed over all heads behind RoPE")
     if model.rotary is not None and model.head_dim % 2:
         reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
     return reasons

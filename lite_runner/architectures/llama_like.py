@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
@@ -22,6 +22,15 @@ from lite_runner.architectures.spec import (
 from lite_runner.records import dataclass
 
 SILU = ("silu", "swish")
+# transformers' names of activations; the first one of a function is written.
+ACTIVATIONS: dict[str, Activation] = {
+    **dict.fromkeys(SILU, "silu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu_exact"),
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu_squared",
+}
 
 NAMES: Names = {
     "embedding": Name("model.tok_embeddings.embedding_weight", "model.embed_tokens"),
@@ -140,7 +149,7 @@ def sizes(
     """The shared fields of config.json, as `decoder` takes them; `positions` is the default of
     max_position_embeddings, `partial` that of partial_rotary_factor (None: it must be 1); `rope`:
     see rope_from_hf."""
-    fields.choice("hidden_act", SILU)
+    activation = read_activation(fields)
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
@@ -172,9 +181,40 @@ def sizes(
         "seq_length": positions,
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", False),
-        "rotary": Rotary(theta, scaling, dims),
+        "rotary": Rotary(theta, scaling, None if dims == head_dim else dims),
+        **({} if activation in (None, "silu") else {"activation": activation}),
         **fields.tokens(vocab_size),
     }
+
+
+def read_activation(fields: Fields, key: str = "hidden_act") -> Activation | None:
+    """The activation that config.json names; None: it names none."""
+    fields.choice(key, tuple(ACTIVATIONS))
+    return ACTIVATIONS.get(fields.raw.get(key) or "")
+
+
+def activation_name(function: Activation) -> str:
+    """transformers' name of an activation."""
+    return next(name for name, one in ACTIVATIONS.items() if one == function)
+
+
+def changed(
+    model: Decoder,
+    attention: Mapping[str, Any] | None = None,
+    feed_forward: Mapping[str, Any] | None = None,
+    **block: Any,
+) -> Decoder:
+    """The model with other fields of its blocks, of their attention and of their feed-forward."""
+
+    def change(one: Block) -> Block:
+        return dataclasses.replace(
+            one,
+            attention=dataclasses.replace(one.attention, **attention or {}),
+            feed_forward=dataclasses.replace(one.feed_forward, **feed_forward or {}),
+            **block,
+        )
+
+    return dataclasses.replace(model, blocks=tuple(map(change, model.blocks)))
 
 
 def shared(model: Decoder) -> dict[str, Any]:
@@ -189,7 +229,7 @@ def shared(model: Decoder) -> dict[str, Any]:
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.n_kv_heads,
         "head_dim": model.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": activation_name(model.feed_forward.function),
         "max_position_embeddings": scaling.original_seq_length
         if scaling is not None and dynamic
         else model.seq_length,

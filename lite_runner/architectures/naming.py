@@ -7,6 +7,7 @@ MindFormers' names are canonical, or ours where MindFormers fuses tensors. A lin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lite_runner.architectures.spec import Block, Decoder, Experts, FeedForward, Norm
@@ -28,6 +29,7 @@ Role = Literal[
     "value",
     "query_norm",
     "key_norm",
+    "sinks",
     "attention_out",
     "attention_post_norm",
     "feed_forward_norm",
@@ -35,9 +37,14 @@ Role = Literal[
     "up",
     "down",
     "router",
+    "choice_bias",
     "expert_gate",
     "expert_up",
     "expert_down",
+    "shared_router",
+    "shared_gate",
+    "shared_up",
+    "shared_down",
     "feed_forward_post_norm",
     "norm",
     "head",
@@ -47,6 +54,18 @@ Layout = Literal["plain", "out_in", "in_out"]  # plain: not the weight of a line
 # Tensor-parallel split: a layer's outputs (keys and values by kv head), its inputs, or the
 # vocabulary.
 Split = Literal["none", "outputs", "key_heads", "inputs", "vocabulary"]
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """Where the experts of a layer are in one tensor of Hugging Face, [experts, rows, in]; their
+    biases are in that of the name with _bias."""
+
+    name: str  # {} is the layer index
+    part: int  # index among gate and up ..
+    parts: int
+    by_turns: bool = False  # .. whose rows alternate
+    transposed: bool = False  # [experts, in, rows]
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,8 @@ class Name:
     # MindFormers' name where `mindformers` is ours: without a prefix, or of a part of a fused one.
     stored: str = ""
     stacked: str = ""  # MindFormers' module that has all experts of a layer, [experts, out, in]
+    gguf: str = ""  # llama.cpp's name, where it is not that of the role
+    fused: FusedExperts | None = None
 
 
 Names = Mapping[Role, Name]  # in the order of MindFormers' checkpoints
@@ -76,6 +97,7 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "value": "blk.{}.attn_v",
     "query_norm": "blk.{}.attn_q_norm",
     "key_norm": "blk.{}.attn_k_norm",
+    "sinks": "blk.{}.attn_sinks",
     "attention_out": "blk.{}.attn_output",
     "attention_post_norm": "blk.{}.post_attention_norm",
     "feed_forward_norm": "blk.{}.ffn_norm",
@@ -83,6 +105,11 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
     "router": "blk.{}.ffn_gate_inp",
+    "choice_bias": "blk.{}.exp_probs_b",
+    "shared_router": "blk.{}.ffn_gate_inp_shexp",
+    "shared_gate": "blk.{}.ffn_gate_shexp",
+    "shared_up": "blk.{}.ffn_up_shexp",
+    "shared_down": "blk.{}.ffn_down_shexp",
     "expert_gate": "blk.{}.ffn_gate_exps",  # all experts, [experts, out, in]
     "expert_up": "blk.{}.ffn_up_exps",
     "expert_down": "blk.{}.ffn_down_exps",
@@ -120,6 +147,7 @@ class Parameter:
     stored: str = ""  # name in MindFormers' checkpoints; "": the canonical one
     expert: int | None = None  # whose matrix it is; GGUF has those of a layer in one tensor
     stacked: str = ""  # MindFormers' tensor of all experts of a layer, [experts, *shape]
+    fused: FusedExperts | None = None  # its layer is in the name
 
     @property
     def is_linear(self) -> bool:
@@ -156,6 +184,17 @@ def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
             split="vocabulary",
             stored=name.stored and f"{name.stored}.weight",
         )
+        if model.head_bias:
+            yield Parameter(
+                f"{HEAD}.bias",
+                shape[:1],
+                f"{name.hugging_face}.bias",
+                f"{GGUF['head']}.bias",
+                role="head",
+                kind="bias",
+                split="vocabulary",
+                stored=name.stored and f"{name.stored}.bias",
+            )
 
 
 def _of_model(model: Decoder, role: Role, name: Name) -> Iterator[Parameter]:
@@ -163,7 +202,8 @@ def _of_model(model: Decoder, role: Role, name: Name) -> Iterator[Parameter]:
     if role == "embedding":
         yield _table(name, role, (model.vocab_size, hidden), "vocabulary")
     elif role == "positions" and model.learned_positions:
-        yield _table(name, role, (model.seq_length, hidden), "none")
+        rows = model.position_offset + model.seq_length
+        yield _table(name, role, (rows, hidden), "none")
     elif role == "embedding_norm" and model.embedding_norm is not None:
         yield from _norm(model.embedding_norm, hidden, role, name, None)
     elif role == "norm" and model.norm is not None:
@@ -187,11 +227,12 @@ def _of_block(
         linears["down"] = (hidden, feed_forward.width, feed_forward.bias, "inputs")
         if feed_forward.gated:
             linears["gate"] = linears["up"]
-    by_head = attention.qk_norm_by_head
+    # What a norm of each head by the same weights has.
+    by_head = attention.qk_norm_by_head and not attention.qk_norm_apart
     norms: dict[Role, tuple[Norm | None, int]] = {
         "attention_norm": (block.norm, hidden),
         "attention_post_norm": (block.post_norm, hidden),
-        "feed_forward_norm": (block.norm, hidden),
+        "feed_forward_norm": (None if block.shared_norm else block.norm, hidden),
         "feed_forward_post_norm": (block.post_norm, hidden),
         "query_norm": (attention.qk_norm, attention.head_dim if by_head else queries),
         "key_norm": (attention.qk_norm, attention.head_dim if by_head else keys),
@@ -202,6 +243,8 @@ def _of_block(
             yield from _norm(norm, size, role, name, layer)
     elif feed_forward.experts is not None and role in _OF_EXPERTS:
         yield from _of_experts(feed_forward, feed_forward.experts, hidden, layer, role, name)
+    elif role == "sinks" and attention.sinks:
+        yield _plain(name, layer, role, (attention.heads,))
     elif role in linears:
         out, inputs, bias, split = linears[role]
         # Of all layers, also of those without positions: llama.cpp's converter knows no layers.
@@ -215,19 +258,34 @@ def _of_block(
             yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
 
 
-_OF_EXPERTS = ("router", "expert_gate", "expert_up", "expert_down")
+_OF_EXPERTS = (
+    *("router", "choice_bias", "expert_gate", "expert_up", "expert_down"),
+    *("shared_router", "shared_gate", "shared_up", "shared_down"),
+)
 
 
 def _of_experts(
     given: FeedForward, experts: Experts, hidden: int, layer: int, role: Role, name: Name
 ) -> Iterator[Parameter]:
     gguf = f"{GGUF[role].format(layer)}.weight"
-    if role == "router":  # plain: small, so never quantized, and no target of adapters
-        weight, theirs = _at(name.mindformers, layer), _at(name.hugging_face, layer)
-        shape = (experts.count, hidden)
-        yield Parameter(f"{weight}.weight", shape, f"{theirs}.weight", gguf, role=role, layer=layer)
+    if role == "router":
+        yield _plain(name, layer, role, (experts.count, hidden))
+        if experts.router_bias:
+            yield _plain(name, layer, role, (experts.count,), "bias")
         return
-    down = role == "expert_down"
+    if role == "choice_bias":
+        if experts.choice_bias:
+            yield _plain(name, layer, role, (experts.count,), "bias")
+        return
+    down = role.endswith("_down")
+    if role.startswith("shared_"):
+        if role == "shared_router" and experts.shared_gate:
+            yield _plain(name, layer, role, (1, hidden))
+        elif role != "shared_router" and experts.shared:
+            shape = (hidden, experts.shared) if down else (experts.shared, hidden)
+            split: Split = "inputs" if down else "outputs"
+            yield _parameter(name, layer, "weight", role, shape, "out_in", 0, split)
+        return
     for expert in range(experts.count):
         yield Parameter(
             f"{name.mindformers.format(layer, expert)}.weight",
@@ -240,13 +298,42 @@ def _of_experts(
             split="inputs" if down else "outputs",
             expert=expert,
             stacked=f"{name.stacked.format(layer)}.weight",
+            fused=name.fused and replace(name.fused, name=name.fused.name.format(layer)),
         )
+        if given.bias:
+            yield Parameter(
+                f"{name.mindformers.format(layer, expert)}.bias",
+                (hidden if down else given.width,),
+                f"{name.hugging_face.format(layer, expert)}.bias",
+                f"{GGUF[role].format(layer)}.bias",
+                role=role,
+                layer=layer,
+                kind="bias",
+                split="none" if down else "outputs",
+                expert=expert,
+                stacked=f"{name.stacked.format(layer)}.bias",
+                fused=name.fused
+                and replace(name.fused, name=f"{name.fused.name.format(layer)}_bias"),
+            )
+
+
+def _plain(
+    name: Name, layer: int, role: Role, shape: tuple[int, ...], kind: Part = "weight"
+) -> Parameter:
+    """A small tensor that is never quantized, and no target of adapters. A name with a dot at its
+    end is that of the tensor itself."""
+    ours, theirs = (
+        one[:-1] if one.endswith(".") else f"{one}.{kind}"
+        for one in (_at(name.mindformers, layer), _at(name.hugging_face, layer))
+    )
+    gguf = f"{_at(name.gguf or GGUF[role], layer)}.{kind}"
+    return Parameter(ours, shape, theirs, gguf, role=role, layer=layer, kind=kind)
 
 
 def _norm(norm: Norm, size: int, role: Role, name: Name, layer: int | None) -> Iterator[Parameter]:
     kinds: dict[Part, str] = {"weight": "weight"}
     if norm.kind == "layer":
-        kinds = {"weight": "gamma", "bias": "beta"}
+        kinds = {"weight": "gamma", "bias": "beta"} if norm.bias else {"weight": "gamma"}
     for kind, word in kinds.items():
         yield Parameter(
             f"{_at(name.mindformers, layer)}.{word}",
@@ -297,7 +384,8 @@ def _at(name: str, layer: int | None) -> str:
 
 
 def _gguf(role: Role, name: Name, layer: int | None, kind: Part) -> str:
-    return f"{_at((GGUF if name.part is None else _FUSED)[role], layer)}.{kind}"
+    theirs = name.gguf or (GGUF if name.part is None else _FUSED)[role]
+    return f"{_at(theirs, layer)}.{kind}"
 
 
 Rows: TypeAlias = "slice | NDArray[np.int64]"  # row i of a tensor is row rows[i] of the stored one
@@ -330,14 +418,26 @@ def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
     return (first[:, None] + np.arange(model.head_dim)).reshape(-1)
 
 
+def _rotated_heads(parameter: Parameter, model: Decoder) -> int:
+    """The heads that a parameter has numbers of which are rotated; 0: of none."""
+    role = parameter.role
+    if role not in ("query", "key", "query_norm", "key_norm") or model.rotary is None:
+        return 0
+    attention = model.attention
+    if role.endswith("_norm") and (attention.qk_norm_late or not attention.qk_norm_by_head):
+        return 0
+    if role.endswith("_norm") and not attention.qk_norm_apart:
+        return 1
+    return model.num_heads if role.startswith("query") else model.n_kv_heads
+
+
 def interleaved(rows: StoredRows) -> StoredRows:
     """As `rows`, and the two of each rotation of q and k lie side by side."""
 
     def of(parameter: Parameter, model: Decoder) -> Rows | None:
-        stored = rows(parameter, model)
-        if parameter.role not in ("query", "key"):
+        stored, heads = rows(parameter, model), _rotated_heads(parameter, model)
+        if not heads:
             return stored
-        heads = model.num_heads if parameter.role == "query" else model.n_kv_heads
         every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
         pairs: NDArray[np.int64] = every.reshape(heads, -1, 2)
         return pairs.swapaxes(1, 2).reshape(-1)
@@ -352,9 +452,9 @@ def rotated_first(rows: StoredRows) -> StoredRows:
         import numpy as np
 
         stored, dims = rows(parameter, model), model.rotary and model.rotary.dims
-        if parameter.role not in ("query", "key") or not dims:
+        heads = _rotated_heads(parameter, model)
+        if not heads or not dims:
             return stored
-        heads = model.num_heads if parameter.role == "query" else model.n_kv_heads
         every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
         first, second, rest = np.split(every.reshape(heads, -1), [dims // 2, dims], axis=1)
         before, behind = np.split(rest, 2, axis=1)

@@ -27,10 +27,10 @@ NAMES: Names = {
 }
 
 
-def decoder(**sizes: Any) -> Decoder:
+def decoder(architecture: str = "olmo2", **sizes: Any) -> Decoder:
     """See llama_like.decoder."""
     return llama_like.decoder(
-        architecture="olmo2", qk_norm=True, qk_norm_by_head=False, norms="after", **sizes
+        architecture=architecture, qk_norm=True, qk_norm_by_head=False, norms="after", **sizes
     )
 
 

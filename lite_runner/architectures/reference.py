@@ -48,7 +48,8 @@ def forward(
     weights = Weights(model, tensors)
     x = weights["embedding", None, "weight"][tokens] * model.embedding_scale
     if model.learned_positions:
-        x = x + weights["positions", None, "weight"][: len(tokens)]
+        first = model.position_offset
+        x = x + weights["positions", None, "weight"][first : first + len(tokens)]
     if model.embedding_norm is not None:
         x = norm(model.embedding_norm, x, weights, "embedding_norm")
     prefix = None if model.prefix is None else PromptPrefix.of(model.prefix, tokens)
@@ -58,18 +59,24 @@ def forward(
         added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
         start, x = x, residual(block, x, normed) + block.residual_scale * added
         start = start if block.parallel else x
-        normed = norm(block.norm, start, weights, "feed_forward_norm", layer)
+        role: Role = "attention_norm" if block.shared_norm else "feed_forward_norm"
+        normed = norm(block.norm, start, weights, role, layer)
         added = feed_forward(block.feed_forward, normed, weights, layer)
         added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
         x = residual(block, x, normed) + block.residual_scale * added
     head: Role = "embedding" if model.tie_word_embeddings else "head"
     logits = norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
+    if model.head_bias:
+        logits = logits + weights["head", None, "bias"]
     return capped(logits / model.logits_scaling, model.logits_softcap)
 
 
 def capped(x: Floats, softcap: float | None) -> Floats:
     """Between -softcap and softcap; None: x itself."""
     return x if softcap is None else softcap * np.tanh(x / softcap)
+
+
+_KINDS: tuple[Part, ...] = ("weight", "bias")
 
 
 class Weights:
@@ -82,12 +89,14 @@ class Weights:
         }
 
         self._experts = {
-            key: [tensors[one.name] for one in every] for key, every in by_expert(model).items()
+            (*key, kind): [tensors[one.name] for one in every]
+            for kind in _KINDS
+            for key, every in by_expert(model, kind).items()
         }
 
-    def expert(self, role: Role, layer: int, expert: int) -> Floats:
-        """Matrix of an expert."""
-        return self._experts[role, layer][expert].astype(np.float64)
+    def expert(self, role: Role, layer: int, expert: int, kind: Part = "weight") -> Floats:
+        """Matrix of an expert, or its bias."""
+        return self._experts[(role, layer, kind)][expert].astype(np.float64)
 
     def __getitem__(self, key: tuple[Role, int | None, Part]) -> Floats:
         return self._all[key].astype(np.float64)
@@ -108,8 +117,10 @@ def norm(
     if given.kind == "layer":
         x = x - x.mean(-1, keepdims=True)
     scaled: Floats = x / np.sqrt((x**2).mean(-1, keepdims=True) + given.eps)
-    scaled = scaled * weights[role, layer, "weight"]
-    return scaled + weights[role, layer, "bias"] if given.kind == "layer" else scaled
+    gain = weights[role, layer, "weight"].reshape(-1, x.shape[-1])  # or one of each head
+    scaled = scaled * (gain if len(gain) > 1 else gain[0])
+    biased = given.kind == "layer" and given.bias
+    return scaled + weights[role, layer, "bias"] if biased else scaled
 
 
 def residual(block: Block, x: Floats, normed: Floats) -> Floats:
@@ -122,20 +133,25 @@ def attention(
 ) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size]"""
 
-    def heads(role: Role, count: int, norm_role: Role | None = None) -> Floats:
+    def heads(role: Role, count: int) -> Floats:
         """[T, count, head_dim]"""
         projected = linear(x, weights, role, layer, given.qkv_bias)
-        if norm_role is not None and not given.qk_norm_by_head:
-            projected = norm(given.qk_norm, projected, weights, norm_role, layer)
-        split = projected.reshape(len(x), count, given.head_dim)
-        if norm_role is not None and given.qk_norm_by_head:
-            split = norm(given.qk_norm, split, weights, norm_role, layer)
-        return split
+        return projected.reshape(len(x), count, given.head_dim)
 
-    query, key = heads("query", given.heads, "query_norm"), heads("key", given.kv_heads, "key_norm")
+    def normed(split: Floats, role: Role) -> Floats:
+        if given.qk_norm_by_head:
+            return norm(given.qk_norm, split, weights, role, layer)
+        together = norm(given.qk_norm, split.reshape(len(x), -1), weights, role, layer)
+        return together.reshape(split.shape)
+
+    query, key = heads("query", given.heads), heads("key", given.kv_heads)
     value = heads("value", given.kv_heads)
+    if not given.qk_norm_late:
+        query, key = normed(query, "query_norm"), normed(key, "key_norm")
     if given.rotary is not None:
         query, key = (apply_rotary(given.rotary, one, prefix) for one in (query, key))
+    if given.qk_norm_late:
+        query, key = normed(query, "query_norm"), normed(key, "key_norm")
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scale = given.head_dim**-0.5 if given.scale is None else given.scale
@@ -149,8 +165,11 @@ def attention(
     if prefix is not None:
         visible |= np.arange(len(x)) < prefix.length
     scores = np.where(visible, scores, -np.inf)
+    if given.sinks:
+        sinks = weights["sinks", layer, "weight"][:, None, None]
+        scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], -1)
     probabilities = np.exp(scores - scores.max(-1, keepdims=True))
-    probabilities = probabilities / probabilities.sum(-1, keepdims=True)
+    probabilities = (probabilities / probabilities.sum(-1, keepdims=True))[..., : len(x)]
     mixed = np.einsum("hqk,khd->qhd", probabilities, value).reshape(len(x), -1)
     return linear(mixed, weights, "attention_out", layer, given.out_bias)
 
@@ -188,15 +207,25 @@ def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) ->
         return mixture(given, given.experts, x, weights, layer)
     up = linear(x, weights, "up", layer, given.bias)
     if given.gated:
-        gate = linear(x, weights, "gate", layer, given.bias)
-        inner = activated(given.function, gate) * up
+        inner = gated(given, linear(x, weights, "gate", layer, given.bias), up)
     else:
         inner = activated(given.function, up)
     return linear(inner, weights, "down", layer, given.bias)
 
 
+def gated(given: FeedForward, gate: Floats, up: Floats) -> Floats:
+    """Elementwise."""
+    if given.limit is None:
+        return activated(given.function, gate) * up
+    gate, up = np.minimum(gate, given.limit), np.clip(up, -given.limit, given.limit)
+    return activated(given.function, gate) * (up + 1)
+
+
 def activated(function: Activation, x: Floats) -> Floats:
     """Elementwise."""
+    if function in ("relu", "relu_squared"):
+        positive: Floats = np.maximum(x, 0)
+        return positive if function == "relu" else positive**2
     if function == "gelu_exact":
         error: Floats = np.vectorize(math.erf, [np.float64])(x / math.sqrt(2))
         return x * (1 + error) / 2
@@ -212,20 +241,49 @@ def mixture(
     given: FeedForward, experts: Experts, x: Floats, weights: Weights, layer: int
 ) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size]; of equally probable experts the first is chosen."""
-    logits = linear(x, weights, "router", layer, bias=False)
-    probabilities = np.exp(logits - logits.max(-1, keepdims=True))
-    probabilities = probabilities / probabilities.sum(-1, keepdims=True)
-    chosen = np.argsort(-probabilities, axis=-1, kind="stable")[:, : experts.chosen]
+    logits = linear(x, weights, "router", layer, experts.router_bias)
+    if experts.sigmoid:
+        probabilities = sigmoid(logits)
+    else:
+        probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+        probabilities = probabilities / probabilities.sum(-1, keepdims=True)
+    scores = probabilities
+    if experts.choice_bias:
+        scores = scores + weights["choice_bias", layer, "bias"]
+    if experts.groups > 1:
+        grouped = scores.reshape(len(x), experts.groups, -1)
+        best = np.sort(grouped, axis=-1)[..., -experts.best_of_group :].sum(-1)
+        taken = np.argsort(-best, axis=-1, kind="stable")[:, : experts.chosen_groups]
+        allowed = np.zeros_like(best, bool)
+        np.put_along_axis(allowed, taken, True, axis=-1)
+        scores = np.where(allowed[..., None], grouped, -np.inf).reshape(len(x), -1)
+    chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : experts.chosen]
     factors = np.take_along_axis(probabilities, chosen, axis=-1)  # [T, chosen]
     if experts.renormalized:
         factors = factors / factors.sum(-1, keepdims=True)
+    factors = factors * experts.scale
+
+    def multiplied(rows: Floats, role: Role, expert: int) -> Floats:
+        y = rows @ weights.expert(role, layer, expert).T
+        return y + weights.expert(role, layer, expert, "bias") if given.bias else y
+
     out = np.zeros_like(x)
     for expert in range(experts.count):
         rows, place = np.nonzero(chosen == expert)
-        gate = x[rows] @ weights.expert("expert_gate", layer, expert).T
-        up = x[rows] @ weights.expert("expert_up", layer, expert).T
-        down = (activated(given.function, gate) * up) @ weights.expert(
-            "expert_down", layer, expert
-        ).T
-        out[rows] += factors[rows, place, None] * down
+        gate = multiplied(x[rows], "expert_gate", expert)
+        inner = gated(given, gate, multiplied(x[rows], "expert_up", expert))
+        out[rows] += factors[rows, place, None] * multiplied(inner, "expert_down", expert)
+    if experts.shared:
+        gate = linear(x, weights, "shared_gate", layer, bias=False)
+        inner = gated(given, gate, linear(x, weights, "shared_up", layer, bias=False))
+        added = linear(inner, weights, "shared_down", layer, bias=False)
+        if experts.shared_gate:
+            added = added * sigmoid(linear(x, weights, "shared_router", layer, bias=False))
+        out += added
     return out
+
+
+def sigmoid(x: Floats) -> Floats:
+    """Elementwise."""
+    found: Floats = 1 / (1 + np.exp(-x))
+    return found

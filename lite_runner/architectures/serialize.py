@@ -92,6 +92,8 @@ def _faults(model: Decoder) -> Iterator[str]:
     norms = (model.norm, model.embedding_norm, attention.qk_norm)
     if any(norm is not None and not 0 < norm.eps < 1 for norm in norms):
         yield "model: eps of a norm is not between 0 and 1"
+    if not 0 <= model.position_offset <= MAX_SIZE:
+        yield f"model: position_offset is {model.position_offset}, expected 0 to {MAX_SIZE:,}"
     tokens = (*model.eos_token_id, model.bos_token_id, model.pad_token_id)
     if model.prefix is not None:
         tokens += (model.prefix.end_token_id, *model.prefix.mask_token_ids)
@@ -111,8 +113,19 @@ def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
             yield f"model: {experts.count} experts, expected 1 to {MAX_EXPERTS:,}"
         if not 1 <= experts.chosen <= experts.count:
             yield f"model: {experts.chosen} of {experts.count} experts a token, expected fewer"
-        if block.feed_forward.bias or not block.feed_forward.gated:
-            yield "model: experts are gated and have no bias"
+        if not block.feed_forward.gated:
+            yield "model: experts are gated"
+        if not 0 <= experts.shared <= MAX_SIZE:
+            yield f"model: experts.shared is {experts.shared}, expected 0 to {MAX_SIZE:,}"
+        if not 1 <= experts.chosen_groups <= experts.groups or experts.count % experts.groups:
+            yield (
+                f"model: {experts.chosen_groups} of {experts.groups} groups of {experts.count}"
+                " experts, expected a divisor, and fewer"
+            )
+        elif not 1 <= experts.best_of_group <= experts.count // experts.groups or (
+            experts.chosen > experts.count // experts.groups * experts.chosen_groups
+        ):
+            yield f"model: groups of experts are too small for {experts.chosen} experts a token"
     if one.window is not None and one.window < 1:
         yield f"model: window is {one.window}, expected at least 1"
     for norm in (block.norm, block.post_norm):

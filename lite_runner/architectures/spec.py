@@ -14,7 +14,7 @@ from lite_runner.records import dataclass
 RopeType = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
 # gelu: the tanh form; gelu_exact: x times the normal distribution function
 # GELU by tanh, by the normal distribution function, and as x * sigmoid(1.702 x).
-Activation = Literal["silu", "gelu", "gelu_exact", "quick_gelu"]
+Activation = Literal["silu", "gelu", "gelu_exact", "quick_gelu", "relu", "relu_squared"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Norm:
 
     kind: Literal["rms", "layer"]
     eps: float
+    bias: bool = True  # of kind `layer`
 
 
 @dataclass(frozen=True)
@@ -81,22 +82,35 @@ class Attention:
     out_bias: bool = False
     qk_norm: Norm | None = None  # of queries and keys, before RoPE
     qk_norm_by_head: bool = True  # on each head [head_dim]; else over all heads together
+    qk_norm_apart: bool = False  # by head, and each head has weights of its own
+    qk_norm_late: bool = False  # behind RoPE
     scale: float | None = None  # of scores; None: head_dim^-1/2
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     window: int | None = None  # sliding window in tokens, the current one included; None: full
+    sinks: bool = False  # the softmax has one more score, of each head, that adds no value
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts, of which each token takes the `chosen` most probable ones.
 
-    Probabilities are the softmax of the router's logits over all experts. The output is the sum of
-    the chosen experts' outputs, each times its probability.
+    Probabilities are the softmax of the router's logits over all experts, or the sigmoid of each.
+    The output is the sum of the chosen experts' outputs, each times its probability and `scale`.
     """
 
     count: int
     chosen: int
     renormalized: bool = True  # the probabilities of the chosen ones are divided by their sum
+    sigmoid: bool = False
+    router_bias: bool = False  # of the router's logits
+    choice_bias: bool = False  # experts are chosen by their probabilities plus this
+    # Experts are chosen from the best groups, in whose score the best of a group are added up.
+    groups: int = 1
+    chosen_groups: int = 1
+    best_of_group: int = 1
+    scale: float = 1.0
+    shared: int = 0  # width of a gated network that every token takes besides; 0: none
+    shared_gate: bool = False  # its output is times the sigmoid of a logit
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,8 @@ class FeedForward:
     bias: bool
     activation: Activation | None = None  # None: SiLU if gated, else GELU
     experts: Experts | None = None  # gated networks of this width; None: a single network
+    # Gates are at most this, ups from -limit to limit, and f(gate) is times up + 1.
+    limit: float | None = None
 
     @property
     def function(self) -> Activation:
@@ -129,6 +145,7 @@ class Block:
     residual_scale: float = 1.0
     normed_residual: float | None = None  # only with `norm`
     parallel: bool = False
+    shared_norm: bool = False  # with `parallel`: both have one norm, with the attention's weights
 
 
 @dataclass(frozen=True)
@@ -153,10 +170,12 @@ class Decoder:
     norm: Norm | None  # final norm, before the head
     tie_word_embeddings: bool  # whether the head is the embedding
     learned_positions: bool = False  # position embedding [seq_length, hidden_size]
+    position_offset: int = 0  # rows of it before that of the first token
     embedding_norm: Norm | None = None
     embedding_scale: float = 1.0  # of embeddings, before positions and norm
     logits_scaling: float = 1.0  # logits are divided by it
     logits_softcap: float | None = None  # then they become softcap * tanh(logit / softcap)
+    head_bias: bool = False  # of an untied head
     prefix: Prefix | None = None  # None: causal attention throughout
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()

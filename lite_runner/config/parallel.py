@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lite_runner.architectures import custom_network
+from lite_runner.architectures.limits import undivided
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Fault, raise_faults
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
@@ -249,11 +250,10 @@ def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
             " lite_runner.register(..., shard=) says it",
         )
         return
-    if ranks > 1 and not model.attention.qk_norm_by_head:
+    if ranks > 1 and (why := undivided(model)):
         yield Fault(
             (*_KEYS, "model"),
-            f"parallel_config.model_parallel: got {ranks}, expected 1: {model.architecture} norms"
-            " queries and keys over all heads, which ranks share",
+            f"parallel_config.model_parallel: got {ranks}, expected 1: {model.architecture} {why}",
         )
         return
     wrong = not_divided(model, ranks, whole_vocabulary)

@@ -38,6 +38,10 @@ def unsupported(model: spec.Decoder) -> list[str]:
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
     reasons = limits.unsupported(model)
+    if any(one.experts and one.experts.groups > 64 for one in [model.sparse] if one):
+        reasons.append("experts are in more than 64 groups")
+    if model.sparse and model.sparse.experts and model.sparse.experts.best_of_group > 2:
+        reasons.append("more than the two best experts of a group are added up")
     if model.head_dim > MOST_HEAD_DIM:
         reasons.append(f"head_dim is {model.head_dim}, above {MOST_HEAD_DIM}")
     if model.embedding_scale != 1 and (model.learned_positions or model.embedding_norm):
@@ -50,6 +54,8 @@ _ACTIVATIONS: dict[spec.Activation, Activation] = {
     "gelu": Activation.GELU,
     "gelu_exact": Activation.GELU_EXACT,
     "quick_gelu": Activation.QUICK_GELU,
+    "relu": Activation.RELU,
+    "relu_squared": Activation.RELU_SQUARED,
 }
 
 
@@ -211,12 +217,14 @@ class _Packer:
         self._model, self._weights, self._layouts, self._share = model, weights, layouts, share
         self._rounded_input, self._dequantize, self._room = rounded_input, dequantize, room
         self._parameters, self._experts = by_role(model), by_expert(model)
+        self._biases = by_expert(model, "bias")
+        self._shared_norm: NormValues | None = None  # of the attention packed last
 
     def embedding(self) -> Packed:
         model, layout = self._model, self._layouts.embedding()
         positions = None
         if model.learned_positions:
-            positions = self._weights.vector(self._name("positions"))
+            positions = self._weights.vector(self._name("positions"))[model.position_offset :]
         norm = self._norm(model.embedding_norm, "embedding_norm")
         table = self._packed(self._weights.matrix(self._name("embedding")))
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
@@ -233,6 +241,8 @@ class _Packer:
         query_norm = self._norm(parts.qk_norm, "query_norm", layer)
         key_norm = self._norm(parts.qk_norm, "key_norm", layer)
         post_norm = self._norm(block.post_norm, "attention_post_norm", layer)
+        inward_norm = self._norm_of_hidden(block.norm, "attention_norm", layer)
+        self._shared_norm = inward_norm if block.shared_norm else None
         rope_width, rope_offset = _rope_columns(self._model, parts)
         fields = AttentionLayer(
             hidden=self._model.hidden_size,
@@ -246,6 +256,8 @@ class _Packer:
             prefix=self._model.prefix is not None,
             parallel=block.parallel,
             joint_norm=not parts.qk_norm_by_head,
+            apart_norm=parts.qk_norm_apart,
+            late_norm=parts.qk_norm_late,
             scale=parts.head_dim**-0.5 if parts.scale is None else parts.scale,
             softcap=parts.softcap or 0.0,
             residual=self._residual(block),
@@ -254,9 +266,10 @@ class _Packer:
             fields,
             self._packed(inward, bias),
             self._packed(outward, self._summed_bias("attention_out", layer, parts.out_bias)),
-            self._norm_of_hidden(block.norm, "attention_norm", layer),
+            inward_norm,
             layout,
             slopes=self._slopes(parts.heads) if parts.alibi else None,
+            sinks=self._weights.vector(self._name("sinks", layer)) if parts.sinks else None,
             query_norm=query_norm,
             key_norm=key_norm,
             post_norm=post_norm,
@@ -288,7 +301,7 @@ class _Packer:
             fields,
             upward,
             self._packed(down, self._summed_bias("down", layer, parts.bias)),
-            self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
+            self._shared_norm or self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
         )
@@ -297,6 +310,17 @@ class _Packer:
     def _mixture(self, layer: int, block: spec.Block, experts: spec.Experts) -> Packed:
         # The inputs of all experts are rounded alike.
         router = self._weights.vector(self._name("router", layer))
+        router_bias = self._bias("router", layer) if experts.router_bias else None
+        choice_bias = self._bias("choice_bias", layer) if experts.choice_bias else None
+        if experts.shared_gate:
+            last = self._weights.vector(self._name("shared_router", layer))
+            router = np.concatenate([router, last])
+            router_bias = None if router_bias is None else np.append(router_bias, np.float32(0))
+        shared = None
+        if experts.shared:
+            pair = [self._matrix(role, layer) for role in ("shared_gate", "shared_up")]
+            wide = self._packed(matrices.Alternating(*matrices.alike(pair)))
+            shared = wide, self._packed(self._matrix("shared_down", layer))
         gates, downs, ups = (
             [self._weights.matrix(one.name) for one in self._experts[role, layer]]
             for role in _EXPERTS
@@ -307,13 +331,32 @@ class _Packer:
         pairs = map(matrices.Alternating, inward[: experts.count], inward[experts.count :])
         fields = self._feed_forward_fields(block, surplus)
         fields.chosen, fields.renormalized = experts.chosen, experts.renormalized
+        fields.sigmoid, fields.scale = experts.sigmoid, experts.scale
+        fields.groups, fields.chosen_groups = experts.groups, experts.chosen_groups
+        fields.best_of_group = experts.best_of_group
+        fields.shared, fields.shared_gate = experts.shared, experts.shared_gate
+        biases: dict[Role, list[Floats | None]] = {
+            role: [self._weights.vector(one.name) for one in self._biases[role, layer]]
+            if block.feed_forward.bias
+            else [None] * experts.count
+            for role in _EXPERTS
+        }
+        both = zip(biases["expert_gate"], biases["expert_up"], strict=True)
         packed = packing.experts(
             fields,
-            matrices.matrix(router),
-            [self._packed(pair) for pair in pairs],
-            [self._packed(down) for down in outward],
+            matrices.matrix(router, router_bias),
+            [
+                self._packed(pair, None if one is None or two is None else (one, two))
+                for pair, (one, two) in zip(pairs, both, strict=True)
+            ],
+            [
+                self._packed(down, bias)
+                for down, bias in zip(outward, biases["expert_down"], strict=True)
+            ],
             self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
+            choice_bias=choice_bias,
+            shared=shared,
         )
         return Packed(packed.block(self._room), None)
 
@@ -323,6 +366,7 @@ class _Packer:
             hidden=self._model.hidden_size,
             wide=parts.width + sum(surplus),
             activation=_ACTIVATIONS[parts.function],
+            limit=parts.limit or 0.0,
             residual=self._residual(block),
         )
 
@@ -330,7 +374,8 @@ class _Packer:
         model = self._model
         matrix = None
         if not model.tie_word_embeddings:
-            matrix = self._packed(self._weights.matrix(f"{HEAD}.weight"))
+            bias = self._weights.vector(f"{HEAD}.bias") if model.head_bias else None
+            matrix = self._packed(self._weights.matrix(f"{HEAD}.weight"), bias)
         layout = self._layouts.head()
         norm = self._norm_of_hidden(model.norm, "norm")
         if norm is not None and model.logits_scaling != 1:
@@ -369,7 +414,9 @@ class _Packer:
         gain = self._weights.vector(self._name(role, layer))
         shift = None
         if norm.kind == "layer":
-            shift = self._weights.vector(self._name(role, layer, "bias"))
+            shift = np.zeros_like(gain)
+            if norm.bias:
+                shift = self._weights.vector(self._name(role, layer, "bias"))
         return NormValues(gain, shift, norm.eps)
 
     def _norm_of_hidden(

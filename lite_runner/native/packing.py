@@ -48,6 +48,7 @@ def attention(
     adapters: PoolLayout | None = None,
     *,
     slopes: Floats | None = None,
+    sinks: Floats | None = None,
     query_norm: NormValues | None = None,
     key_norm: NormValues | None = None,
     post_norm: NormValues | None = None,
@@ -55,13 +56,15 @@ def attention(
     """Pack an attention layer whose sizes and flags are in `fields`; `inward` is the fused qkv
     projection, `outward` the output one.
 
-    `slopes`: ALiBi's [heads]. `query_norm`, `key_norm`: before RoPE, their gamma is [head_dim] for
-    each head, or that of all heads together if it is a `joint_norm`. `post_norm`: of the output.
+    `slopes`: ALiBi's [heads]. `query_norm`, `key_norm`: their gamma is [head_dim] for each head, or
+    that of all heads together with `joint_norm` and `apart_norm`. `post_norm`: of the output.
     """
     fields.kind, fields.adapters = Kind.ATTENTION, _lora_pair(adapters)
     layout = StructLayout(fields)
     if slopes is not None:
         fields.slopes = layout.add(copied(slopes))
+    if sinks is not None:
+        fields.sinks = layout.add(copied(sinks))
     fields.query_key_value = layout.add(inward)
     fields.projection = layout.add(outward)
     fields.norm = layout.norm(norm)
@@ -95,13 +98,19 @@ def experts(
     norm: NormValues | None,
     *,
     post_norm: NormValues | None = None,
+    choice_bias: Floats | None = None,
+    shared: tuple[StructLayout, StructLayout] | None = None,
 ) -> StructLayout:
     """Pack a mixture of experts; `router`: a matrix [experts, hidden]; `ups`: gate and up of each
-    as Alternating panels."""
+    as Alternating panels; `shared`: the same of the network that every token takes, and down."""
     fields.kind, fields.adapters = Kind.EXPERTS, _lora_pair(None)
     fields.gated, fields.experts = True, len(ups)
     layout = StructLayout(fields)
     fields.router = layout.add(router)
+    if choice_bias is not None:
+        fields.choice_bias = layout.add(copied(choice_bias))
+    if shared is not None:
+        fields.shared_up, fields.shared_down = map(layout.add, shared)
     fields.up = layout.add(copied(np.array([layout.add(one) for one in ups], np.int64)))
     fields.down = layout.add(copied(np.array([layout.add(one) for one in downs], np.int64)))
     fields.norm, fields.residual.norm = layout.norm(norm), layout.norm(post_norm)

@@ -101,6 +101,8 @@ class Activation(IntEnum):
     GELU = 1
     GELU_EXACT = 2
     QUICK_GELU = 3
+    RELU = 4
+    RELU_SQUARED = 5
 
 
 def _integers(names: str) -> list[tuple[str, type[c_int64]]]:
@@ -171,7 +173,7 @@ class AttentionLayer(Structure):
     __slots__ = ()
     _fields_ = [
         *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
-        *_integers("slopes window prefix parallel joint_norm"),
+        *_integers("slopes window prefix parallel joint_norm apart_norm late_norm sinks"),
         ("scale", c_double),
         ("softcap", c_double),
         *_integers("query_key_value projection"),
@@ -190,7 +192,11 @@ class FeedForwardLayer(Structure):
     __slots__ = ()
     _fields_ = [
         *_integers("kind hidden wide gated activation parallel up down"),
-        *_integers("experts chosen renormalized router"),
+        *_integers("experts chosen renormalized sigmoid choice_bias"),
+        *_integers("groups chosen_groups best_of_group router"),
+        *_integers("shared shared_up shared_down shared_gate"),
+        ("scale", c_double),
+        ("limit", c_double),
         ("norm", Norm),
         ("residual", Residual),
         ("adapters", LoraPair),

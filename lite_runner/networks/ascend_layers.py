@@ -42,6 +42,7 @@ from lite_runner.networks.layers import (
     Array,
     BuildOptions,
     CacheSize,
+    MixtureBiases,
     Router,
     StepPositions,
     make_cache,
@@ -69,7 +70,9 @@ def supports(dtype: ms.Type, config: Decoder) -> bool:
     # PagedAttention attends to the whole row, by plain scores: no sliding window shorter than the
     # context, no soft cap.
     whole = all(window is None or window >= config.seq_length for window in config.windows)
-    plain = config.prefix is None and all(one.attention.softcap is None for one in config.blocks)
+    plain = config.prefix is None and not any(
+        one.attention.softcap is not None or one.attention.sinks for one in config.blocks
+    )
     return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole and plain
 
 
@@ -152,10 +155,11 @@ class FusedAttention(nn.Cell):
         kv_heads: int,
         head_dim: int,
         softcap: float | None = None,
+        sinks: Array | None = None,
     ) -> None:
-        """`softcap` is of the stock layers only: see `supports`."""
+        """`softcap` and `sinks` are of the stock layers only: see `supports`."""
         super().__init__()
-        del softcap
+        del softcap, sinks
         self.width, self.kv_width = heads * head_dim, kv_heads * head_dim
         self.kv_heads, self.head_dim = kv_heads, head_dim
         self.scale = head_dim**-0.5
@@ -225,9 +229,10 @@ class GroupedMixture(Router):
         ups: Sequence[Array],
         downs: Sequence[Array],
         combine: Combine | None,
+        biases: MixtureBiases,
     ) -> None:
-        """See DenseMixture."""
-        super().__init__(options, given, router)
+        """See DenseMixture; `biases` of the router alone."""
+        super().__init__(options, given, router, biases.router, biases.choice)
 
         def every(weights: Sequence[Array], name: str) -> ms.Parameter:
             return parameter(np.stack([one.T for one in weights]), name, options.dtype)
@@ -246,8 +251,10 @@ class GroupedMixture(Router):
             x.astype(self.dtype), chosen.astype(ms.int32), 0, 0, self.count, 0, 2, True
         )
         counts = counts.astype(ms.int64)
-        inner = self.activation(self.grouped(rows, self.gate, counts).astype(ms.float32))
-        inner = inner * self.grouped(rows, self.up, counts).astype(ms.float32)
+        inner = self.gated(
+            self.grouped(rows, self.gate, counts).astype(ms.float32),
+            self.grouped(rows, self.up, counts).astype(ms.float32),
+        )
         y = self.grouped(inner.astype(self.dtype), self.down, counts)
         y = self.unsort(y, places, factors.astype(self.dtype), False, None).astype(ms.float32)
         return y if self.combine is None else self.combine(y)

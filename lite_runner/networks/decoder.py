@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from mindspore import Tensor, nn
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
 
 from lite_runner.architectures import by_expert, by_role, custom_network
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.architectures.spec import Attention as AttentionSpec
 from lite_runner.architectures.spec import Decoder, FeedForward, Norm
 from lite_runner.networks.ascend_layers import (
     TYPES,
@@ -27,14 +29,17 @@ from lite_runner.networks.layers import (
     BuildOptions,
     DenseMixture,
     Embedding,
+    Gate,
     LastToken,
     LayerNorm,
     Linear,
+    MixtureBiases,
     RMSNorm,
     StepInputs,
     Weights,
     activation_of,
     capped,
+    parameter,
 )
 from lite_runner.networks.lora import Adapters, Lora, LoraStep, NoLora, lora_of
 from lite_runner.networks.positions import Angles, Prefixes, Rotate, two_positions
@@ -49,7 +54,7 @@ class Layers:
 
     norm: Callable[[Array, float], nn.Cell]
     inputs: Callable[[BuildOptions, int, int, Array | None, int | None], nn.Cell]
-    attention: Callable[[BuildOptions, int, int, int, float | None], nn.Cell]
+    attention: Callable[[BuildOptions, int, int, int, float | None, Array | None], nn.Cell]
 
 
 def _step_inputs(
@@ -98,6 +103,7 @@ class Parts:
         self.model, self.options = model, options
         self._weights = weights
         self._parameters, self._experts = by_role(model), by_expert(model)
+        self._biases = by_expert(model, "bias")
         self.layers = layers_for(options, model)
 
     def name(self, role: Role, layer: int | None = None) -> str:
@@ -113,8 +119,17 @@ class Parts:
             return None
         gain = self.tensor(role, layer)
         if norm.kind == "layer":
-            return LayerNorm(gain, self.tensor(role, layer, "bias"), norm.eps)
+            shift = self.tensor(role, layer, "bias") if norm.bias else np.zeros_like(gain)
+            return LayerNorm(gain, shift, norm.eps)
         return self.layers.norm(gain, norm.eps)
+
+    def apart(self, given: AttentionSpec, role: Role, layer: int) -> tuple[nn.Cell, Parameter]:
+        """A norm of heads without weights, and those of all heads [1, heads * head_dim]."""
+        assert given.qk_norm is not None
+        gain, one = self.tensor(role, layer), np.ones(given.head_dim, np.float32)
+        eps, name = given.qk_norm.eps, "query_gain" if role == "query_norm" else "key_gain"
+        plain = RMSNorm(one, eps) if given.qk_norm.kind == "rms" else LayerNorm(one, one * 0, eps)
+        return plain, parameter(gain.reshape(1, -1), name)
 
     def dense(self, role: Role, layer: int, *, bias: bool, combine: Combine | None = None) -> Dense:
         weight: Array | QuantizedTensor = self.tensor(role, layer)
@@ -127,19 +142,65 @@ class Parts:
         return Linear(self.options, weight, bias_of, combine)
 
     def mixture(self, given: FeedForward, layer: int, combine: Combine | None) -> nn.Cell:
+        experts = given.experts
+        assert experts is not None
+
         def every(role: Role) -> list[Array]:
             return [self._weights(one.name) for one in self._experts[role, layer]]
 
+        def biases_of(role: Role) -> list[Array] | None:
+            if not given.bias:
+                return None
+            return [self._weights(one.name) for one in self._biases[role, layer]]
+
+        def of_all(biases: list[Array] | None) -> Array | None:
+            return None if biases is None else np.concatenate(biases)
+
         router, gates = self.tensor("router", layer), every("expert_gate")
         downs, ups = every("expert_down"), every("expert_up")
-        fused = self.options.fused and self.options.dtype in TYPES
+        fused = self.options.fused and self.options.dtype in TYPES and not given.bias
         build = GroupedMixture if fused else DenseMixture
-        return build(self.options, given, router, gates, ups, downs, combine)
+        down_biases = biases_of("expert_down")
+        biases = MixtureBiases(
+            self.tensor("router", layer, "bias") if experts.router_bias else None,
+            self.tensor("choice_bias", layer, "bias") if experts.choice_bias else None,
+            of_all(biases_of("expert_gate")),
+            of_all(biases_of("expert_up")),
+            None if down_biases is None else np.stack(down_biases),
+        )
+        routed = build(self.options, given, router, gates, ups, downs, combine, biases)
+        if not experts.shared:
+            return routed
+        roles: tuple[Role, ...] = ("shared_gate", "shared_up", "shared_down")
+        own = [self.dense(role, layer, bias=False) for role in roles]
+        factor = None
+        if experts.shared_gate:
+            factor = Linear(self.options, self.tensor("shared_router", layer))
+        return WithShared(routed, Gate(given), own, factor)
 
     def lora(self, layer: int, cells: dict[Role, Dense]) -> Lora | NoLora:
         """The LoRA deltas of layers that share an input."""
         widths = {self.name(role, layer): cell.widths for role, cell in cells.items()}
         return lora_of(self.options.lora, widths, self.options.dtype)
+
+
+class WithShared(nn.Cell):
+    """A mixture of experts, and a gated network that every token takes besides."""
+
+    def __init__(
+        self, routed: nn.Cell, gated: Gate, own: list[Dense], factor: Linear | None
+    ) -> None:
+        """`own`: gate, up and down; `factor` [1, hidden]: of the logit of what is taken of it."""
+        super().__init__()
+        self.routed, self.gated, self.factor = routed, gated, factor
+        self.shared_gate, self.shared_up, self.shared_down = own
+
+    def construct(self, x: Tensor) -> Tensor:
+        """x [n, hidden] -> [n, hidden]."""
+        y = self.shared_down(self.gated(self.shared_gate(x), self.shared_up(x)))
+        if self.factor is not None:
+            y = y * ops.sigmoid(self.factor(x))
+        return self.routed(x) + y
 
 
 class BlockCell(nn.Cell):
@@ -165,9 +226,15 @@ class BlockCell(nn.Cell):
         self.attention_norm = parts.norm(block.norm, "attention_norm", layer)
         self.query, self.key = projection("query"), projection("key")
         self.value = projection("value")
-        self.query_norm = parts.norm(attention.qk_norm, "query_norm", layer)
-        self.key_norm = parts.norm(attention.qk_norm, "key_norm", layer)
-        self.norm_by_head = attention.qk_norm_by_head
+        self.norm_by_head, self.norm_late = attention.qk_norm_by_head, attention.qk_norm_late
+        self.query_gain = self.key_gain = None
+        if attention.qk_norm_apart:
+            # The heads' own weights are a factor behind a norm that has none.
+            self.query_norm, self.query_gain = parts.apart(attention, "query_norm", layer)
+            self.key_norm, self.key_gain = parts.apart(attention, "key_norm", layer)
+        else:
+            self.query_norm = parts.norm(attention.qk_norm, "query_norm", layer)
+            self.key_norm = parts.norm(attention.qk_norm, "key_norm", layer)
         self.query_scale = 1.0  # besides that of attention
         if attention.scale is not None:
             self.query_scale = attention.scale * attention.head_dim**0.5
@@ -179,13 +246,16 @@ class BlockCell(nn.Cell):
         self.rotary = -1 if attention.rotary is None else rotaries.index(attention.rotary)
         self.rotate = Rotate(self.query_width, attention.head_dim)
         heads = parts.model.num_heads, parts.model.n_kv_heads
+        sinks = parts.tensor("sinks", layer) if attention.sinks else None
         self.attention = parts.layers.attention(
-            options, *heads, parts.model.head_dim, attention.softcap
+            options, *heads, parts.model.head_dim, attention.softcap, sinks
         )
         self.attention_out = parts.dense(
             "attention_out", layer, bias=attention.out_bias, combine=whole
         )
-        self.feed_forward_norm = parts.norm(block.norm, "feed_forward_norm", layer)
+        self.shared_norm = block.shared_norm
+        norm = None if block.shared_norm else block.norm
+        self.feed_forward_norm = parts.norm(norm, "feed_forward_norm", layer)
         self.experts: nn.Cell | None = None
         qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
         self.qkv_lora = parts.lora(layer, qkv)
@@ -195,7 +265,7 @@ class BlockCell(nn.Cell):
             return
         self.gate = dense("gate") if feed_forward.gated else None
         self.up, self.down = dense("up"), dense("down", whole)
-        self.activation = activation_of(feed_forward.function)
+        self.activation, self.gated = activation_of(feed_forward.function), Gate(feed_forward)
         wide: dict[Role, Dense] = {"up": self.up}
         if self.gate is not None:
             wide = {"gate": self.gate, **wide}
@@ -215,11 +285,16 @@ class BlockCell(nn.Cell):
         the step's inputs -> [n, hidden]."""
         start = x
         h = x if self.attention_norm is None else self.attention_norm(x)
+        shared = h
         x = self.residual(x, h)
         to_q, to_k, to_v = self.qkv_lora(h, step)
-        q, k = self.normed(self.query(h, to_q), self.key(h, to_k))
+        q, k = self.query(h, to_q), self.key(h, to_k)
+        if not self.norm_late:
+            q, k = self.normed(q, k)
         if self.rotary >= 0:
             q, k = self.rotate(q, k, angles[self.rotary])
+        if self.norm_late:
+            q, k = self.normed(q, k)
         v = self.value(h, to_v)
         if self.query_scale != 1.0:
             q = q * self.query_scale
@@ -227,7 +302,10 @@ class BlockCell(nn.Cell):
         h = self.attention_out(h, self.out_lora(h, step)[0])
         x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
         start = start if self.parallel else x
-        h = start if self.feed_forward_norm is None else self.feed_forward_norm(start)
+        if self.shared_norm:
+            h = shared
+        else:
+            h = start if self.feed_forward_norm is None else self.feed_forward_norm(start)
         x = self.residual(x, h)
         h = self.fed_forward(h, step)
         if self.feed_forward_post_norm is not None:
@@ -250,7 +328,10 @@ class BlockCell(nn.Cell):
             return self.query_norm(q), self.key_norm(k)
         q = self.query_norm(q.reshape(-1, self.head_dim))
         k = self.key_norm(k.reshape(-1, self.head_dim))
-        return q.reshape(-1, self.query_width), k.reshape(-1, self.key_width)
+        q, k = q.reshape(-1, self.query_width), k.reshape(-1, self.key_width)
+        if self.query_gain is not None:
+            q, k = q * self.query_gain, k * self.key_gain
+        return q, k
 
     def fed_forward(self, h: Tensor, step: LoraStep | None) -> Tensor:
         """h [n, hidden] -> [n, hidden]."""
@@ -264,7 +345,7 @@ class BlockCell(nn.Cell):
         if self.gate is None:
             return self.activation(self.up(h, self.wide_lora(h, step)[0]))
         to_gate, to_up = self.wide_lora(h, step)
-        return self.activation(self.gate(h, to_gate)) * self.up(h, to_up)
+        return self.gated(self.gate(h, to_gate), self.up(h, to_up))
 
 
 class DecoderCell(nn.Cell):
@@ -281,7 +362,9 @@ class DecoderCell(nn.Cell):
         self.logits_softcap = model.logits_softcap
         if model.learned_positions:  # small: replicated on every rank
             whole = replace(options, parallel=None)
-            self.position_embedding = Embedding(whole, parts.tensor("positions"))
+            self.position_embedding = Embedding(
+                whole, parts.tensor("positions")[model.position_offset :]
+            )
         self.embedding_norm = parts.norm(model.embedding_norm, "embedding_norm")
         length = model.seq_length if cache is None else cache.length
         self.angles = nn.CellList([Angles(model, rotary, length) for rotary in model.rotaries])
@@ -307,7 +390,8 @@ class DecoderCell(nn.Cell):
         self.norm = parts.norm(model.norm, "norm")
         if not model.tie_word_embeddings:
             weight = parts.tensor("head")
-            self.head = Linear(options, weight, combine=shared_logits(parallel, len(weight)))
+            bias = parts.tensor("head", kind="bias") if model.head_bias else None
+            self.head = Linear(options, weight, bias, shared_logits(parallel, len(weight)))
         shape = (model.vocab_size, model.hidden_size)
         rows = len(self.embedding.weight) if self.head is None else self.head.widths[1]
         table = parts.name("embedding")

@@ -216,6 +216,29 @@ class QuickGELU(nn.Cell):
         return x * ops.sigmoid(x * 1.702)
 
 
+class ReLUSquared(nn.Cell):
+    """max(x, 0) squared."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        x = ops.relu(x)
+        return x * x
+
+
+class Gate(nn.Cell):
+    """f(gate) * up of a gated network."""
+
+    def __init__(self, given: FeedForward) -> None:
+        super().__init__()
+        self.activation, self.limit = activation_of(given.function), given.limit
+
+    def construct(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.limit is None:
+            return self.activation(gate) * up
+        gate = ops.minimum(gate, self.limit)
+        up = ops.maximum(ops.minimum(up, self.limit), -self.limit)
+        return self.activation(gate) * (up + 1.0)
+
+
 def activation_of(function: Activation) -> Callable[[Tensor], Tensor]:
     """An elementwise function."""
     functions: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -223,6 +246,8 @@ def activation_of(function: Activation) -> Callable[[Tensor], Tensor]:
         "gelu": GELU(),
         "gelu_exact": ExactGELU(),
         "quick_gelu": QuickGELU(),
+        "relu": ops.relu,
+        "relu_squared": ReLUSquared(),
     }
     return functions[function]
 
@@ -369,8 +394,9 @@ class Attention(nn.Cell):
         kv_heads: int,
         head_dim: int,
         softcap: float | None = None,
+        sinks: Array | None = None,
     ) -> None:
-        """`softcap`: of scores."""
+        """`softcap`: of scores; `sinks` [H]: a further score of each head, which adds no value."""
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.softcap = softcap
@@ -383,6 +409,10 @@ class Attention(nn.Cell):
         self.update, self.gather = ops.ScatterUpdate(), ops.Gather()
         self.scores, self.mix = ops.BatchMatMul(transpose_b=True), ops.BatchMatMul()
         self.softmax = ops.Softmax(-1)
+        self.sinks = None
+        if sinks is not None:
+            self.sinks = parameter(sinks.reshape(kv_heads, self.group), "sinks")
+            self.beside = ops.Concat(-1)
 
     def resize(self, cache: CacheSize) -> None:
         self.slots, self.length = cache.slots, cache.length
@@ -408,11 +438,21 @@ class Attention(nn.Cell):
             q = q.reshape(count, -1, kv, group * dim).transpose(0, 2, 1, 3)
             q = q.reshape(count * kv, -1, dim)
         scores = capped(self.scores(q, k).astype(ms.float32), self.softcap)
-        weights = self.softmax(scores + bias)
+        weights = self.weigh(scores + bias)
         x = self.mix(weights.astype(self.dtype), v).astype(ms.float32)
         if slot is not None:
             x = x.reshape(count, kv, -1, group * dim).transpose(0, 2, 1, 3)
         return x.reshape(-1, self.heads * dim)
+
+    def weigh(self, scores: Tensor) -> Tensor:
+        """The softmax of scores [R * K, T * G, S]."""
+        if self.sinks is None:
+            return self.softmax(scores)
+        count, span = scores.shape[0] // self.kv_heads, scores.shape[2]
+        sinks = self.sinks.reshape(1, self.kv_heads, 1, self.group)
+        rows = scores[:, :, :1].reshape(count, self.kv_heads, -1, self.group) * 0.0 + sinks
+        both = self.beside((scores, rows.reshape(count * self.kv_heads, -1, 1)))
+        return self.softmax(both)[:, :, :span]
 
     def gather_slots(self, cache: Tensor, slot: Tensor | None) -> Tensor:
         """Cached keys or values of the given slots, or of all: [R * K, S, D]."""
@@ -424,24 +464,68 @@ class Attention(nn.Cell):
 class Router(nn.Cell):
     """The experts of each token, of E."""
 
-    def __init__(self, options: BuildOptions, given: FeedForward, router: Array) -> None:
-        """`router` [E, hidden]."""
+    def __init__(
+        self,
+        options: BuildOptions,
+        given: FeedForward,
+        router: Array,
+        bias: Array | None = None,
+        choice_bias: Array | None = None,
+    ) -> None:
+        """`router` [E, hidden], its `bias` [E], and `choice_bias` [E] of probabilities."""
         super().__init__()
         experts = given.experts
         assert experts is not None
-        self.activation = activation_of(given.function)
+        self.gated = Gate(given)
         self.chosen, self.renormalized = experts.chosen, experts.renormalized
-        self.count = experts.count
-        self.router = Linear(options, router)
+        self.count, self.scale = experts.count, experts.scale
+        self.router = Linear(options, router, bias)
         self.softmax, self.top = ops.Softmax(-1), ops.TopK(sorted=True)
         self.sum = ops.ReduceSum(keep_dims=True)
+        self.sigmoid = experts.sigmoid
+        self.choice_bias = None if choice_bias is None else parameter(choice_bias, "choice_bias")
+        self.groups, self.chosen_groups = experts.groups, experts.chosen_groups
+        self.best_of_group = experts.best_of_group
+        self.by_scores = choice_bias is not None or self.chosen_groups < self.groups
+        self.gather = ops.GatherD()
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [n, hidden] -> factors and indices of the chosen experts [n, chosen]."""
-        factors, chosen = self.top(self.softmax(self.router(x)), self.chosen)
+        logits = self.router(x)
+        probabilities = ops.sigmoid(logits) if self.sigmoid else self.softmax(logits)
+        if self.by_scores:
+            chosen = self.top(self.scores(probabilities), self.chosen)[1]
+            factors = self.gather(probabilities, 1, chosen)
+        else:
+            factors, chosen = self.top(probabilities, self.chosen)
         if self.renormalized:
             factors = factors / self.sum(factors, -1)
-        return factors, chosen
+        return (factors if self.scale == 1.0 else factors * self.scale), chosen
+
+    def scores(self, probabilities: Tensor) -> Tensor:
+        """What experts are chosen by [n, E]: far below all others outside of the best groups."""
+        scores = probabilities
+        if self.choice_bias is not None:
+            scores = scores + self.choice_bias
+        if self.chosen_groups == self.groups:
+            return scores
+        grouped = scores.reshape(-1, self.groups, self.count // self.groups)
+        best = self.sum(self.top(grouped, self.best_of_group)[0], -1).reshape(-1, self.groups)
+        taken = self.top(best, self.chosen_groups)[1]
+        allowed = ops.one_hot(taken, self.groups, 1.0, 0.0).sum(1)
+        grouped = grouped + (allowed - 1.0).reshape(-1, self.groups, 1) * -MASKED
+        return grouped.reshape(-1, self.count)
+
+
+@dataclass(frozen=True)
+class MixtureBiases:
+    """Biases of a mixture of E experts of width W; None: there are none."""
+
+    router: Array | None = None  # [E]
+    choice: Array | None = None  # [E]
+    gates: Array | None = None  # [E * W], as ups
+    ups: Array | None = None
+    downs: Array | None = None  # [E, hidden]
 
 
 class DenseMixture(Router):
@@ -461,12 +545,16 @@ class DenseMixture(Router):
         ups: Sequence[Array],
         downs: Sequence[Array],
         combine: Combine | None,
+        biases: MixtureBiases | None = None,
     ) -> None:
         """`router` [E, hidden], `gates` and `ups` [W, hidden], `downs` [hidden, W]."""
-        super().__init__(options, given, router)
-        self.gate = Linear(options, np.concatenate(gates))
-        self.up = Linear(options, np.concatenate(ups))
+        biases = biases or MixtureBiases()
+        super().__init__(options, given, router, biases.router, biases.choice)
+        self.gate = Linear(options, np.concatenate(gates), biases.gates)
+        self.up = Linear(options, np.concatenate(ups), biases.ups)
         self.down = Linear(options, np.concatenate(downs, axis=1), combine=combine)
+        self.down_bias = None if biases.downs is None else parameter(biases.downs, "down_bias")
+        self.weigh = ops.MatMul()
         self.one_hot, self.matmul = ops.OneHot(), ops.BatchMatMul()
         self.one, self.zero = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
 
@@ -475,7 +563,10 @@ class DenseMixture(Router):
         factors, chosen = self.route(x)
         places = self.one_hot(chosen, self.count, self.one, self.zero)  # [n, chosen, E]
         factors = self.matmul(factors.reshape(-1, 1, self.chosen), places)
-        inner = self.activation(self.gate(x)) * self.up(x)
+        inner = self.gated(self.gate(x), self.up(x))
         inner = inner.reshape(-1, self.count, self.up.widths[1] // self.count)
         inner = inner * factors.reshape(-1, self.count, 1)
-        return self.down(inner.reshape(-1, self.down.widths[0]))
+        y = self.down(inner.reshape(-1, self.down.widths[0]))
+        if self.down_bias is not None:
+            y = y + self.weigh(factors.reshape(-1, self.count), self.down_bias)
+        return y

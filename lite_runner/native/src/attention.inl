@@ -244,7 +244,13 @@ struct Attention {
   void finish(int64_t token, int64_t tokens, int64_t head, Running from) const {
     const int64_t rows = tokens * group();
     for (int64_t row = 0; row < rows; ++row) {
-      const float inverse = 1.0f / from.total[row];
+      float inverse = 1.0f / from.total[row];
+      if (layer.sinks) {
+        const float sink = layer.at<float>(layer.sinks)[head * group() + row % group()];
+        const float most = larger_of(from.most[row], sink);
+        const float own = exponential(splat(from.most[row] - most))[0];
+        inverse = own / (from.total[row] * own + exponential(splat(sink - most))[0]);
+      }
       float* to = out + (token + row / group()) * out_stride +
                   (head * group() + row % group()) * layer.head_dim;
       for (int64_t d = 0; d < layer.head_dim; ++d)

@@ -42,6 +42,62 @@ inline void choose(const FeedForwardLayer& layer, float* logits, int64_t stride,
   for (int64_t c = 0; c < layer.chosen; ++c) factor[c] /= scale;
 }
 
+inline float sigmoid(float x) { return 1.0f / (1.0f + exponential(splat(-x))[0]); }
+
+// As `choose`, where what is chosen by is not the order of the logits: these become probabilities,
+// and a bias is added to them, or only the best groups count.
+inline void choose_by_scores(const FeedForwardLayer& layer, float* logits, int64_t stride,
+                             int32_t* expert, float* factor) {
+  constexpr float kLowest = -__builtin_inff();
+  float top = kLowest;
+  for (int64_t i = 0; i < layer.experts; ++i) top = logits[i] > top ? logits[i] : top;
+  for (int64_t i = layer.experts; i < stride; ++i) logits[i] = kLowest;
+  Floats total{};
+  for (int64_t i = 0; i < stride; i += kLanes) {
+    const Floats logit = load(logits + i);
+    const Floats one = layer.sigmoid ? 1.0f / (1.0f + exponential(-logit)) : exponential(logit - top);
+    total = total + one;
+    store(logits + i, one);
+  }
+  const float whole = layer.sigmoid ? 1.0f : sum(total);
+  const float* bias = layer.choice_bias ? layer.at<float>(layer.choice_bias) : nullptr;
+  const auto score = [&](int64_t i) { return logits[i] / whole + (bias ? bias[i] : 0.0f); };
+  const int64_t size = layer.experts / layer.groups;
+  uint64_t allowed = layer.chosen_groups < layer.groups ? 0 : ~uint64_t{0};
+  for (int64_t c = 0; c < layer.chosen_groups && layer.chosen_groups < layer.groups; ++c) {
+    int64_t best = -1;
+    float most = kLowest;
+    for (int64_t g = 0; g < layer.groups; ++g) {
+      if (allowed >> g & 1) continue;
+      float first = kLowest, second = kLowest;
+      for (int64_t i = g * size; i < (g + 1) * size; ++i) {
+        const float one = score(i);
+        if (one > first) second = first, first = one;
+        else if (one > second) second = one;
+      }
+      const float both = layer.best_of_group > 1 ? first + second : first;
+      if (best < 0 || both > most) best = g, most = both;
+    }
+    allowed |= uint64_t{1} << best;
+  }
+  float shares = 0;
+  for (int64_t c = 0; c < layer.chosen; ++c) {
+    int64_t best = -1;
+    float most = kLowest;
+    for (int64_t i = 0; i < layer.experts; ++i) {
+      if (!(allowed >> i / size & 1)) continue;
+      const float one = score(i);
+      if (best >= 0 && !(one > most)) continue;
+      bool taken = false;
+      for (int64_t t = 0; t < c; ++t) taken = taken || expert[t] == i;
+      if (!taken) best = i, most = one;
+    }
+    expert[c] = static_cast<int32_t>(best);
+    shares += factor[c] = logits[best] / whole;
+  }
+  for (int64_t c = 0; layer.renormalized && c < layer.chosen; ++c) factor[c] /= shares;
+}
+
 // Sorts the rows of `count` tokens by expert, which their router's logits [count, stride] choose.
 inline Routes routed(const FeedForwardLayer& layer, float* logits, int64_t stride, int64_t count) {
   const int64_t rows = count * layer.chosen, experts = layer.experts;
@@ -52,9 +108,13 @@ inline Routes routed(const FeedForwardLayer& layer, float* logits, int64_t strid
   routes.token = expert + rows;
   routes.row = routes.token + rows;
   routes.factor = reinterpret_cast<float*>(routes.row + rows);
+  const bool by_scores = layer.sigmoid || layer.choice_bias || layer.chosen_groups < layer.groups;
   over_rows(count, [&](int64_t token) {
-    choose(layer, logits + token * stride, stride, expert + token * layer.chosen,
-           routes.factor + token * layer.chosen);
+    float* factor = routes.factor + token * layer.chosen;
+    (by_scores ? choose_by_scores : choose)(layer, logits + token * stride, stride,
+                                            expert + token * layer.chosen, factor);
+    for (int64_t c = 0; layer.scale != 1.0 && c < layer.chosen; ++c)
+      factor[c] *= static_cast<float>(layer.scale);
   });
   for (int64_t e = 0; e < experts; ++e) next[e] = 0;
   for (int64_t row = 0; row < rows; ++row) ++next[expert[row]];
@@ -110,6 +170,31 @@ inline void linear_of_experts(const Layer& layer, const int64_t* offsets, const 
   });
 }
 
+// Adds the output of the network that every token takes, times `gates` where it has some.
+inline void add_shared(const FeedForwardLayer& layer, const Rows& normed, const float* gates,
+                       float* added) {
+  const Matrix &up = layer.matrix(layer.shared_up), &down = layer.matrix(layer.shared_down);
+  const int64_t count = normed.count, stride = down.depth();
+  float* hidden = scratch<float>(kHidden, count * stride);
+  clear_behind(hidden, count, layer.shared, stride);
+  const Rows rows = prepared(up, normed.x, count, normed.stride);
+  Lowered none;
+  with_activation(layer.activation, [&](auto function) {
+    linear<2>(up, rows, none, [&](int64_t unit, float* sums) {
+      gate(layer, function, sums, sums + count * kPanel, count * kPanel);
+      spread(sums, count, unit, layer.shared, hidden, stride);
+    });
+  });
+  const Rows hidden_rows = prepared(down, hidden, count, stride);
+  linear<1>(down, hidden_rows, none, [&](int64_t panel, const float* sums) {
+    const int64_t first = panel * kPanel, end = smaller_of(first + kPanel, layer.hidden);
+    for (int64_t row = 0; row < count; ++row)
+      for (int64_t i = first; i < end; ++i)
+        added[row * layer.hidden + i] +=
+            (layer.shared_gate ? gates[row] : 1.0f) * sums[row * kPanel + i - first];
+  });
+}
+
 inline void experts(const FeedForwardLayer& layer, const Step& step, const float* x, float* out) {
   const int64_t count = step.count, width = layer.hidden, total = count * layer.chosen;
   const Matrix& router = layer.matrix(layer.router);
@@ -121,6 +206,10 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
   linear<1>(router, normed, none, [&](int64_t panel, float* sums) {
     spread(sums, count, panel, logits_stride, logits, logits_stride);
   });
+  float* added = scratch<float>(kAdded, count * (width + 1));
+  float* gates = added + count * width;  // of the shared network
+  for (int64_t token = 0; layer.shared_gate && token < count; ++token)
+    gates[token] = sigmoid(logits[token * logits_stride + layer.experts]);
   const Routes routes = routed(layer, logits, logits_stride, count);
 
   const Matrix &up = layer.matrix(ups[0]), &down = layer.matrix(downs[0]);
@@ -140,9 +229,7 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
   with_activation(layer.activation, [&](auto function) {
     linear_of_experts<2>(layer, ups, routes, rows,
                          [&](int64_t first, int64_t some, int64_t unit, float* sums) {
-      const float* wide = sums + some * kPanel;
-      for (int64_t i = 0; i < some * kPanel; i += kLanes)
-        store(sums + i, function.of(load(sums + i)) * load(wide + i));
+      gate(layer, function, sums, sums + some * kPanel, some * kPanel);
       spread(sums, some, unit, layer.wide, hidden + first * stride, stride);
     });
   });
@@ -153,7 +240,6 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
     spread(sums, some, panel, width, parts + first * width, width);
   });
   // In the order of a token's own choice: its bits do not depend on other tokens.
-  float* added = scratch<float>(kAdded, count * width);
   over_rows(count, [&](int64_t token) {
     float* to = added + token * width;
     for (int64_t i = 0; i < width; ++i) to[i] = 0.0f;
@@ -163,6 +249,7 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
       for (int64_t i = 0; i < width; ++i) to[i] += factor * part[i];
     }
   });
+  if (layer.shared) add_shared(layer, normed, gates, added);
   if (step.peers) sum_over_ranks(*step.peers, added, count * width, nullptr, added);
   add_residual(layer, layer.residual, added, x, count, width, normed.stride, out);
 }

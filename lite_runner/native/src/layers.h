@@ -215,6 +215,9 @@ struct AttentionLayer : Layer {
   int64_t prefix;           // 1: the step says which key is the last that each token sees
   int64_t parallel;         // 1: its input is kept for the feed-forward layer behind it
   int64_t joint_norm;       // 1: query_norm and key_norm are over all heads together
+  int64_t apart_norm;       // 1: they have weights of each head
+  int64_t late_norm;        // 1: they are of rotated heads
+  int64_t sinks;            // float32 [heads]: a further score, which adds no value
   double scale;             // of scores
   double softcap;           // that tanh keeps scores within; 0: none
   int64_t query_key_value;  // Matrix [(heads + 2 kv_heads) * head_dim, hidden]
@@ -226,7 +229,14 @@ struct AttentionLayer : Layer {
 };
 
 // GELU with tanh, with the normal distribution function, and x * sigmoid(1.702 x).
-enum class Activation : int64_t { kSilu = 0, kGelu = 1, kExactGelu = 2, kQuickGelu = 3 };
+enum class Activation : int64_t {
+  kSilu = 0,
+  kGelu = 1,
+  kExactGelu = 2,
+  kQuickGelu = 3,
+  kRelu = 4,
+  kReluSquared = 5
+};
 
 struct FeedForwardLayer : Layer {
   Kind kind;
@@ -239,7 +249,15 @@ struct FeedForwardLayer : Layer {
   int64_t up, down;
   int64_t experts, chosen;  // of a layer, of a token
   int64_t renormalized;     // 1: a token's probabilities are divided by their sum
-  int64_t router;           // Matrix [experts, hidden]
+  int64_t sigmoid;          // 1: of each logit by itself
+  int64_t choice_bias;      // float32 [experts], added to probabilities for the choice alone
+  int64_t groups, chosen_groups, best_of_group;  // of experts; at most 64
+  int64_t router;           // Matrix [experts, hidden]; with a shared_gate one row more
+  // Matrices of a gated network [shared] that every token takes besides; 0: none.
+  int64_t shared, shared_up, shared_down;
+  int64_t shared_gate;      // 1: its output is times the sigmoid of the router's last logit
+  double scale;             // of the experts' outputs
+  double limit;             // of gates, and of ups, which are 1 more; 0: none
   Norm norm;                // gamma 0: none
   Residual residual;
   LoraPair adapters;

@@ -262,11 +262,14 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
 }
 
 // Each of `parts` equal parts of a row [width] by itself, where there is such a norm.
-inline void normalize_heads(const Layer& layer, const Norm& norm, float* x, int64_t parts,
+inline void normalize_heads(const AttentionLayer& layer, Norm norm, float* x, int64_t parts,
                             int64_t width) {
-  const int64_t dim = width / parts;
-  for (int64_t head = 0; norm.gamma && head < parts; ++head)
+  const int64_t dim = width / parts, bytes = layer.apart_norm ? dim * sizeof(float) : 0;
+  for (int64_t head = 0; norm.gamma && head < parts; ++head) {
     normalize(layer, norm, x + head * dim, dim, x + head * dim, dim);
+    norm.gamma += bytes;
+    norm.beta += bytes;
+  }
 }
 
 inline void attention(const AttentionLayer& layer, const Step& step, Adapters adapters,
@@ -292,11 +295,15 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
     float *key = query + queries, *value = key + keys;
-    normalize_heads(layer, layer.query_norm, query, layer.joint_norm ? 1 : layer.heads, queries);
-    normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : layer.kv_heads, keys);
+    const auto normalize_both = [&] {
+      normalize_heads(layer, layer.query_norm, query, layer.joint_norm ? 1 : layer.heads, queries);
+      normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : layer.kv_heads, keys);
+    };
+    if (!layer.late_norm) normalize_both();
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
         rotate(query + head * dim, rope + step.rope[row] * layer.rope_width, dim);
+    if (layer.late_norm) normalize_both();
     for (int64_t k = 0; bfloat16 && k < 2 * keys; ++k)
       key[k] = widened(static_cast<UpperHalf>(upper_half(key[k])));
     for (int64_t head = 0; head < layer.kv_heads; ++head)
@@ -339,6 +346,29 @@ struct QuickGelu {
   static Floats of(Floats x) { return x / (1.0f + exponential(x * -1.702f)); }
 };
 
+struct Relu {
+  static Floats of(Floats x) { return larger(x, Floats{}); }
+};
+
+struct ReluSquared {
+  static Floats of(Floats x) { return Relu::of(x) * Relu::of(x); }
+};
+
+// sums [numbers] = f(gates) * ups, the gates lie in `sums`.
+template <class Function>
+inline void gate(const FeedForwardLayer& layer, Function function, float* sums, const float* ups,
+                 int64_t numbers) {
+  const Floats limit = splat(static_cast<float>(layer.limit));
+  for (int64_t i = 0; i < numbers; i += kLanes) {
+    Floats gates = load(sums + i), wide = load(ups + i);
+    if (layer.limit != 0.0) {
+      gates = -larger(-gates, -limit);
+      wide = larger(-larger(-wide, -limit), -limit) + 1.0f;
+    }
+    store(sums + i, function.of(gates) * wide);
+  }
+}
+
 // Calls body with the function.
 template <class Body>
 inline void with_activation(Activation activation, Body&& body) {
@@ -348,6 +378,10 @@ inline void with_activation(Activation activation, Body&& body) {
     body(Gelu{});
   else if (activation == Activation::kExactGelu)
     body(ExactGelu{});
+  else if (activation == Activation::kRelu)
+    body(Relu{});
+  else if (activation == Activation::kReluSquared)
+    body(ReluSquared{});
   else
     body(QuickGelu{});
 }
@@ -369,8 +403,7 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
         float* ups = sums + count * kPanel;
         low.add(0, unit * kPanel, layer.wide, 0, sums);
         low.add(1, unit * kPanel, layer.wide, 0, ups);
-        for (int64_t i = 0; i < count * kPanel; i += kLanes)
-          store(sums + i, function.of(load(sums + i)) * load(ups + i));
+        gate(layer, function, sums, ups, count * kPanel);
         spread(sums, count, unit, layer.wide, hidden, stride);
       });
     } else {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import Parameter, by_expert, parameters, stored_rows
-from lite_runner.architectures.naming import Role, Rows
+from lite_runner.architectures.naming import FusedExperts, Role, Rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.tensor import Index, LazyTensor, with_rows
@@ -83,9 +83,15 @@ def separated(
         return found
     tensors = dict(found)
     used = set()
-    for (role, _), each in experts.items():
+    for (role, _), each in (*experts.items(), *by_expert(model, "bias").items()):
         assert role is not None
         for one in each:
+            if one.fused is not None:
+                if one.fused.name in found:
+                    found_as = one.hugging_face
+                    tensors[found_as] = _of_fused(found, one, one.fused, len(each), where)
+                    used.add(one.fused.name)
+                continue
             module, part, parts = _FUSED[role]
             fused = _fused_name(one, module)
             if one.stacked in found:
@@ -102,6 +108,68 @@ def separated(
             tensors[one.hugging_face] = found[router]
             used.add(router)
     return {name: tensor for name, tensor in tensors.items() if name not in used}
+
+
+def _of_fused(
+    found: Mapping[str, LazyTensor], one: Parameter, fused: FusedExperts, count: int, where: str
+) -> LazyTensor:
+    """The matrix of an expert, or its bias, in the tensor of all."""
+    tensor, rows = found[fused.name], fused.parts * one.shape[0]
+    inner = (rows, *one.shape[1:])
+    expected = (count, *(inner[::-1] if fused.transposed else inner))
+    check_fused(fused.name, tensor.shape, expected, where)
+    taken = _rows_of(one, fused)
+    assert one.expert is not None
+    only = slice(one.expert, one.expert + 1)
+
+    def read() -> NDArray[Any]:
+        matrix = tensor.piece((only, *(slice(0, size) for size in expected[1:])))[0]
+        if fused.transposed:
+            matrix = matrix.T
+        return np.ascontiguousarray(matrix[taken])
+
+    return LazyTensor(one.shape, tensor.dtype, read)
+
+
+def fused_experts(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
+    """Experts in the tensors that Hugging Face has of all in a layer: undoes `separated`."""
+    groups: defaultdict[str, list[tuple[Parameter, FusedExperts]]] = defaultdict(list)
+    for one in parameters(model):
+        if one.fused is not None:
+            groups[one.fused.name].append((one, one.fused))
+    return {name: _fused_tensor(group, tensors) for name, group in groups.items()}
+
+
+def _fused_tensor(
+    group: Sequence[tuple[Parameter, FusedExperts]], tensors: Mapping[str, LazyTensor]
+) -> LazyTensor:
+    one, fused = group[0]
+    count = len(group) // fused.parts
+    whole = (count, fused.parts * one.shape[0], *one.shape[1:])
+    turned = fused.transposed and len(whole) == 3
+
+    def read() -> NDArray[Any]:
+        result = np.empty(whole, tensors[one.name].read().dtype)
+        for each, place in group:
+            result[each.expert][_rows_of(each, place)] = tensors[each.name].read()
+        return np.ascontiguousarray(result.swapaxes(1, 2)) if turned else result
+
+    shape = (whole[0], whole[2], whole[1]) if turned else whole
+    return LazyTensor(shape, tensors[one.name].dtype, read)
+
+
+def _rows_of(one: Parameter, fused: FusedExperts) -> slice:
+    first, step = (fused.part, fused.parts) if fused.by_turns else (fused.part * one.shape[0], 1)
+    return slice(first, first + step * one.shape[0], step)
+
+
+def check_fused(name: str, shape: tuple[int, ...], expected: tuple[int, ...], where: str) -> None:
+    """Raise ArtifactError for a tensor of experts of another shape."""
+    if shape != expected:
+        raise ArtifactError(
+            f"{where}: {name}: got {list(shape)}, expected {list(expected)}",
+            "check that model= and load_checkpoint= belong together, or use model=auto",
+        )
 
 
 def _fused_name(one: Parameter, module: str) -> str:
@@ -126,11 +194,7 @@ def _expert(
     """A part of the tensor `name`; `place`: experts there, part and parts of its rows."""
     (experts, part, parts), (rows, columns) = place, one.shape
     tensor, expected = found[name], (experts, parts * rows, columns)
-    if tensor.shape != expected:
-        raise ArtifactError(
-            f"{where}: {name}: got {list(tensor.shape)}, expected {list(expected)}",
-            "check that model= and load_checkpoint= belong together, or use model=auto",
-        )
+    check_fused(name, tensor.shape, expected, where)
     assert one.expert is not None
     first, expert = part * rows, one.expert
 

@@ -11,12 +11,12 @@ from lite_runner.architectures import KNOWN, Parameter, architecture_of, paramet
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
-from lite_runner.weights.formats.fused import by_name, fuse, separated, split
+from lite_runner.weights.formats.fused import by_name, fuse, fused_experts, separated, split
 from lite_runner.weights.formats.packed_matrices import unpack
 from lite_runner.weights.formats.safetensors_file import StoredTensor, open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
-from lite_runner.weights.tensor import LazyTensor, same_values, shifted, transposed
+from lite_runner.weights.tensor import LazyTensor, derived, same_values, shifted, transposed
 
 INDEX, TORCH_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 MAX_INDEX = 100_000_000  # bytes
@@ -105,6 +105,8 @@ def shapes_in_files(config: Decoder) -> dict[str, tuple[int, ...]]:
 
 def _shape_in_file(parts: list[Parameter], config: Decoder) -> tuple[int, ...]:
     shape = parts[0].shape[::-1] if parts[0].transposed else parts[0].shape
+    if _is_by_head(parts[0], config):
+        return (shape[0] // config.head_dim, config.head_dim)
     if len(parts) > 1:
         shape = (sum(part.shape[0] for part in parts), *shape[1:])
     return shape[::-1] if _is_conv1d(parts[0], config) else shape
@@ -118,13 +120,26 @@ def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
 def _is_less_one(parameter: Parameter, config: Decoder) -> bool:
     """True if it is the weight of a norm that transformers adds 1 to."""
     is_norm = parameter.role is not None and parameter.role.endswith("norm")
+    is_norm = is_norm and parameter.kind == "weight"
     return is_norm and architecture_of(config).norms_less_one
+
+
+def _is_by_head(parameter: Parameter, config: Decoder) -> bool:
+    """True for a norm of queries or keys with weights of each head, [heads, head_dim] in files."""
+    return parameter.role in ("query_norm", "key_norm") and config.attention.qk_norm_apart
 
 
 def _is_of_another_part(name: str, config: Decoder) -> bool:
     """True if a tensor is of a part besides the text model, where there are models with such."""
     known = any(one.text_of == config.architecture for one in KNOWN.values())
     return known and _OTHER_PARTS.match(name) is not None
+
+
+def _is_of_next_token_layer(name: str, config: Decoder) -> bool:
+    """True for a tensor of a layer behind the model's, which predicts a further token."""
+    layer = re.match(r"model\.layers\.(\d{1,5})\.", name)
+    further = layer is not None and int(layer[1]) >= config.num_layers
+    return further and architecture_of(config).next_token_layers
 
 
 def full_name(name: str, expected: Mapping[str, object]) -> str:
@@ -151,7 +166,8 @@ def from_hugging_face(
         name = full_name(stored_name, expected)
         if name in named:
             raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
-        if not is_buffer(name) and not _is_of_another_part(name, config):
+        other = _is_of_another_part(name, config) or _is_of_next_token_layer(name, config)
+        if not is_buffer(name) and not other:
             named[name] = tensor
     # Quantizing tools hold the matrices of Conv1D as those of other linear layers.
     table = parameters(config)
@@ -194,6 +210,8 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
     conv1d = _is_conv1d(parameter, config)
     if _is_less_one(parameter, config):
         return shifted(tensor, 1.0)
+    if _is_by_head(parameter, config):
+        tensor = derived(tensor, parameter.shape, lambda array: array)
     if stored_rows(parameter, config) is not None:
         return split(transposed(tensor) if conv1d else tensor, parameter, config)
     return tensor if conv1d == parameter.transposed else transposed(tensor)
@@ -201,8 +219,10 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors as Hugging Face's, under the names that transformers writes."""
-    return {
-        name: _to_file(parts, tensors, config) for name, parts in by_name(config, _name).items()
+    return fused_experts(tensors, config) | {
+        name: _to_file(parts, tensors, config)
+        for name, parts in by_name(config, _name).items()
+        if parts[0].fused is None
     }
 
 
@@ -217,4 +237,6 @@ def _to_file(
         held = tensors[first.name]
         return held if conv1d == first.transposed else transposed(held)
     fused = fuse(parts, [tensors[part.name] for part in parts], config)
+    if _is_by_head(first, config):
+        return derived(fused, _shape_in_file(parts, config), lambda array: array)
     return transposed(fused) if conv1d else fused

@@ -1,0 +1,90 @@
+"""Command-R and Command-A: LayerNorm without a bias, attention and feed-forward that share it,
+rotations of neighbours, and scaled logits; Command-A has windows, and positions only where these
+are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lite_runner.architectures import llama_like, llama_settings, naming
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder, Norm
+
+_LAYER = "model.layers.{}"
+NAMES: Names = {
+    **{role: name for role, name in llama_like.NAMES.items() if role != "feed_forward_norm"},
+    "query_norm": Name(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_norm"),
+    "key_norm": Name(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_norm"),
+}
+
+
+def read(fields: Fields, architecture: str) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(
+        tie_word_embeddings=True,
+        rope_theta=500000.0 if architecture == "cohere" else 10000.0,
+        sliding_window=4096,
+    )
+    epsilon = fields.number("layer_norm_eps", 1e-5)
+    sizes = llama_like.sizes(fields.with_values(rms_norm_eps=epsilon), positions=8192)
+    bias, layers = fields.flag("attention_bias", False), sizes["num_layers"]
+    norm, own = Norm("layer", epsilon, bias=False), False
+    windows: tuple[int | None, ...] = ()
+    if architecture == "cohere":
+        own = fields.flag("use_qk_norm", False)
+    else:
+        fields.neutral(use_qk_norm=False)
+        period = fields.integer("sliding_window_pattern", default=4)
+        if fields.raw.get("layer_types") is None:
+            kinds = llama_settings.periodic(layers, period)
+            fields = fields.with_values(layer_types=kinds)
+        windows = llama_settings.read_windows(fields.with_values(use_sliding_window=True), layers)
+    model = llama_like.decoder(
+        architecture=architecture,
+        qkv_bias=bias,
+        out_bias=bias,
+        logits_scaling=1 / fields.number("logit_scale", 0.0625),
+        local_rotary=sizes["rotary"],
+        windows=windows,
+        rotary_layers=[window is not None for window in windows],
+        **sizes,
+    )
+    normed = {"qk_norm": norm if own else None, "qk_norm_apart": own}
+    model = llama_like.changed(model, normed, norm=norm, parallel=True, shared_norm=True)
+    return dataclasses.replace(model, norm=norm)
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    found = llama_like.shared(model)
+    del found["rms_norm_eps"], found["head_dim"]
+    found |= {
+        "attention_bias": model.attention.qkv_bias,
+        "layer_norm_eps": model.norm_eps,
+        "logit_scale": 1 / model.logits_scaling,
+    }
+    if model.architecture == "cohere":
+        own = model.attention.qk_norm is not None
+        return found | {"architectures": ["CohereForCausalLM"], "use_qk_norm": own}
+    windows = llama_settings.windows_to_settings(model)
+    return found | {
+        "architectures": ["Cohere2ForCausalLM"],
+        "sliding_window": windows.get("sliding_window", 4096),
+        "layer_types": windows.get("layer_types", [llama_settings.FULL] * model.num_layers),
+    }
+
+
+COHERE = Architecture(
+    "cohere",
+    lambda fields: read(fields, "cohere"),
+    NAMES,
+    write,
+    no_effect={"sliding_window": "of Command-A"},
+    stored_rows=naming.interleaved(naming.apart),
+)
+COHERE2 = dataclasses.replace(
+    COHERE, name="cohere2", read=lambda fields: read(fields, "cohere2"), no_effect={}
+)

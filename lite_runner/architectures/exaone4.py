@@ -1,0 +1,55 @@
+"""EXAONE 4: a Qwen3 with norms behind attention and feed-forward in place of those before, maybe
+with a sliding window in three of four layers, and positions in these alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures import llama_like, llama_settings, olmo2
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.spec import Decoder
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(
+        num_key_value_heads=32,
+        rms_norm_eps=1e-5,
+        sliding_window=4096,
+        sliding_window_pattern=4,
+    )
+    sizes = llama_like.sizes(fields, positions=2048)
+    layers, kinds = sizes["num_layers"], fields.raw.get("layer_types")
+    period = fields.raw["sliding_window_pattern"]  # "LLLG" beside layer_types
+    if fields.raw["sliding_window"] is None:
+        kinds = [llama_settings.FULL] * layers
+    elif kinds is None:
+        if type(period) is not int or period < 1:
+            raise fields.fault("sliding_window_pattern", period, "an integer from 1")
+        kinds = llama_settings.periodic(layers, period)
+    fields = fields.with_values(layer_types=kinds, use_sliding_window=True)
+    windows = llama_settings.read_windows(fields, layers)
+    whole = fields.raw["sliding_window"] is None
+    return llama_like.decoder(
+        architecture="exaone4",
+        norms="after",
+        qk_norm=True,
+        local_rotary=sizes["rotary"],
+        windows=windows,
+        rotary_layers=[whole or window is not None for window in windows],
+        **sizes,
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    windows = llama_settings.windows_to_settings(model)
+    return llama_like.shared(model) | {
+        "architectures": ["Exaone4ForCausalLM"],
+        "sliding_window": windows.get("sliding_window"),
+        "layer_types": windows.get("layer_types", [llama_settings.FULL] * model.num_layers),
+    }
+
+
+EXAONE4 = Architecture("exaone4", read, olmo2.NAMES, write)

@@ -1,0 +1,60 @@
+"""GLM-4.5 to 4.7: rotary positions on a part of each head, experts that are chosen by sigmoids
+and a bias, a network beside them, and dense layers first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures import experts, llama_like, naming, qwen3
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.llama_like import Mixture
+from lite_runner.architectures.naming import Names
+from lite_runner.architectures.spec import Decoder
+
+NAMES: Names = {**qwen3.NAMES, **experts.GROUPED_NAMES}
+
+_WIDTH = 1408
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(num_key_value_heads=8, rms_norm_eps=1e-5)
+    sizes = llama_like.sizes(fields, positions=131072, partial=1.0)
+    return llama_like.decoder(
+        architecture="glm4_moe",
+        qkv_bias=fields.flag("attention_bias", False),
+        qk_norm=fields.flag("use_qk_norm", False),
+        mixture=Mixture(
+            experts.grouped(fields, count=128, chosen=8, groups=(1, 1), scale=1.0, width=_WIDTH),
+            fields.integer("moe_intermediate_size", default=_WIDTH),
+            range(fields.index("first_k_dense_replace", 1)),
+        ),
+        **sizes,
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    dims = model.rotary.dims if model.rotary else None
+    return (
+        llama_like.shared(model)
+        | experts.grouped_to_settings(model)
+        | {
+            "architectures": ["Glm4MoeForCausalLM"],
+            "attention_bias": model.attention.qkv_bias,
+            "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+            "use_qk_norm": model.attention.qk_norm is not None,
+        }
+    )
+
+
+GLM4_MOE = Architecture(
+    "glm4_moe",
+    read,
+    NAMES,
+    write,
+    no_effect=experts.NO_EFFECT | experts.NEXT_TOKEN,
+    stored_rows=naming.rotated_first(naming.apart),
+    next_token_layers=True,
+)

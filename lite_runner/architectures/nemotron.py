@@ -1,0 +1,57 @@
+"""Nemotron: LayerNorm with weights less 1, squared ReLU without a gate, and rotary positions on a
+part of each head."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from lite_runner.architectures import llama_like, naming
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Names
+from lite_runner.architectures.spec import Decoder, Norm
+
+NAMES: Names = {role: name for role, name in llama_like.NAMES.items() if role != "gate"}
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(hidden_act="relu2")
+    epsilon = fields.number("norm_eps", 1e-5)
+    same = fields.with_values(rms_norm_eps=epsilon)
+    bias = fields.flag("attention_bias", False)
+    model = llama_like.decoder(
+        architecture="nemotron",
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=fields.flag("mlp_bias", False),
+        **llama_like.sizes(same, positions=4096, partial=0.5),
+    )
+    norm = Norm("layer", epsilon)
+    model = llama_like.changed(model, feed_forward={"gated": False}, norm=norm)
+    return dataclasses.replace(model, norm=norm)
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    found = llama_like.shared(model)
+    del found["rms_norm_eps"]
+    dims = model.rotary.dims if model.rotary else None
+    return found | {
+        "architectures": ["NemotronForCausalLM"],
+        "attention_bias": model.attention.qkv_bias,
+        "mlp_bias": model.feed_forward.bias,
+        "norm_eps": model.norm_eps,
+        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+    }
+
+
+NEMOTRON = Architecture(
+    "nemotron",
+    read,
+    NAMES,
+    write,
+    norms_less_one=True,
+    stored_rows=naming.rotated_first(naming.apart),
+)

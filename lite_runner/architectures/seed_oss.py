@@ -1,0 +1,41 @@
+"""Seed-OSS: a Llama with biases on q, k and v."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures import llama_like
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
+from lite_runner.architectures.spec import Decoder
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(num_key_value_heads=8, head_dim=128)
+    return llama_like.decoder(
+        architecture="seed_oss",
+        qkv_bias=fields.flag("attention_bias", True),
+        out_bias=fields.flag("attention_out_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        **llama_like.sizes(fields, positions=524288),
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    return llama_like.shared(model) | {
+        "architectures": ["SeedOssForCausalLM"],
+        "attention_bias": model.attention.qkv_bias,
+        "attention_out_bias": model.attention.out_bias,
+        "mlp_bias": model.feed_forward.bias,
+    }
+
+
+SEED_OSS = Architecture(
+    "seed_oss",
+    read,
+    llama_like.NAMES,
+    write,
+    no_effect={"pretraining_tp": KERNEL, "residual_dropout": TRAINING},
+)

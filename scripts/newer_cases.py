@@ -1,0 +1,152 @@
+"""Tiny models of families that differ from a Llama in some parts, and of newer mixtures of experts:
+see reference_cases.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    Cohere2Config,
+    CohereConfig,
+    Ernie4_5Config,
+    Exaone4Config,
+    GemmaConfig,
+    Glm4MoeConfig,
+    GptOssConfig,
+    GraniteMoeConfig,
+    HunYuanDenseV1Config,
+    NemotronConfig,
+    Olmo3Config,
+    OlmoeConfig,
+    OPTConfig,
+    PhiConfig,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    SeedOssConfig,
+    StableLmConfig,
+)
+
+Windowed = tuple[str, PreTrainedConfig, tuple[int, ...]]
+PLAIN, CROSSING = (1, 5, 17, 40), (1, 8, 12, 33)  # lengths: of the second some cross a window of 8
+
+
+def rope(theta: float = 10000.0, **others: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": theta} | others
+
+
+def newer_cases() -> list[Windowed]:
+    """Name, config, and lengths of prompts."""
+    tokens = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": None}
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, **tokens}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+    sizes |= {"max_position_embeddings": 64}
+    own = sizes | {"head_dim": 12}
+    moe = sizes | {"num_experts_per_tok": 2}
+    plain, half = {"rope_parameters": rope()}, {"rope_parameters": rope(partial_rotary_factor=0.5)}
+    window = {"sliding_window": 8, "num_hidden_layers": 4}
+    opt = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48}
+    opt |= {"num_attention_heads": 4, "max_position_embeddings": 64, **tokens}
+    router = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+    router |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
+    olmo = {"sliding_attention": rope(500.0), "full_attention": rope(500.0)}
+    olmo["full_attention"] |= {"rope_type": "linear", "factor": 4.0}
+    shared = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 40}
+    return [
+        ("cohere", CohereConfig(**sizes, **plain, logit_scale=0.3), PLAIN),
+        (
+            "cohere_normed",
+            CohereConfig(
+                **sizes, **plain, use_qk_norm=True, attention_bias=True, tie_word_embeddings=False
+            ),
+            PLAIN,
+        ),
+        ("cohere2", Cohere2Config(**sizes | window, **plain), CROSSING),
+        ("ernie4_5", Ernie4_5Config(**own, **plain, use_bias=True), PLAIN),
+        ("exaone4", Exaone4Config(**own | window, **plain, sliding_window_pattern=2), CROSSING),
+        (
+            "exaone4_whole",
+            Exaone4Config(**own, **plain, sliding_window=None, layer_types=["full_attention"] * 2),
+            PLAIN,
+        ),
+        ("gemma", GemmaConfig(**own, **plain), PLAIN),
+        ("glm4_moe", Glm4MoeConfig(**own, **half, **router, use_qk_norm=True), PLAIN),
+        (
+            "glm4_moe_whole",
+            Glm4MoeConfig(
+                **own,
+                **half,
+                **router | {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 7},
+                attention_bias=True,
+                n_shared_experts=2,
+                norm_topk_prob=False,
+                routed_scaling_factor=0.5,
+                num_mtp_layers=0,
+            ),
+            PLAIN,
+        ),
+        (
+            "gpt_oss",
+            GptOssConfig(
+                **own | window | {"num_hidden_layers": 2, "intermediate_size": 16},
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                rope_parameters=rope(
+                    150.0,
+                    rope_type="yarn",
+                    factor=4.0,
+                    beta_fast=2.0,
+                    beta_slow=0.25,
+                    truncate=False,
+                    original_max_position_embeddings=16,
+                ),
+                swiglu_limit=1.5,
+            ),
+            CROSSING,
+        ),
+        (
+            "granitemoe",
+            GraniteMoeConfig(
+                **moe | {"intermediate_size": 16},
+                **plain,
+                **{"embedding_multiplier": 6.0, "attention_multiplier": 0.2},
+                **{"residual_multiplier": 0.4, "logits_scaling": 3.0},
+                num_local_experts=4,
+            ),
+            PLAIN,
+        ),
+        ("hunyuan", HunYuanDenseV1Config(**own, **plain, attention_bias=True), PLAIN),
+        ("nemotron", NemotronConfig(**own, **half, attention_bias=True, mlp_bias=True), PLAIN),
+        (
+            "olmo3",
+            Olmo3Config(**sizes | window, rope_parameters=olmo),
+            CROSSING,
+        ),
+        ("olmoe", OlmoeConfig(**moe | {"intermediate_size": 16}, **plain, num_experts=5), PLAIN),
+        ("opt", OPTConfig(**opt), PLAIN),
+        ("opt_bare", OPTConfig(**opt, enable_bias=False, activation_function="gelu"), PLAIN),
+        ("phi", PhiConfig(**sizes, **half), PLAIN),
+        ("phi_normed", PhiConfig(**sizes, **half, qk_layernorm=True), PLAIN),
+        ("qwen2_moe", Qwen2MoeConfig(**moe, **plain, **shared, num_experts=5), PLAIN),
+        (
+            "qwen2_moe_window",
+            Qwen2MoeConfig(
+                **moe | window,
+                **plain,
+                **shared,
+                num_experts=4,
+                norm_topk_prob=True,
+                qkv_bias=False,
+                mlp_only_layers=[1],
+                max_window_layers=3,
+                use_sliding_window=True,
+            ),
+            CROSSING,
+        ),
+        ("seed_oss", SeedOssConfig(**own, **plain, attention_out_bias=True, mlp_bias=True), PLAIN),
+        ("stablelm", StableLmConfig(**sizes, **half, use_qkv_bias=True), PLAIN),
+        (
+            "stablelm_parallel",
+            StableLmConfig(**sizes, **half, use_parallel_residual=True, tie_word_embeddings=True),
+            PLAIN,
+        ),
+    ]
