@@ -40,9 +40,9 @@ from lite_runner.architectures.olmoe import OLMOE
 from lite_runner.architectures.opt import OPT
 from lite_runner.architectures.phi import PHI
 from lite_runner.architectures.phi3 import PHI3
-from lite_runner.architectures.qwen2 import QWEN2
+from lite_runner.architectures.qwen2 import QWEN2, QWEN2_5_VL, QWEN2_VL
 from lite_runner.architectures.qwen2_moe import QWEN2_MOE
-from lite_runner.architectures.qwen3 import QWEN3
+from lite_runner.architectures.qwen3 import QWEN3, QWEN3_VL
 from lite_runner.architectures.qwen3_moe import QWEN3_MOE
 from lite_runner.architectures.seed_oss import SEED_OSS
 from lite_runner.architectures.settings import AutoSettings, DecoderSettings, token_ids
@@ -58,6 +58,7 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(STARCODER2, GPT_NEOX),
     *(QWEN2_MOE, GLM4_MOE, GPT_OSS, OLMOE, GRANITE_MOE, PHI, STABLELM, COHERE, COHERE2, GEMMA),
     *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
+    *(QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}

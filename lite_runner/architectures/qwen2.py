@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from lite_runner.architectures import llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -39,3 +39,6 @@ QWEN2 = dataclasses.replace(
     write=write,
     gguf=GGUF(llama_like.KEYS, infer=llama.infer_from_gguf),
 )
+# Models that read images, of which the text model is read.
+QWEN2_VL = Architecture("qwen2_vl", read, text_of="qwen2")
+QWEN2_5_VL = dataclasses.replace(QWEN2_VL, name="qwen2_5_vl")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation
@@ -93,3 +93,5 @@ QWEN3 = dataclasses.replace(
         infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
     ),
 )
+# Models that read images, of which the text model is read.
+QWEN3_VL = Architecture("qwen3_vl", read, text_of="qwen3")

@@ -93,9 +93,9 @@ MAPPING: dict[str, InputsOfInfer] = {"common": COMMON, "llama": LLAMA}
 def inputs_style(model: Decoder) -> InputsOfInfer:
     """The inputs of the graphs that a model is exported to."""
     theirs = architecture_of(model).mindformers
-    if model.architecture in MAPPING or theirs is None:
+    if model.architecture in MAPPING:
         return MAPPING[model.architecture]
-    return MAPPING[theirs.inputs]
+    return LLAMA if theirs is None else MAPPING[theirs.inputs]
 
 
 def arrays_of(
@@ -191,6 +191,15 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("it has experts")
     if any(one.qk_norm is not None and one.qk_norm.kind != "rms" for one in attentions):
         reasons.append("queries and keys have another norm than RMSNorm")
+    if any(one.qk_norm_late or one.qk_norm_apart for one in attentions):
+        reasons.append("queries and keys are normed behind RoPE, or by weights of each head")
+    if any(one.sinks for one in attentions):
+        reasons.append("attention has sinks")
+    if model.head_bias or model.position_offset:
+        reasons.append("its head has a bias, or its positions do not begin with the first row")
+    norms = [(one.norm, one.feed_forward.gated) for one in model.blocks if one.norm is not None]
+    if any((one.kind == "rms") != gated or not one.bias for one, gated in norms):
+        reasons.append("LayerNorm has no bias or a gate behind it, or RMSNorm has no gate")
     return reasons
 
 

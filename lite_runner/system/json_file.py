@@ -22,8 +22,9 @@ _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def parse_json(data: bytes | str) -> Any:
-    """The value of a JSON text, bytes being UTF-8. Every key, text and number in it is usable.
+def parse_json(data: bytes | str, *, constants: bool = False) -> Any:
+    """The value of a JSON text, bytes being UTF-8. Every key, text and number in it is usable, but
+    for Python's own NaN and Infinity, where `constants` lets them pass.
 
     Raises ValueError, and so JSONDecodeError, for whatever is wrong with it.
     """
@@ -34,7 +35,7 @@ def parse_json(data: bytes | str) -> Any:
             object_pairs_hook=_object,
             parse_int=_integer,
             parse_float=_number,
-            parse_constant=_constant,
+            parse_constant=float if constants else _constant,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -48,7 +49,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def read_json(
-    path: Path, what: str = "valid JSON", *, most: int = MAX_BYTES, hint: str = ""
+    path: Path,
+    what: str = "valid JSON",
+    *,
+    most: int = MAX_BYTES,
+    hint: str = "",
+    constants: bool = False,
 ) -> Any:
     """The value in a JSON file of at most `most` bytes.
 
@@ -61,7 +67,7 @@ def read_json(
             data = file.read(min(most, size) + 1)
         if len(data) > most:
             raise ValueError(f"more than {most:,} bytes")
-        return parse_json(data)
+        return parse_json(data, constants=constants)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}", hint) from error
     except ValueError as error:  # of a path with a NUL as well
@@ -69,10 +75,15 @@ def read_json(
 
 
 def read_json_object(
-    path: Path, what: str = "valid JSON", *, most: int = MAX_BYTES, hint: str = ""
+    path: Path,
+    what: str = "valid JSON",
+    *,
+    most: int = MAX_BYTES,
+    hint: str = "",
+    constants: bool = False,
 ) -> dict[str, Any]:
     """As `read_json`, of a file that holds an object."""
-    value = read_json(path, what, most=most, hint=hint)
+    value = read_json(path, what, most=most, hint=hint, constants=constants)
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise ArtifactError(f"{path}: not {what}: a JSON {kind}, expected an object", hint)

@@ -261,7 +261,8 @@ def model_config_in(folder: Path) -> Decoder | None:
     source = folder / "config.json"
     if not source.is_file():
         return None
-    described = read_json_object(source)
+    # Python's json writes a bare Infinity, which the published files of some families have.
+    described = read_json_object(source, constants=True)
     config = model_config_from_hf(described, str(source))
     if described.get("auto_map"):
         progress.note(f"{folder}: the Python code that auto_map names there is not run")

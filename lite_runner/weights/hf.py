@@ -25,7 +25,8 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     model_type = fields.raw.get("model_type")
     architecture = named_in(fields.raw)
     if architecture is None:
-        near = nearest(model_type, KNOWN) if isinstance(model_type, str) else None
+        # Names of other families are near, too: gpt_oss was to gpt_neox.
+        near = nearest(model_type, KNOWN, 0.8) if isinstance(model_type, str) else None
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
         raise fields.fault("model_type", model_type, expected)
     if (packed := fields.raw.get("quantization_config")) is not None:
@@ -51,9 +52,23 @@ def _text_config(fields: Fields, model_type: str) -> dict[str, Any]:
     are the whole model's where it has any."""
     shared = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
     outer = {name: fields.raw[name] for name in shared if fields.raw.get(name) is not None}
-    if fields.raw.get("text_config") is None:
+    if fields.raw.get("text_config") is not None:
+        text = {**fields.section("text_config").raw, **outer}
+    elif fields.raw.get("vision_config") is not None:  # the first files have no such section
+        text = {key: one for key, one in fields.raw.items() if not key.startswith(_OF_IMAGES)}
+    else:
         raise fields.fault("text_config", None, "an object")
-    return {**fields.section("text_config").raw, **outer, "model_type": model_type}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = text.get(key)
+        if isinstance(rope, dict) and "mrope_section" in rope:
+            # Positions of three kinds are one and the same in a text.
+            rope = {name: one for name, one in rope.items() if not name.startswith("mrope_")}
+            kinds = ("type", "rope_type")
+            text[key] = {n: one for n, one in rope.items() if n not in kinds or one != "mrope"}
+    return text | {"model_type": model_type}
+
+
+_OF_IMAGES = ("vision_", "image_", "video_")
 
 
 def _listed(names: list[str]) -> str:

@@ -262,6 +262,14 @@ def test_broken_config(text: str, tmp_path: Path) -> None:
         model_config_of(tmp_path)
 
 
+def test_a_bare_infinity_is_read_where_nothing_is_computed_with_it(tmp_path: Path) -> None:
+    (tmp_path / "x.ckpt").write_bytes(b"\x0a")
+    config = '{"model_type": "mamba2", "time_step_limit": [0, Infinity]}'
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ArtifactError, match="model_type is 'mamba2', expected one of"):
+        model_config_of(tmp_path)
+
+
 def test_a_checkpoint_of_transformers_survives_a_conversion(
     subtests: pytest.Subtests, tmp_path: Path
 ) -> None:

@@ -289,7 +289,7 @@ REFUSED = [
     (LLAMA, {"model_type": None}, "model_type is None"),
     (LLAMA, {"attention_bias": 1}, "attention_bias is 1, expected true or false"),
     (LLAMA, {"mlp_bias": "yes"}, "mlp_bias is 'yes', expected true or false"),
-    (LLAMA, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu or swish"),
+    (LLAMA, {"hidden_act": "xielu"}, "hidden_act is 'xielu', expected silu or swish or gelu"),
     (LLAMA, {"quantization_config": {"bits": 4}}, r"packed: .* \(4 bits\) is not read yet"),
     (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     (LLAMA, {"hidden_size": "4096"}, "hidden_size is '4096', expected an integer"),
@@ -336,14 +336,14 @@ REFUSED = [
     (QWEN3, {"head_dim": 127}, "head_dim is 127, expected an even number"),
     (QWEN3, {"head_dim": "128"}, "head_dim is '128', expected an integer"),
     (QWEN3, {"attention_bias": "no"}, "attention_bias is 'no', expected true or false"),
-    (QWEN3, {"hidden_act": "gelu"}, "hidden_act is 'gelu', expected silu or swish"),
+    (QWEN3, {"hidden_act": "xielu"}, "hidden_act is 'xielu', expected silu or swish or gelu"),
     (QWEN3, {"num_key_value_heads": 3}, "a divisor of the 16 heads"),
     (QWEN3, {"layer_types": KINDS}, "layer_types is .* a list of 28"),
     (MISTRAL, {"sliding_window": 0}, "sliding_window is 0, expected an integer from 1"),
     (MISTRAL, {"sliding_window": False}, "sliding_window is False"),
     (MISTRAL, {"head_dim": 3}, "head_dim is 3, expected an even number"),
     (MISTRAL, {"num_key_value_heads": 7}, "a divisor of the 32 heads"),
-    (MISTRAL, {"hidden_act": "relu"}, "hidden_act is 'relu', expected silu or swish"),
+    (MISTRAL, {"hidden_act": "xielu"}, "hidden_act is 'xielu', expected silu or swish or gelu"),
     (BLOOM, {"apply_residual_connection_post_layernorm": True}, "post_layernorm=true is not"),
     (BLOOM, {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=true is not supported"),
     (BLOOM, {"n_inner": 100}, "n_inner is 100"),
@@ -598,3 +598,42 @@ def test_of_a_gemma3_with_a_vision_tower_the_text_model_is_read(
 def test_a_written_config_json_reads_back(raw: dict[str, Any]) -> None:
     model = read(raw)
     assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("gelu", "gelu_exact"), ("gelu_new", "gelu"), ("relu", "relu"), ("relu2", "relu_squared")],
+)
+def test_other_activations_of_a_llama(name: str, function: str) -> None:
+    model = read(LLAMA, hidden_act=name)
+    assert model.feed_forward.function == function
+    assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
+
+
+QWEN2_VL: dict[str, Any] = {
+    "model_type": "qwen2_5_vl",
+    "vision_config": {"depth": 32},
+    "vision_start_token_id": 151652,
+    "image_token_id": 151655,
+}
+MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
+
+
+def test_of_a_model_with_images_the_text_model_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its positions of three kinds are the same in a text; the first files have no text_config."""
+    expected = read(QWEN2)
+    flat = QWEN2 | QWEN2_VL | {"rope_scaling": MROPE}
+    nested = QWEN2_VL | {"text_config": flat | {"model_type": "qwen2_5_vl_text"}}
+    for raw in (flat, nested, nested | {"model_type": "qwen2_vl"}):
+        assert read(raw) == expected
+    told = capsys.readouterr().err
+    assert "only its text model is read" in told and "mrope" not in told
+    rope = {"rope_type": "default", "rope_theta": 1000000, "mrope_section": [1], "x": 1}
+    outer = {"model_type": "qwen3_vl", "text_config": QWEN3 | {"rope_parameters": rope}}
+    assert read(outer) == read(QWEN3)
+
+
+def test_a_family_that_is_not_known_is_not_taken_for_another() -> None:
+    with pytest.raises(ArtifactError) as caught:
+        read(LLAMA, model_type="mamba2")
+    assert "model_type is 'mamba2'" in str(caught.value) and "did you mean" not in str(caught.value)

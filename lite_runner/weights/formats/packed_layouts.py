@@ -53,6 +53,7 @@ _KNOWN = {
     " _load_in_8bit"
     " bnb_4bit_compute_dtype bnb_4bit_quant_storage bnb_4bit_quant_type bnb_4bit_use_double_quant",
 }
+_KNOWN["mxfp4"] = "dequantize modules_to_not_convert"
 _KNOWN["fbgemm_fp8"] = _KNOWN["fp8"]
 _KNOWN["mxfp4"] = "modules_to_not_convert dequantize"
 

@@ -112,6 +112,7 @@ def test_inputs_in_bfloat16(case: str, reference: Reference, relative_error: Err
     [
         *("bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"),
         *("gemma2", "gemma3", "chatglm_6b", "starcoder2", "gpt_neox"),
+        *("gpt_oss", "opt", "cohere2"),
         "mixtral",  # rounding may send a token to another expert, but not these
     ],
 )
@@ -142,6 +143,14 @@ def test_a_rounded_cache_is_close(
         ),
         ("bloom", "a16w4"),
         ("phi3_longrope", "a16w8"),
+        *(
+            (case, "a16w8")
+            for case in (
+                *("cohere_normed", "cohere2", "ernie4_5", "exaone4", "gemma", "glm4_moe"),
+                *("gpt_oss", "granitemoe", "hunyuan", "nemotron", "olmo3", "olmoe", "opt"),
+                *("phi", "qwen2_moe", "seed_oss", "stablelm"),
+            )
+        ),
     ],
 )
 def test_integers_give_what_the_floats_that_they_stand_for_give(

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from lite_runner.app import main
+from lite_runner.architectures import parameters
 from lite_runner.architectures.reference import forward
+from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.quantization import Quantization
@@ -28,6 +30,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Packed, pack
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, tensors_at
+from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.quantization.quantize import (
     block_types,
     describe_blocks,
@@ -41,6 +44,7 @@ from tests.packed_folders import (
     KEPT,
     LAYOUTS,
     MODEL,
+    mxfp4,
     write_folder,
     write_quantized,
     write_tensors,
@@ -411,3 +415,43 @@ def test_broken_experts_of_gpt_oss(
     with pytest.raises(ArtifactError, match=re.escape(says)):
         for tensor in tensors_at(tmp_path).values():
             tensor.float32()
+
+
+def test_experts_of_gpt_oss_in_mxfp4(tmp_path: Path, relative_error: Callable[..., float]) -> None:
+    """All of a layer in two tensors; rows of gate and up alternate."""
+    raw = json.loads((REFERENCE / "gpt_oss" / "config.json").read_text())
+    raw |= {"intermediate_size": 32, "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = model_config_from_hf(raw, "config.json")
+    draw, tensors, meant = np.random.default_rng(0), {}, {}
+    for one in parameters(config):
+        if one.fused is None:
+            values = draw.normal(0, 0.3, one.shape).astype(np.float32)
+            tensors[one.hugging_face] = meant[one.name] = values
+        elif one.kind == "bias":
+            name, (part, parts) = one.fused.name, (one.fused.part, one.fused.parts)
+            whole = tensors.setdefault(name, np.zeros((4, parts * one.shape[0]), np.float32))
+            values = draw.normal(0, 0.3, one.shape).astype(np.float32)
+            whole[one.expert, part::parts] = meant[one.name] = values
+        else:
+            name, (part, parts) = one.fused.name, (one.fused.part, one.fused.parts)
+            written, values = mxfp4(*one.shape, seed=len(meant))
+            rows, groups = parts * one.shape[0], one.shape[1] // 32
+            blocks = tensors.setdefault(f"{name}_blocks", np.zeros((4, rows, groups, 16), np.uint8))
+            scales = tensors.setdefault(f"{name}_scales", np.zeros((4, rows, groups), np.uint8))
+            blocks[one.expert, part::parts] = written["weight_packed"].reshape(-1, groups, 16)
+            scales[one.expert, part::parts] = written["weight_scale"]
+            meant[one.name] = values
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path, config)
+    for name, values in meant.items():
+        np.testing.assert_array_equal(found[name].float32(), values, name)
+    weights = QuantizedWeights(with_quantization(found, config, Quantization()), config)
+    model = NativeBackend(config, pack(config, weights), NativeOptions(1, 40))
+    prompt = draw.integers(0, 64, 30).astype(np.int32)
+    logits = model.forward([Row(0, prompt, 0)])
+    assert relative_error(logits[0], forward(config, meant, prompt)[-1]) <= 5e-4
+    name = next(one for one in tensors if one.endswith("_scales"))
+    save_file(tensors | {name: tensors[name][:, 1:].copy()}, tmp_path / "model.safetensors")
+    with pytest.raises(ArtifactError, match=r"scales is .*, expected"):
+        open_checkpoint(tmp_path, config)

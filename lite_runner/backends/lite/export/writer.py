@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import native, progress
-from lite_runner.architectures import custom_network
+from lite_runner.architectures import architecture_of
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.collectives import barrier, broadcast, gather_text
 from lite_runner.backends.lite.engine import check_reads, ge_to_write
@@ -301,10 +301,11 @@ def write_settings(folder: Path, job: ExportJob, manifest: Manifest, paths: Outp
     """Write the yaml and config.ini that MindFormers' tools want beside graphs.
 
     The user may change them, so the manifest does not list them. No yaml is written beside one of
-    the user's, nor for a registered family, which the yaml cannot describe.
+    the user's, nor for a family that MindFormers does not have.
     """
     config = job.config
-    if custom_network(manifest.model) is None and not paths.has_own_yaml():
+    described = architecture_of(manifest.model).mindformers is not None
+    if described and not paths.has_own_yaml():
         cached = keeps_cache(manifest.layout)
         kind = manifest.model_type.lower()
         text = model_yaml(manifest.model, config, manifest.seq_length, kind, use_past=cached)
