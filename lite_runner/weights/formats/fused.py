@@ -86,7 +86,7 @@ def separated(
     for (role, _), each in (*experts.items(), *by_expert(model, "bias").items()):
         assert role is not None
         for one in each:
-            if one.fused is not None:
+            if one.fused is not None and one.stacked not in found:
                 if one.fused.name in found:
                     found_as = one.hugging_face
                     tensors[found_as] = _of_fused(found, one, one.fused, len(each), where)
