@@ -181,8 +181,8 @@ def check_prefixes(
 
     faults = []
     for index, tokens in enumerate(prompts):
-        if fault := prefix_fault(prefix, tokens):
-            faults.append(f"prompt {index} {fault}")
+        if lacks := prefix_fault(prefix, tokens):
+            faults.append(f"prompt {index} {lacks}")
     if faults:
         error = ConfigError.of(faults)
         error.hint = (

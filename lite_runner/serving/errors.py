@@ -125,9 +125,9 @@ def of_validation(error: ValidationError) -> ApiError:
     found = max((one for one in faults if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in found["loc"] if not _is_type(part)]
     kind, message = found["type"], found["msg"]
-    if isinstance(fault := found.get("ctx", {}).get("error"), FieldFault):
-        parts.append(fault.field)
-        message = fault.message
+    if isinstance(cause := found.get("ctx", {}).get("error"), FieldFault):
+        parts.append(cause.field)
+        message = cause.message
     place = ".".join(parts) or None
     if kind == "extra_forbidden":
         return ApiError(400, f"{place}: not supported", place, "unsupported_parameter")

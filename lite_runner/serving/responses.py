@@ -403,8 +403,8 @@ class ResponsesCall:
             chat = ChatCompletion(self._server, request)
             try:
                 await chat.prepare()
-            except ApiError as fault:
-                if fault.code != error.code:
+            except ApiError as again:
+                if again.code != error.code:
                     raise
                 turns = turns[middle + 1 :]
             else:

@@ -131,18 +131,18 @@ def _convert(python: Path, mindir: Path, stem: str, folder: Path, weight_fp16: b
         )
     output = folder / f"{stem}.ms"
     if not output.is_file() or not output.stat().st_size:
-        fault = "wrote no model"
+        reason = "wrote no model"
     elif done.returncode:
-        fault = f"ended with exit code {done.returncode}"
+        reason = f"ended with exit code {done.returncode}"
     elif "[ERROR]" in log:
-        fault = "reports errors"
+        reason = "reports errors"
     elif _SUCCESS not in log:
-        fault = "does not report success"
+        reason = "does not report success"
     else:
         return
     if (too_new := refused(mindir, log, "this MindSpore Lite")) is not None:
         raise too_new
-    raise ArtifactError(f"{mindir}: the converter of MindSpore Lite {fault}{quoted_tail(log)}")
+    raise ArtifactError(f"{mindir}: the converter of MindSpore Lite {reason}{quoted_tail(log)}")
 
 
 def _sync(path: Path) -> None:
