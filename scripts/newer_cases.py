@@ -8,6 +8,7 @@ from typing import Any
 from transformers import (
     Cohere2Config,
     CohereConfig,
+    DeepseekV3Config,
     Ernie4_5Config,
     Exaone4Config,
     GemmaConfig,
@@ -61,6 +62,30 @@ def newer_cases() -> list[Windowed]:
             PLAIN,
         ),
         ("cohere2", Cohere2Config(**sizes | window, **plain), CROSSING),
+        (
+            "deepseek_v3",
+            DeepseekV3Config(
+                **sizes | {"num_key_value_heads": 4},
+                **router,
+                kv_lora_rank=12,
+                q_lora_rank=10,
+                qk_rope_head_dim=4,
+                qk_nope_head_dim=6,
+                v_head_dim=8,
+                rms_norm_eps=1e-5,
+                rope_parameters=rope(
+                    100.0,
+                    rope_type="yarn",
+                    factor=4.0,
+                    beta_fast=2.0,
+                    beta_slow=0.25,
+                    mscale=1.0,
+                    mscale_all_dim=0.5,
+                    original_max_position_embeddings=16,
+                ),
+            ),
+            PLAIN,
+        ),
         ("ernie4_5", Ernie4_5Config(**own, **plain, use_bias=True), PLAIN),
         ("exaone4", Exaone4Config(**own | window, **plain, sliding_window_pattern=2), CROSSING),
         (

@@ -15,6 +15,7 @@ from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.chatglm import CHATGLM
 from lite_runner.architectures.chatglm_6b import CHATGLM_6B
 from lite_runner.architectures.cohere import COHERE, COHERE2
+from lite_runner.architectures.deepseek import DEEPSEEK_V3
 from lite_runner.architectures.ernie4_5 import ERNIE4_5
 from lite_runner.architectures.exaone4 import EXAONE4
 from lite_runner.architectures.gemma import GEMMA
@@ -58,7 +59,7 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(STARCODER2, GPT_NEOX),
     *(QWEN2_MOE, GLM4_MOE, GPT_OSS, OLMOE, GRANITE_MOE, PHI, STABLELM, COHERE, COHERE2, GEMMA),
     *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
-    *(QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
+    *(DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}

@@ -8,6 +8,8 @@ from lite_runner.architectures.spec import Decoder
 
 def undivided(model: Decoder) -> str:
     """Why tensor-parallel ranks cannot share a model; empty if they can."""
+    if model.attention.latent is not None:
+        return "has latent attention, which is not divided yet"
     experts = None if model.sparse is None else model.sparse.experts
     if not model.attention.qk_norm_by_head:
         return "norms queries and keys over all heads, which ranks share"
@@ -60,6 +62,8 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("experts have a parallel residual connection")
     if model.head_bias and (model.tie_word_embeddings or model.logits_scaling != 1):
         reasons.append("a head with a bias is tied, or its logits are scaled")
+    if any(one.latent and one.head_dim % 2 for one in attentions):
+        reasons.append("latent attention of an odd rank")
     if any(one.qk_norm_late and not one.qk_norm_by_head for one in attentions):
         reasons.append("queries and keys are normed over all heads behind RoPE")
     if model.rotary is not None and model.head_dim % 2:

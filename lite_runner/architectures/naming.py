@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lite_runner.architectures.spec import Block, Decoder, Experts, FeedForward, Norm
+from lite_runner.architectures.spec import (
+    Attention,
+    Block,
+    Decoder,
+    Experts,
+    FeedForward,
+    Latent,
+    Norm,
+)
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
@@ -29,6 +37,11 @@ Role = Literal[
     "value",
     "query_norm",
     "key_norm",
+    "latent_query",
+    "latent_query_norm",
+    "latent",
+    "latent_norm",
+    "latent_values",
     "sinks",
     "attention_out",
     "attention_post_norm",
@@ -98,6 +111,11 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "query_norm": "blk.{}.attn_q_norm",
     "key_norm": "blk.{}.attn_k_norm",
     "sinks": "blk.{}.attn_sinks",
+    "latent_query": "blk.{}.attn_q_a",
+    "latent_query_norm": "blk.{}.attn_q_a_norm",
+    "latent": "blk.{}.attn_kv_a_mqa",
+    "latent_norm": "blk.{}.attn_kv_a_norm",
+    "latent_values": "blk.{}.attn_kv_b",
     "attention_out": "blk.{}.attn_output",
     "attention_post_norm": "blk.{}.post_attention_norm",
     "feed_forward_norm": "blk.{}.ffn_norm",
@@ -222,6 +240,12 @@ def _of_block(
         "value": (keys, hidden, attention.qkv_bias, "key_heads"),
         "attention_out": (hidden, queries, attention.out_bias, "inputs"),
     }
+    if (latent := attention.latent) is not None:
+        wide = attention.heads * latent.value
+        linears = {"attention_out": (hidden, wide, attention.out_bias, "inputs")}
+        if role in _OF_LATENT:
+            yield from _of_latent(attention, latent, hidden, layer, role, name)
+            return
     if feed_forward.experts is None:
         linears["up"] = (feed_forward.width, hidden, feed_forward.bias, "outputs")
         linears["down"] = (hidden, feed_forward.width, feed_forward.bias, "inputs")
@@ -256,6 +280,34 @@ def _of_block(
         if bias:  # of a row-parallel layer it is added once, after the all-reduce
             split = "none" if split == "inputs" else split
             yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
+
+
+_OF_LATENT = (
+    *("latent_query", "latent_query_norm", "query", "latent", "latent_norm", "latent_values"),
+)
+
+
+def _of_latent(
+    attention: Attention, given: Latent, hidden: int, layer: int, role: Role, name: Name
+) -> Iterator[Parameter]:
+    queries = attention.heads * (given.plain + given.rotated)
+    values = attention.heads * (given.plain + given.value)
+    shapes: dict[Role, tuple[int, ...]] = {
+        "query": (queries, given.query_rank or hidden),
+        "latent": (given.rank + given.rotated, hidden),
+        "latent_norm": (given.rank,),
+        "latent_values": (values, given.rank),
+    }
+    if given.query_rank is not None:
+        shapes |= {
+            "latent_query": (given.query_rank, hidden),
+            "latent_query_norm": (given.query_rank,),
+        }
+    if role in shapes:
+        yield _plain(name, layer, role, shapes[role])
+        biased = attention.qkv_bias and role in ("latent", "latent_query")
+        if biased:
+            yield _plain(name, layer, role, shapes[role][:1], "bias")
 
 
 _OF_EXPERTS = (

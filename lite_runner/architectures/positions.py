@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.spec import Decoder, Prefix, RopeScaling, Rotary
+from lite_runner.architectures.spec import Decoder, Latent, Prefix, RopeScaling, Rotary
 from lite_runner.records import dataclass
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -105,6 +105,30 @@ class RotaryAngles:
             scaled = self._frequencies * ratio[..., None] ** self._exponents
         angles = position_ids.astype(np.float32)[..., None] * scaled
         return np.cos(angles) * self._factor, np.sin(angles) * self._factor
+
+
+def latent_places(latent: Latent) -> NDArray[np.int32]:
+    """Where the numbers of a latent vector, and then of the rotated part, lie in the key of
+    absorbed attention: so that pairs (d, d + head_dim / 2) are rotated."""
+    half, middle = latent.rotated // 2, (latent.rank + latent.rotated) // 2
+    rotated = np.concatenate([np.arange(half), middle + np.arange(half)])
+    rest = np.setdiff1d(np.arange(latent.rank + latent.rotated), rotated)
+    found: NDArray[np.int32] = np.concatenate([rest, rotated]).astype(np.int32)
+    return found
+
+
+def absorbed(latent: Latent, heads: int, values: Floats) -> tuple[Floats, Floats]:
+    """What makes a head's query one of the latent vector [heads, plain + rotated, head_dim], and a
+    mean of latent vectors its output [heads, head_dim, value], by `values` [heads * (plain +
+    value), rank]."""
+    places, dim = latent_places(latent), latent.rank + latent.rotated
+    each = values.reshape(heads, latent.plain + latent.value, latent.rank)
+    inward = np.zeros((heads, latent.plain + latent.rotated, dim), np.float32)
+    inward[:, : latent.plain, places[: latent.rank]] = each[:, : latent.plain]
+    inward[:, latent.plain + np.arange(latent.rotated), places[latent.rank :]] = 1
+    outward = np.zeros((heads, dim, latent.value), np.float32)
+    outward[:, places[: latent.rank]] = each[:, latent.plain :].swapaxes(1, 2)
+    return inward, outward
 
 
 def for_halves(

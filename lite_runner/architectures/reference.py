@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from lite_runner.architectures.spec import (
     Decoder,
     Experts,
     FeedForward,
+    Latent,
     Norm,
     Rotary,
 )
@@ -144,6 +146,8 @@ def attention(
         together = norm(given.qk_norm, split.reshape(len(x), -1), weights, role, layer)
         return together.reshape(split.shape)
 
+    if given.latent is not None:
+        return latent_attention(given, given.latent, x, weights, layer)
     query, key = heads("query", given.heads), heads("key", given.kv_heads)
     value = heads("value", given.kv_heads)
     if not given.qk_norm_late:
@@ -170,6 +174,34 @@ def attention(
         scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], -1)
     probabilities = np.exp(scores - scores.max(-1, keepdims=True))
     probabilities = (probabilities / probabilities.sum(-1, keepdims=True))[..., : len(x)]
+    mixed = np.einsum("hqk,khd->qhd", probabilities, value).reshape(len(x), -1)
+    return linear(mixed, weights, "attention_out", layer, given.out_bias)
+
+
+def latent_attention(
+    given: Attention, latent: Latent, x: Floats, weights: Weights, layer: int
+) -> Floats:
+    """x [T, hidden_size] -> [T, hidden_size], with keys and values of each head."""
+    queries = x
+    if latent.query_rank is not None:
+        queries = linear(x, weights, "latent_query", layer, given.qkv_bias)
+        queries = norm(latent.norm, queries, weights, "latent_query_norm", layer)
+    query = linear(queries, weights, "query", layer, bias=False).reshape(len(x), given.heads, -1)
+    both = linear(x, weights, "latent", layer, given.qkv_bias)
+    kept, rotated_key = np.split(both, [latent.rank], axis=1)
+    kept = norm(latent.norm, kept, weights, "latent_norm", layer)
+    wide = linear(kept, weights, "latent_values", layer, bias=False)
+    plain_key, value = np.split(wide.reshape(len(x), given.heads, -1), [latent.plain], axis=-1)
+    plain_query, rotated_query = np.split(query, [latent.plain], axis=-1)
+    assert given.rotary is not None and given.scale is not None
+    own = replace(given.rotary, dims=None)
+    rotated_query = apply_rotary(own, rotated_query)
+    rotated_key = apply_rotary(own, rotated_key[:, None])[:, 0]
+    scores = np.einsum("qhd,khd->hqk", plain_query, plain_key)
+    scores = (scores + np.einsum("qhd,kd->hqk", rotated_query, rotated_key)) * given.scale
+    scores = np.where(np.arange(len(x))[:, None] >= np.arange(len(x)), scores, -np.inf)
+    probabilities = np.exp(scores - scores.max(-1, keepdims=True))
+    probabilities = probabilities / probabilities.sum(-1, keepdims=True)
     mixed = np.einsum("hqk,khd->qhd", probabilities, value).reshape(len(x), -1)
     return linear(mixed, weights, "attention_out", layer, given.out_bias)
 

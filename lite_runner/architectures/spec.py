@@ -70,6 +70,24 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Latent attention (MLA): keys and values of all heads are linear in one latent vector, beside
+    which a rotated part of keys is kept, the same for all heads.
+
+    A head's query and key are of `plain` + `rotated` numbers. Absorbed into queries and outputs the
+    latent vector and the rotated part are the only key, and the value: kv_heads is 1 and head_dim
+    rank + rotated.
+    """
+
+    rank: int
+    rotated: int
+    plain: int
+    value: int  # numbers of a head's value
+    norm: Norm  # of the latent vector, and of the queries'
+    query_rank: int | None = None  # queries are linear in a latent vector too; None: in x
+
+
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention of `heads` query heads over `kv_heads` key/value heads."""
 
@@ -87,6 +105,7 @@ class Attention:
     scale: float | None = None  # of scores; None: head_dim^-1/2
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     window: int | None = None  # sliding window in tokens, the current one included; None: full
+    latent: Latent | None = None
     sinks: bool = False  # the softmax has one more score, of each head, that adds no value
 
 

@@ -193,6 +193,8 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("queries and keys have another norm than RMSNorm")
     if any(one.qk_norm_late or one.qk_norm_apart for one in attentions):
         reasons.append("queries and keys are normed behind RoPE, or by weights of each head")
+    if any(one.latent is not None for one in attentions):
+        reasons.append("attention is latent")
     if any(one.sinks for one in attentions):
         reasons.append("attention has sinks")
     if model.head_bias or model.position_offset:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lite_runner.architectures import by_expert, by_role, custom_network, limits, spec
 from lite_runner.architectures.naming import HEAD, Part, Role
-from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.architectures.positions import absorbed, alibi_slopes, latent_places
 from lite_runner.native import matrices, packing
 from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
 from lite_runner.native.matrices import Weight
@@ -142,6 +142,9 @@ class PoolLayouts:
     def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
         parts, hidden = block.attention, self._model.hidden_size
         queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
+        if parts.latent is not None:
+            out = self._target("attention_out", layer, parts.heads * parts.latent.value, hidden)
+            return self._layout([None, None, None, out])
         return self._layout(
             [
                 self._target("query", layer, hidden, queries),
@@ -233,9 +236,13 @@ class _Packer:
     def attention(self, layer: int, block: spec.Block) -> Packed:
         parts = block.attention
         layout = self._layouts.attention(layer, block)
-        inward = matrices.stacked([self._matrix(role, layer) for role in _INWARD])
-        bias = None
-        if parts.qkv_bias:
+        latent, bias = None, None
+        inward: Weight | matrices.Stacked
+        if parts.latent is not None:
+            latent, inward, bias = self._latent(layer, parts, parts.latent)
+        else:
+            inward = matrices.stacked([self._matrix(role, layer) for role in _INWARD])
+        if parts.qkv_bias and latent is None:
             bias = np.concatenate([self._bias(role, layer) for role in _INWARD])
         outward = self._matrix("attention_out", layer)
         query_norm = self._norm(parts.qk_norm, "query_norm", layer)
@@ -262,6 +269,10 @@ class _Packer:
             softcap=parts.softcap or 0.0,
             residual=self._residual(block),
         )
+        if parts.latent is not None:
+            fields.latent, fields.latent_value = parts.latent.rank, parts.latent.value
+            fields.latent_width = parts.latent.plain + parts.latent.rotated
+            fields.query_rank = parts.latent.query_rank or 0
         packed = packing.attention(
             fields,
             self._packed(inward, bias),
@@ -269,12 +280,43 @@ class _Packer:
             inward_norm,
             layout,
             slopes=self._slopes(parts.heads) if parts.alibi else None,
+            latent=latent,
             sinks=self._weights.vector(self._name("sinks", layer)) if parts.sinks else None,
             query_norm=query_norm,
             key_norm=key_norm,
             post_norm=post_norm,
         )
         return Packed(packed.block(self._room), layout)
+
+    def _latent(
+        self, layer: int, parts: spec.Attention, latent: spec.Latent
+    ) -> tuple[packing.LatentLayout, Floats, Floats | None]:
+        """What latent attention has besides, and its first matrix with the bias."""
+        values = self._weights.vector(self._name("latent_values", layer))
+        absorb, expand = absorbed(latent, parts.heads, values)
+        low = latent.query_rank is not None
+        first: Role = "latent_query" if low else "query"
+        roles: tuple[Role, Role] = (first, "latent")
+        inward = [self._weights.vector(self._name(role, layer)) for role in roles]
+        bias = None
+        if parts.qkv_bias:
+            biases = [
+                self._bias(role, layer) if role != "query" else np.zeros(len(one), np.float32)
+                for role, one in zip(roles, inward, strict=True)
+            ]
+            bias = np.concatenate(biases)
+        norm = self._norm(latent.norm, "latent_norm", layer)
+        assert norm is not None
+        query = self._weights.vector(self._name("query", layer)) if low else None
+        layout = packing.LatentLayout(
+            latent_places(latent),
+            absorb.reshape(-1),
+            expand.reshape(-1),
+            norm,
+            None if query is None else matrices.matrix(query),
+            self._norm(latent.norm, "latent_query_norm", layer) if low else None,
+        )
+        return layout, np.concatenate(inward), bias
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
         parts = block.feed_forward

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.matrices import matrix
@@ -20,6 +21,7 @@ from lite_runner.native.structs import (
     StructLayout,
     copied,
 )
+from lite_runner.records import dataclass
 
 
 def embedding(
@@ -40,6 +42,18 @@ def embedding(
     return layout
 
 
+@dataclass(frozen=True)
+class LatentLayout:
+    """What latent attention has besides: see AttentionLayer in src/layers.h."""
+
+    places: NDArray[np.int32]
+    absorb: Floats  # flat, as `expand`
+    expand: Floats
+    norm: NormValues
+    query: StructLayout | None
+    query_norm: NormValues | None
+
+
 def attention(
     fields: AttentionLayer,
     inward: StructLayout,
@@ -49,6 +63,7 @@ def attention(
     *,
     slopes: Floats | None = None,
     sinks: Floats | None = None,
+    latent: LatentLayout | None = None,
     query_norm: NormValues | None = None,
     key_norm: NormValues | None = None,
     post_norm: NormValues | None = None,
@@ -65,6 +80,13 @@ def attention(
         fields.slopes = layout.add(copied(slopes))
     if sinks is not None:
         fields.sinks = layout.add(copied(sinks))
+    if latent is not None:
+        fields.places, fields.absorb = map(layout.add, map(copied, (latent.places, latent.absorb)))
+        fields.expand = layout.add(copied(latent.expand))
+        fields.latent_norm = layout.norm(latent.norm)
+        if latent.query is not None:
+            fields.query = layout.add(latent.query)
+            fields.latent_query_norm = layout.norm(latent.query_norm)
     fields.query_key_value = layout.add(inward)
     fields.projection = layout.add(outward)
     fields.norm = layout.norm(norm)

@@ -20,7 +20,7 @@ PANEL = 32  # adjacent outputs
 INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no groups
 MOST_MATRICES = 4  # per layer
 MOST_PARTS = 3  # of a joined matrix
-MOST_HEAD_DIM = 512
+MOST_HEAD_DIM = 1024
 MOST_GROUP = 256  # whose products of 16 bits by 8 add up in 32
 
 
@@ -174,6 +174,9 @@ class AttentionLayer(Structure):
     _fields_ = [
         *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
         *_integers("slopes window prefix parallel joint_norm apart_norm late_norm sinks"),
+        *_integers("latent latent_width latent_value query_rank places absorb expand query"),
+        ("latent_norm", Norm),
+        ("latent_query_norm", Norm),
         ("scale", c_double),
         ("softcap", c_double),
         *_integers("query_key_value projection"),

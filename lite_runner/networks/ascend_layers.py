@@ -71,7 +71,8 @@ def supports(dtype: ms.Type, config: Decoder) -> bool:
     # context, no soft cap.
     whole = all(window is None or window >= config.seq_length for window in config.windows)
     plain = config.prefix is None and not any(
-        one.attention.softcap is not None or one.attention.sinks for one in config.blocks
+        one.attention.softcap is not None or one.attention.sinks or one.attention.latent
+        for one in config.blocks
     )
     return dtype in types and config.head_dim % HEAD_DIM_STEP == 0 and whole and plain
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from lite_runner.architectures import by_expert, by_role, custom_network
 from lite_runner.architectures.naming import Part, Role
-from lite_runner.architectures.positions import alibi_slopes
+from lite_runner.architectures.positions import absorbed, alibi_slopes, latent_places
 from lite_runner.architectures.spec import Attention as AttentionSpec
-from lite_runner.architectures.spec import Decoder, FeedForward, Norm
+from lite_runner.architectures.spec import Decoder, FeedForward, Latent, Norm
 from lite_runner.networks.ascend_layers import (
     TYPES,
     FusedAttention,
@@ -184,6 +184,49 @@ class Parts:
         return lora_of(self.options.lora, widths, self.options.dtype)
 
 
+class LatentProjections(nn.Cell):
+    """Queries and the only key of absorbed latent attention, and outputs of the heads."""
+
+    def __init__(self, parts: Parts, layer: int, given: AttentionSpec, latent: Latent) -> None:
+        super().__init__()
+
+        def linear(role: Role, biased: bool) -> Linear:
+            bias = parts.tensor(role, layer, "bias") if biased and given.qkv_bias else None
+            return Linear(parts.options, parts.tensor(role, layer), bias)
+
+        self.first: Linear | None = None
+        self.first_norm: Any = None
+        if latent.query_rank is not None:
+            self.first = linear("latent_query", True)
+            self.first_norm = parts.norm(latent.norm, "latent_query_norm", layer)
+        self.query, self.kept = linear("query", False), linear("latent", True)
+        self.kept_norm: Any = parts.norm(latent.norm, "latent_norm", layer)
+        self.heads, self.dim, self.rank = given.heads, given.head_dim, latent.rank
+        values = parts.tensor("latent_values", layer)
+        inward, outward = absorbed(latent, given.heads, values)
+        self.inward, self.outward = parameter(inward, "inward"), parameter(outward, "outward")
+        order = np.argsort(latent_places(latent)).astype(np.int32)
+        self.order, self.gather = Tensor(order), ops.Gather()
+        self.matmul, self.beside = ops.BatchMatMul(), ops.Concat(1)
+
+    def construct(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """h [n, hidden] -> queries [n, H * D] and the key [n, D]."""
+        wide = h
+        if self.first is not None:
+            wide = self.first_norm(self.first(h))
+        q = self.query(wide).reshape(h.shape[0], self.heads, -1).transpose(1, 0, 2)
+        q = self.matmul(q, self.inward).transpose(1, 0, 2).reshape(h.shape[0], -1)
+        both = self.kept(h)
+        both = self.beside((self.kept_norm(both[:, : self.rank]), both[:, self.rank :]))
+        return q, self.gather(both, self.order, 1)
+
+    def expanded(self, means: Tensor) -> Tensor:
+        """means [n, H * D] -> [n, H * value]."""
+        split = means.reshape(-1, self.heads, self.dim).transpose(1, 0, 2)
+        out = self.matmul(split, self.outward).transpose(1, 0, 2)
+        return out.reshape(out.shape[0], -1)
+
+
 class WithShared(nn.Cell):
     """A mixture of experts, and a gated network that every token takes besides."""
 
@@ -213,7 +256,13 @@ class BlockCell(nn.Cell):
         attention, feed_forward = block.attention, block.feed_forward
         whole = summed(options.parallel)
 
-        def projection(role: Role) -> Dense:
+        self.latent: Any = None
+        if attention.latent is not None:
+            self.latent = LatentProjections(parts, layer, attention, attention.latent)
+
+        def projection(role: Role) -> Any:
+            if attention.latent is not None:
+                return None
             return parts.dense(role, layer, bias=attention.qkv_bias)
 
         def dense(role: Role, combine: Combine | None = None) -> Dense:
@@ -257,7 +306,9 @@ class BlockCell(nn.Cell):
         norm = None if block.shared_norm else block.norm
         self.feed_forward_norm = parts.norm(norm, "feed_forward_norm", layer)
         self.experts: nn.Cell | None = None
-        qkv: dict[Role, Dense] = {"query": self.query, "key": self.key, "value": self.value}
+        qkv: dict[Role, Dense] = {}
+        if self.latent is None:
+            qkv = {"query": self.query, "key": self.key, "value": self.value}
         self.qkv_lora = parts.lora(layer, qkv)
         self.out_lora = parts.lora(layer, {"attention_out": self.attention_out})
         if feed_forward.experts is not None:
@@ -287,18 +338,23 @@ class BlockCell(nn.Cell):
         h = x if self.attention_norm is None else self.attention_norm(x)
         shared = h
         x = self.residual(x, h)
-        to_q, to_k, to_v = self.qkv_lora(h, step)
-        q, k = self.query(h, to_q), self.key(h, to_k)
+        if self.latent is None:
+            to_q, to_k, to_v = self.qkv_lora(h, step)
+            q, k, v = self.query(h, to_q), self.key(h, to_k), self.value(h, to_v)
+        else:
+            q, k = self.latent(h)
+            v = k
         if not self.norm_late:
             q, k = self.normed(q, k)
         if self.rotary >= 0:
             q, k = self.rotate(q, k, angles[self.rotary])
         if self.norm_late:
             q, k = self.normed(q, k)
-        v = self.value(h, to_v)
         if self.query_scale != 1.0:
             q = q * self.query_scale
         h = self.attention(q, k, v, rows, biases[self.inputs], slot)
+        if self.latent is not None:
+            h = self.latent.expanded(h)
         h = self.attention_out(h, self.out_lora(h, step)[0])
         x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
         start = start if self.parallel else x

@@ -15,5 +15,5 @@
 #include "threads.h"
 
 namespace lite_runner {
-constexpr int64_t kMostDim = 512;  // of a head
+constexpr int64_t kMostDim = 1024;  // of a head
 }  // namespace lite_runner

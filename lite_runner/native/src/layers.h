@@ -218,6 +218,15 @@ struct AttentionLayer : Layer {
   int64_t apart_norm;       // 1: they have weights of each head
   int64_t late_norm;        // 1: they are of rotated heads
   int64_t sinks;            // float32 [heads]: a further score, which adds no value
+  // Of latent attention: the rank of what is kept, numbers of a head's query and value, and the rank
+  // of queries; 0: none. Of query_key_value the outputs are then queries, or their latent vectors,
+  // and what is kept with the rotated part.
+  int64_t latent, latent_width, latent_value, query_rank;
+  int64_t places;  // int32 [head_dim] of these in a key
+  int64_t absorb;  // float32 [heads, latent_width, head_dim]
+  int64_t expand;  // float32 [heads, head_dim, latent_value]
+  int64_t query;   // Matrix [heads * latent_width, query_rank]
+  Norm latent_norm, latent_query_norm;
   double scale;             // of scores
   double softcap;           // that tanh keeps scores within; 0: none
   int64_t query_key_value;  // Matrix [(heads + 2 kv_heads) * head_dim, hidden]

@@ -272,18 +272,83 @@ inline void normalize_heads(const AttentionLayer& layer, Norm norm, float* x, in
   }
 }
 
+// to [columns] = row [rows] by a matrix [rows, columns]
+inline void combine(const float* row, const float* matrix, int64_t rows, int64_t columns, float* to) {
+  for (int64_t i = 0; i < columns; ++i) to[i] = 0.0f;
+  for (int64_t k = 0; k < rows; ++k)
+    for (int64_t i = 0; i < columns; ++i) to[i] += row[k] * matrix[k * columns + i];
+}
+
+// Of latent attention: queries of the latent vector, and it as the only key and value
+// [count][(heads + 2) * head_dim], from what the first matrix gave [count][stride].
+inline float* absorbed(const AttentionLayer& layer, const float* inward, int64_t stride,
+                       int64_t count) {
+  const int64_t dim = layer.head_dim, heads = layer.heads, width = layer.latent_width;
+  const float* queries = inward;
+  int64_t queries_stride = stride;
+  const int64_t kept = layer.query_rank ? layer.query_rank : heads * width;
+  if (layer.query_rank) {
+    const Matrix& query = layer.matrix(layer.query);
+    float* normed = scratch<float>(kHidden, count * query.depth());
+    over_rows(count, [&](int64_t row) {
+      normalize(layer, layer.latent_query_norm, inward + row * stride, layer.query_rank,
+                normed + row * query.depth(), query.depth());
+    });
+    float* wide = scratch<float>(kExpertOut, count * heads * width);
+    Lowered none;
+    linear<1>(query, prepared(query, normed, count, query.depth()), none,
+              [&](int64_t panel, const float* sums) {
+      spread(sums, count, panel, heads * width, wide, heads * width);
+    });
+    queries = wide, queries_stride = heads * width;
+  }
+  const int64_t all = (heads + 2) * dim;
+  float* fused = scratch<float>(kFused, count * all);
+  parallel_for(heads, [&](int64_t head, int) {
+    for (int64_t row = 0; row < count; ++row)
+      combine(queries + row * queries_stride + head * width,
+              layer.at<float>(layer.absorb) + head * width * dim, width, dim,
+              fused + row * all + head * dim);
+  });
+  const int32_t* places = layer.at<int32_t>(layer.places);
+  float* vectors = scratch<float>(kHidden, count * dim);
+  over_rows(count, [&](int64_t row) {
+    const float* from = inward + row * stride + kept;
+    float* vector = vectors + row * dim;
+    normalize(layer, layer.latent_norm, from, layer.latent, vector, layer.latent);
+    for (int64_t i = layer.latent; i < dim; ++i) vector[i] = from[i];
+    float *key = fused + row * all + heads * dim, *value = key + dim;
+    for (int64_t i = 0; i < dim; ++i) key[places[i]] = value[places[i]] = vector[i];
+  });
+  return fused;
+}
+
+// Outputs of the heads [count][stride] from the means of latent vectors [count][heads * head_dim].
+inline float* expanded(const AttentionLayer& layer, const float* means, int64_t count,
+                       int64_t stride) {
+  const int64_t dim = layer.head_dim, heads = layer.heads, value = layer.latent_value;
+  float* out = scratch<float>(kHidden, count * stride);
+  clear_behind(out, count, heads * value, stride);
+  parallel_for(heads, [&](int64_t head, int) {
+    for (int64_t row = 0; row < count; ++row)
+      combine(means + (row * heads + head) * dim, layer.at<float>(layer.expand) + head * dim * value,
+              dim, value, out + row * stride + head * value);
+  });
+  return out;
+}
+
 inline void attention(const AttentionLayer& layer, const Step& step, Adapters adapters,
                       const float* x, const float* rope, Cache cache, float* out) {
   const int64_t count = step.count, dim = layer.head_dim;
   const int64_t queries = layer.heads * dim, keys = layer.kv_heads * dim;
   const Matrix& inward = layer.matrix(layer.query_key_value);
   const Matrix& outward = layer.matrix(layer.projection);
-  const int64_t stride = inward.out;
+  int64_t stride = inward.out;
   const bool bfloat16 = multiplies_bfloat16(outward);
   if (layer.parallel)  // before `out`, which may be `x`, is written
     __builtin_memcpy(scratch<float>(kBlockInput, count * layer.hidden), x,
                      4 * count * layer.hidden);
-  float* fused = scratch<float>(kFused, count * stride);
+  float* fused = scratch<float>(layer.latent ? kGathered : kFused, count * stride);
   const Rows rows = normalized(layer, layer.norm, inward, x, count);
   const int64_t outs[] = {queries, keys, keys};
   Lowered low(layer.adapters, adapters, 0, 3, rows, layer.hidden);
@@ -291,6 +356,10 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     low.add_panel(outs, panel, sums);
     spread(sums, count, panel, stride, fused, stride);
   });
+  if (layer.latent) {
+    fused = absorbed(layer, fused, stride, count);
+    stride = queries + 2 * keys;
+  }
   rope += layer.rope_offset;
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
@@ -310,11 +379,14 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
       remember({cache, step.slot[row] * layer.kv_heads + head, dim}, step.position[row],
                key + head * dim, value + head * dim);
   });
-  float* mixed = scratch<float>(kMixed, count * outward.depth());
-  clear_behind(mixed, count, queries, outward.depth());
-  Attention{layer, bfloat16, step, cache, fused, stride, mixed, outward.depth()}.run();
+  const int64_t mixed_stride = layer.latent ? queries : outward.depth();
+  float* mixed = scratch<float>(kMixed, count * mixed_stride);
+  clear_behind(mixed, count, queries, mixed_stride);
+  Attention{layer, bfloat16, step, cache, fused, stride, mixed, mixed_stride}.run();
+  if (layer.latent) mixed = expanded(layer, mixed, count, outward.depth());
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
-  Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, queries);
+  const int64_t wide = layer.latent ? layer.heads * layer.latent_value : queries;
+  Lowered back(layer.adapters, adapters, 3, 1, mixed_rows, wide);
   add_output(layer, outward, mixed_rows, back, step, x, inward.depth(), out);
 }
 

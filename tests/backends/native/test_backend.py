@@ -40,6 +40,7 @@ CACHE_TOLERANCE = {"fp16": 5e-3, "int8": 8e-2}
 # Weights rounded to 11 bits and to 8, by a part in 2048 and in 256 at most, of the largest logit:
 # the activations of random networks are several times as large as their logits.
 WEIGHT_TOLERANCE = {"float16": 7e-3, "bfloat16": 7e-2}
+OTHER_EXPERTS = {"qwen2_moe_window": 2}  # rounding sends a token to another expert
 Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]
 
@@ -78,7 +79,8 @@ def test_weights_of_16_bits(
     logits = known.run(found)
     assert logits.tobytes() == known.run(wanted).tobytes()
     error = relative_error(logits, known.logits)
-    assert TOLERANCE < error <= WEIGHT_TOLERANCE[dtype]  # rounded, and really so
+    most = WEIGHT_TOLERANCE[dtype] * OTHER_EXPERTS.get(case, 1)
+    assert TOLERANCE < error <= most  # rounded, and really so
 
 
 @pytest.mark.parametrize(
