@@ -69,17 +69,17 @@ class NonFiniteError(RunnerError):
 
 
 class ConfigError(RunnerError):
-    """The config or the command line is wrong; lists every fault found, not the first."""
+    """The config or the command line is wrong; lists every error found, not the first."""
 
     exit_code = EXIT_CONFIG
 
     @classmethod
-    def of(cls, faults: Sequence[str]) -> ConfigError:
-        """One error for all `faults` of a config."""
-        if len(faults) == 1:
-            return cls(faults[0])
-        listed = "\n".join(f"  - {fault}" for fault in faults)
-        return cls(f"{len(faults)} faults in the config:\n{listed}")
+    def of(cls, errors: Sequence[str]) -> ConfigError:
+        """One error for all `errors` of a config."""
+        if len(errors) == 1:
+            return cls(errors[0])
+        listed = "\n".join(f"  - {error}" for error in errors)
+        return cls(f"{len(errors)} errors in the config:\n{listed}")
 
 
 class EnvironmentFault(RunnerError):

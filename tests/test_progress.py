@@ -299,7 +299,7 @@ def test_names_forge_no_line_and_steer_no_terminal(capsys: pytest.CaptureFixture
 def test_line_breaks_of_names_are_told_apart_from_ours(capsys: pytest.CaptureFixture[str]) -> None:
     name, told = "a\nerror: b\x1b[2J\n c", r"a\nerror: b\x1b[2J\n c"
     error = ConfigError.of([f"{name}: missing", "load: wrong"])
-    assert str(error) == f"2 faults in the config:\n  - {told}: missing\n  - load: wrong"
+    assert str(error) == f"2 errors in the config:\n  - {told}: missing\n  - load: wrong"
     assert str(ArtifactError(f"{name}: broken", name)) == f"{told}: broken\n  -> {told}"
     progress = Progress()
     progress.note(f"note: {name}\n  -> {name}")

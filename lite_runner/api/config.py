@@ -12,12 +12,12 @@ from lite_runner import progress
 from lite_runner.api.context import chosen, of_these_ranks
 from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, resolve_source, top_level_keys
 from lite_runner.config.fields import (
-    Fault,
+    Invalid,
     Note,
     did_you_mean,
     nearest,
     nearest_key,
-    raise_faults,
+    raise_errors,
     read,
 )
 from lite_runner.config.generation import decided
@@ -27,7 +27,7 @@ from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.schema import Exported, GenerateOptions
 from lite_runner.config.sections import RANDOM, ParallelConfig
 from lite_runner.errors import ConfigError
-from lite_runner.run_modes import export, faults, predict
+from lite_runner.run_modes import errors, export, predict
 from lite_runner.text.loading import holds_tokenizer
 from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.source import is_on_hub
@@ -153,10 +153,10 @@ class PretrainedConfig:
         raw["context"] = {**raw["context"], **chosen()}
         own = {field.name: raw[field.name] for field in fields(kind) if field.name in raw}
         config = kind.from_dict({**own, **options})
-        wrong: list[Fault] = []
+        wrong: list[Invalid] = []
         notes: list[Note] = []
         config = with_backend(config, wrong, notes)
-        raise_faults([*wrong, *faults(config)])
+        raise_errors([*wrong, *errors(config)])
         for note in notes:  # of an old name, told once
             progress.note(note.text)
             self._raw.update(engine=config.engine, backend=config.backend)
@@ -173,15 +173,15 @@ class TransformerOpParallelConfig(ParallelConfig):
     def __init__(self, **settings: Any) -> None:
         """Raises ConfigError for unknown settings and invalid values."""
         known = {"data_parallel": 1, "model_parallel": 1, "pipeline_stage": 1, "vocab_emb_dp": True}
-        faults: list[Fault] = []
+        errors: list[Invalid] = []
         for name in settings:
             if name not in known and f"parallel_config.{name}" not in IGNORED:
                 near = did_you_mean(nearest(name, known))
-                faults.append(Fault((name,), f"parallel_config.{name}: no such setting{near}"))
+                errors.append(Invalid((name,), f"parallel_config.{name}: no such setting{near}"))
         given = {name: settings.get(name, default) for name, default in known.items()}
-        read(given, ParallelConfig, "parallel_config", faults)
-        if faults:
-            raise ConfigError.of([fault.text for fault in faults])
+        read(given, ParallelConfig, "parallel_config", errors)
+        if errors:
+            raise ConfigError.of([error.text for error in errors])
         super().__init__(**given)
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lite_runner.backends.mindspore.device import choose_ascend_settings
-from lite_runner.config.fields import Fault, did_you_mean, hints_of, nearest, read
+from lite_runner.config.fields import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompts import with_seed as with_drawn_seed
@@ -58,16 +58,16 @@ def init_context(
     """
     given = asdict(context_config) if isinstance(context_config, ContextConfig) else context_config
     known = hints_of(Context)
-    faults: list[Fault] = []
+    errors: list[Invalid] = []
     settings: dict[str, Any] = {}
     for name, value in (given or {}).items():
         if name in known:
-            settings[name] = read(value, known[name], f"context.{name}", faults)
+            settings[name] = read(value, known[name], f"context.{name}", errors)
         elif f"context.{name}" not in IGNORED:
             near = did_you_mean(nearest(name, known))
-            faults.append(Fault((name,), f"context.{name}: no such key{near}"))
-    if faults:
-        raise ConfigError.of([fault.text for fault in faults])
+            errors.append(Invalid((name,), f"context.{name}: no such key{near}"))
+    if errors:
+        raise ConfigError.of([error.text for error in errors])
     _chosen.clear()
     _chosen.update(settings)
     if not use_parallel:

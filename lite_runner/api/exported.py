@@ -78,9 +78,9 @@ class InferConfig(dict[str, Any]):
     def update(self, *args: Any, **fields: Any) -> None:
         """Set several at once."""
         given = dict(*args, **fields)
-        faults = [text for name, value in given.items() for text in _faults(name, value)]
-        if faults:
-            raise ConfigError.of(faults)
+        errors = [text for name, value in given.items() for text in _errors(name, value)]
+        if errors:
+            raise ConfigError.of(errors)
         super().update({name: _plain(value) for name, value in given.items()})
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -98,7 +98,7 @@ class InferConfig(dict[str, Any]):
 FIELDS = tuple(InferConfig.__annotations__)
 
 
-def _faults(name: str, value: Any) -> Iterator[str]:
+def _errors(name: str, value: Any) -> Iterator[str]:
     if name not in FIELDS:
         yield f"{name}: no such field{did_you_mean(nearest(name, FIELDS))}"
     elif name in _CHOICES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.fields import Fault, did_you_mean, hints_of, leaves, nearest, read
+from lite_runner.config.fields import Invalid, did_you_mean, hints_of, leaves, nearest, read
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import IGNORED, translate
 from lite_runner.config.model_dir import only_yaml
@@ -96,13 +96,13 @@ def assign(raw: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
         use_parallel=False,
         sized=True,
     )
-    faults = [Fault((), _with_suggestion(raw, text)) for text in found.faults]
+    errors = [Invalid((), _with_suggestion(raw, text)) for text in found.errors]
     values: dict[str, Any] = {}
     for key, given in found.assignments.items():
-        value = read(given, known[key], key, faults)
+        value = read(given, known[key], key, errors)
         values[key] = given if dataclasses.is_dataclass(value) else value
-    if faults:
-        raise ConfigError.of([fault.text.replace(_SECTION, "") for fault in faults])
+    if errors:
+        raise ConfigError.of([error.text.replace(_SECTION, "") for error in errors])
     others = {key.removeprefix(_SECTION) for key in found.ignored} | {"pet_config"}
     rest = {name: value for name, value in settings.items() if name in others}
     if "batch_size" in rest:
@@ -155,11 +155,11 @@ def _in_sections(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[st
     return placed
 
 
-def _with_suggestion(raw: Mapping[str, Any], fault: str) -> str:
+def _with_suggestion(raw: Mapping[str, Any], error: str) -> str:
     """The error of an unknown key, with the nearest of all that are settings of a model."""
-    name, missing, _ = fault.removeprefix(_SECTION).partition(": no such key")
+    name, missing, _ = error.removeprefix(_SECTION).partition(": no such key")
     if not missing:
-        return fault
+        return error
     known = [*raw["model"]["model_config"], *top_level_keys(raw), *hints_of(Context)]
     return f"{name}: no such key{did_you_mean(nearest(name, known))}"
 

@@ -56,7 +56,7 @@ def read(fields: Fields) -> Decoder:
     hidden = fields.integer("n_embed", "hidden_size")
     wide = fields.integer("n_inner", default=4 * hidden)
     if wide != 4 * hidden:
-        raise fields.fault("n_inner", wide, f"4 * hidden_size = {4 * hidden}")
+        raise fields.invalid("n_inner", wide, f"4 * hidden_size = {4 * hidden}")
     fields.choice("hidden_act", ("gelu", gpt2.QUICK_GELU))
     return decoder(
         **gpt2.sizes(fields, hidden),

@@ -108,7 +108,7 @@ def read(fields: Fields) -> Decoder:
     grouped = fields.flag("multi_query_attention", False)
     if grouped and (heads % groups or groups == heads):
         expected = f"a divisor of the {heads} heads, and fewer"
-        raise fields.fault("multi_query_group_num", groups, expected)
+        raise fields.invalid("multi_query_group_num", groups, expected)
     return decoder(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -135,7 +135,7 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     else:
         head_dim = fields.integer("kv_channels")
     if head_dim % 4:
-        raise fields.fault("kv_channels", head_dim, "a multiple of 4: half of it is rotated")
+        raise fields.invalid("kv_channels", head_dim, "a multiple of 4: half of it is rotated")
     return head_dim
 
 

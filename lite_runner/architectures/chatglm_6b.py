@@ -114,11 +114,11 @@ def read(fields: Fields) -> Decoder:
     heads = fields.integer("num_attention_heads")
     head_dim = fields.head_dim(hidden, heads)
     if head_dim % 4:
-        raise fields.fault("hidden_size", hidden, f"{heads} heads of a multiple of 4")
+        raise fields.invalid("hidden_size", hidden, f"{heads} heads of a multiple of 4")
     vocab_size = fields.integer("vocab_size")
     tokens = fields.tokens(vocab_size)
     if tokens["bos_token_id"] is None:
-        raise fields.fault("bos_token_id", None, "a token id: sop, which ends a prompt's prefix")
+        raise fields.invalid("bos_token_id", None, "a token id: sop, which ends a prompt's prefix")
     masks = (
         fields.integer(key, most=vocab_size - 1) for key in ("gmask_token_id", "mask_token_id")
     )

@@ -51,7 +51,7 @@ def read(fields: Fields) -> Decoder:
         query_rank=fields.integer("q_lora_rank", default=1536),
     )
     if latent.rotated % 2 or latent.rank % 2:
-        raise fields.fault("qk_rope_head_dim", latent.rotated, "even numbers, as kv_lora_rank")
+        raise fields.invalid("qk_rope_head_dim", latent.rotated, "even numbers, as kv_lora_rank")
     fields.neutral(rope_interleave=True)
     heads = fields.integer("num_attention_heads")
     same = fields.with_values(head_dim=latent.rotated, num_key_value_heads=heads)

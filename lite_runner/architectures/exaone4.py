@@ -26,7 +26,7 @@ def read(fields: Fields) -> Decoder:
         kinds = [llama_settings.FULL] * layers
     elif kinds is None:
         if type(period) is not int or period < 1:
-            raise fields.fault("sliding_window_pattern", period, "an integer from 1")
+            raise fields.invalid("sliding_window_pattern", period, "an integer from 1")
         kinds = llama_settings.periodic(layers, period)
     fields = fields.with_values(layer_types=kinds, use_sliding_window=True)
     windows = llama_settings.read_windows(fields, layers)

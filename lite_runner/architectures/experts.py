@@ -21,7 +21,7 @@ def counts(fields: Fields, *, experts: int, chosen: int) -> tuple[int, int]:
     count = fields.integer("num_experts", "num_local_experts", default=experts, most=MAX_EXPERTS)
     of_token = fields.integer("num_experts_per_tok", default=chosen)
     if of_token > count:
-        raise fields.fault("num_experts_per_tok", of_token, f"at most the {count} experts")
+        raise fields.invalid("num_experts_per_tok", of_token, f"at most the {count} experts")
     return count, of_token
 
 
@@ -30,7 +30,7 @@ def dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
     listed = fields.raw.get("mlp_only_layers")
     listed = [] if listed is None else listed
     if not isinstance(listed, list) or any(type(one) is not int or one < 0 for one in listed):
-        raise fields.fault("mlp_only_layers", listed, "a list of layers, counted from 0")
+        raise fields.invalid("mlp_only_layers", listed, "a list of layers, counted from 0")
     return _dense_layers(listed, fields.integer("decoder_sparse_step", default=1), layers)
 
 
@@ -112,14 +112,14 @@ def grouped(
     group_count = fields.integer("n_group", default=groups[0], most=count)
     chosen_groups = fields.integer("topk_group", default=groups[1])
     if count % group_count:
-        raise fields.fault("n_group", group_count, f"a divisor of the {count} experts")
+        raise fields.invalid("n_group", group_count, f"a divisor of the {count} experts")
     if chosen_groups > group_count:
-        raise fields.fault("topk_group", chosen_groups, f"at most the {group_count} groups")
+        raise fields.invalid("topk_group", chosen_groups, f"at most the {group_count} groups")
     most = count // group_count * chosen_groups
     if of_token > most:
-        raise fields.fault("num_experts_per_tok", of_token, f"at most the {most} of its groups")
+        raise fields.invalid("num_experts_per_tok", of_token, f"at most the {most} of its groups")
     if count // group_count < 2:
-        raise fields.fault("n_group", group_count, "groups of two experts and more")
+        raise fields.invalid("n_group", group_count, "groups of two experts and more")
     width = fields.integer("moe_intermediate_size", default=width)
     return Experts(
         count,

@@ -69,7 +69,7 @@ class Fields:
         """The object under `key`; without it, or if it is null, an empty one."""
         value = {} if self.raw.get(key) is None else self.raw[key]
         if not isinstance(value, dict):
-            raise self.fault(key, value, "an object")
+            raise self.invalid(key, value, "an object")
         prefix = f"{self.raw.prefix}{key}."
         return Fields(value, f"{self.where}: {key}", read=self.raw.read, prefix=prefix)
 
@@ -78,7 +78,7 @@ class Fields:
         which say nothing, are left out."""
         return list(_unread(self.raw.given, self.raw.prefix, self.raw.read))
 
-    def fault(self, key: str, got: object, expected: str) -> ArtifactError:
+    def invalid(self, key: str, got: object, expected: str) -> ArtifactError:
         return ArtifactError(f"{self.where}: {key} is {_short(repr(got))}, expected {expected}")
 
     def get(self, *keys: str) -> tuple[str, Any]:
@@ -90,7 +90,7 @@ class Fields:
         key, value = self.get(*keys)
         value = default if value is None else value
         if type(value) is not int or not 1 <= value <= most:
-            raise self.fault(key, value, f"an integer from 1 to {most:,}")
+            raise self.invalid(key, value, f"an integer from 1 to {most:,}")
         return value
 
     def index(self, key: str, default: int) -> int:
@@ -98,7 +98,7 @@ class Fields:
         value = self.raw.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 <= value <= MAX_SIZE:
-            raise self.fault(key, value, "an integer from 0")
+            raise self.invalid(key, value, "an integer from 0")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -106,7 +106,7 @@ class Fields:
         value: Any = self.raw.get(key)
         value = default if value is None else value
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-            raise self.fault(key, value, "a number above 0")
+            raise self.invalid(key, value, "a number above 0")
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
@@ -116,7 +116,7 @@ class Fields:
         if len(found) != count or not all(
             type(one) in (int, float) and 0 < one <= sys.float_info.max for one in found
         ):
-            raise self.fault(key, values, f"a list of {count} numbers above 0")
+            raise self.invalid(key, values, f"a list of {count} numbers above 0")
         return tuple(map(float, found))
 
     def optional_integer(self, key: str) -> int | None:
@@ -129,7 +129,7 @@ class Fields:
         value = self.raw.get(key)
         value = default if value is None else value
         if type(value) is not bool:
-            raise self.fault(key, value, "true or false")
+            raise self.invalid(key, value, "true or false")
         return value
 
     def neutral(self, **values: Any) -> None:
@@ -148,12 +148,12 @@ class Fields:
     def choice(self, key: str, allowed: tuple[str, ...]) -> None:
         value = self.raw.get(key)
         if value is not None and value not in allowed:
-            raise self.fault(key, value, " or ".join(allowed))
+            raise self.invalid(key, value, " or ".join(allowed))
 
     def head_dim(self, hidden: int, heads: int) -> int:
         """Default head size where the file gives none."""
         if hidden % heads:
-            raise self.fault("hidden_size", hidden, f"a multiple of the {heads} heads")
+            raise self.invalid("hidden_size", hidden, f"a multiple of the {heads} heads")
         return hidden // heads
 
     def tokens(self, vocab_size: int) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Fields:
 
     def _token(self, key: str, value: object, vocab_size: int) -> int:
         if type(value) is not int or not 0 <= value < vocab_size:
-            raise self.fault(key, value, f"a token id from 0 to {vocab_size - 1}")
+            raise self.invalid(key, value, f"a token id from 0 to {vocab_size - 1}")
         return value
 
 

@@ -35,7 +35,7 @@ def read(fields: Fields) -> Decoder:
     )
     if fields.raw.get("attn_logit_softcapping") is not None:
         got = fields.raw["attn_logit_softcapping"]
-        raise fields.fault("attn_logit_softcapping", got, "null: transformers does not apply it")
+        raise fields.invalid("attn_logit_softcapping", got, "null: transformers does not apply it")
     period = fields.integer("sliding_window_pattern", default=6)
     rope, local = ropes(fields, LOCAL_THETA)
     return decoder(local_rotary=Rotary(local), **gemma2.sizes(fields, period=period, rope=rope))
@@ -50,9 +50,11 @@ def ropes(fields: Fields, local_theta: float) -> tuple[Fields | None, float]:
         return None, theta
     both = fields.section("rope_parameters")
     if not {FULL, SLIDING} >= both.raw.keys():
-        raise fields.fault("rope_parameters", given, f"an object of {FULL} and {SLIDING}")
+        raise fields.invalid("rope_parameters", given, f"an object of {FULL} and {SLIDING}")
     if fields.raw.get("rope_scaling"):
-        raise fields.fault("rope_scaling", fields.raw["rope_scaling"], "null with rope_parameters")
+        raise fields.invalid(
+            "rope_scaling", fields.raw["rope_scaling"], "null with rope_parameters"
+        )
     local = both.section(SLIDING)
     local.choice("rope_type", ("default",))
     return both.section(FULL), local.number("rope_theta", theta)

@@ -157,7 +157,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
     most, length = given.get("max_position_embeddings"), given.get("seq_length")
     length = defaults.get("seq_length") if length is None else length
     if most not in (None, length):
-        result.faults.append(
+        result.errors.append(
             f"{PREFIX}max_position_embeddings: got {show(most)}, expected the seq_length of"
             f" {show(length)}: the model has a weight for each position"
         )

@@ -55,7 +55,7 @@ def read(fields: Fields) -> Decoder:
     attention = found["attention"]
     rotary = attention.rotary
     if rotary.scaling is not None:
-        raise fields.fault("rope_parameters: rope_type", rotary.scaling.type, "default")
+        raise fields.invalid("rope_parameters: rope_type", rotary.scaling.type, "default")
     if rotary.dims == attention.head_dim:
         whole = dataclasses.replace(rotary, dims=None)
         found["attention"] = dataclasses.replace(attention, rotary=whole)

@@ -154,13 +154,13 @@ def sizes(
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
-        raise fields.fault("num_key_value_heads", kv_heads, f"a divisor of the {heads} heads")
+        raise fields.invalid("num_key_value_heads", kv_heads, f"a divisor of the {heads} heads")
     if fields.raw.get("head_dim") is None:
         head_dim = fields.head_dim(hidden, heads)
     else:
         head_dim = fields.integer("head_dim")
     if head_dim % 2:
-        raise fields.fault("head_dim", head_dim, "an even number, for the rotary embedding")
+        raise fields.invalid("head_dim", head_dim, "an even number, for the rotary embedding")
     positions = fields.integer("max_position_embeddings", default=positions)
     dims = None if partial is None else rotary_dims(fields, head_dim, partial)
     theta, scaling = rope_from_hf(
@@ -255,11 +255,11 @@ def rope_from_hf(
     rope = rope or _rope_object(fields)
     factor = _partial_factor(rope, fields)
     if factor not in (None, 1) and not partial:
-        raise rope.fault("partial_rotary_factor", factor, "1: the whole head is rotated")
+        raise rope.invalid("partial_rotary_factor", factor, "1: the whole head is rotated")
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     scaling = _rope_scaling(rope, fields, positions, dims)
     if partial and scaling is not None and scaling.type == "dynamic":
-        raise rope.fault("rope_type", "dynamic", "another: heads are rotated in part")
+        raise rope.invalid("rope_type", "dynamic", "another: heads are rotated in part")
     return theta, scaling
 
 
@@ -273,7 +273,7 @@ def rotary_dims(fields: Fields, head_dim: int, default: float) -> int:
         if dims and dims % 2 == 0:
             return dims
     expected = f"a fraction of the {head_dim} of a head that is an even number"
-    raise rope.fault("partial_rotary_factor", factor, expected)
+    raise rope.invalid("partial_rotary_factor", factor, expected)
 
 
 def _partial_factor(rope: Fields, fields: Fields) -> Any:
@@ -288,7 +288,7 @@ def _rope_object(fields: Fields) -> Fields:
     rope = fields.section(key)
     nested = [name for name, item in (value or {}).items() if isinstance(item, dict)]
     if nested:
-        raise fields.fault(key, nested, "one set of parameters, the same for all layers")
+        raise fields.invalid(key, nested, "one set of parameters, the same for all layers")
     return rope
 
 
@@ -297,7 +297,7 @@ def _rope_scaling(rope: Fields, fields: Fields, positions: int, dims: int) -> Ro
     if kind in (None, "default"):
         return None
     if kind not in ROPE_TYPES:
-        raise rope.fault(key, kind, f"default, {', '.join(ROPE_TYPES)}")
+        raise rope.invalid(key, kind, f"default, {', '.join(ROPE_TYPES)}")
     original = positions
     if kind in ("llama3", "yarn", "longrope"):
         outer = fields.integer("original_max_position_embeddings", default=positions)
@@ -307,7 +307,7 @@ def _rope_scaling(rope: Fields, fields: Fields, positions: int, dims: int) -> Ro
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if high <= low:
-            raise rope.fault("high_freq_factor", high, f"more than low_freq_factor = {low}")
+            raise rope.invalid("high_freq_factor", high, f"more than low_freq_factor = {low}")
         return RopeScaling(
             "llama3", _factor(rope), original, low_freq_factor=low, high_freq_factor=high
         )
@@ -341,7 +341,7 @@ def _rope_scaling(rope: Fields, fields: Fields, positions: int, dims: int) -> Ro
 def _factor(rope: Fields) -> float:
     factor = rope.number("factor")
     if not 1 <= factor <= 1024:
-        raise rope.fault("factor", factor, "a number from 1 to 1024")
+        raise rope.invalid("factor", factor, "a number from 1 to 1024")
     return factor
 
 

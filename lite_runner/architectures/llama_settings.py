@@ -145,14 +145,14 @@ def read_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     first, kinds = fields.raw["max_window_layers"], fields.raw.get("layer_types")
     if kinds is None:
         if window is not None and (type(first) is not int or first < 0):
-            raise fields.fault("max_window_layers", first, "an integer from 0")
+            raise fields.invalid("max_window_layers", first, "an integer from 0")
         return per_layer(window, layers, first if window else 0, None)
     expected = f"a list of {layers}, each {FULL}" + (f" or {SLIDING}" if window else ": no window")
     if not isinstance(kinds, list) or len(kinds) != layers:
-        raise fields.fault("layer_types", kinds, expected)
+        raise fields.invalid("layer_types", kinds, expected)
     for kind in kinds:
         if kind != FULL and (kind != SLIDING or window is None):
-            raise fields.fault("layer_types", kind, expected)
+            raise fields.invalid("layer_types", kind, expected)
     return per_layer(window, layers, 0, kinds)
 
 
@@ -210,7 +210,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
     try:
         _translate(raw["model"]["model_config"], defaults, result)
     except (KeyError, TypeError, ValueError, ArithmeticError):
-        result.faults.append(
+        result.errors.append(
             f"{PREFIX}multiple_of, ffn_dim_multiplier, extend_method or scaling_factor:"
             " expected numbers"
         )
@@ -247,7 +247,7 @@ def _translate(given: Mapping[str, Any], defaults: Mapping[str, Any], result: Tr
             _set_yarn_attention_factor(named)
         result.assignments[f"{PREFIX}rope_scaling"] = {"type": method.lower(), **named}
     elif method not in (None, "None"):
-        result.faults.append(
+        result.errors.append(
             f"{PREFIX}extend_method: got {show(method)} with scaling_factor {show(scaling)},"
             " expected None, PI or NTK with a number, or LLAMA3 or YARN with a mapping"
         )

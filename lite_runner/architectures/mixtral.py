@@ -120,7 +120,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
     chosen = given.get(experts.CHOSEN, 1)
     result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
     result.ignored += [f"{section}.{name}" for name in given if name in _NO_EFFECT]
-    result.faults += _faults(section, given, result.assignments.get(f"{PREFIX}intermediate_size"))
+    result.errors += _errors(section, given, result.assignments.get(f"{PREFIX}intermediate_size"))
     result.assignments |= {
         f"{PREFIX}type": MixtralSettings.type,
         f"{PREFIX}num_experts": given[experts.COUNT],
@@ -128,7 +128,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
     }
 
 
-def _faults(section: str, given: Mapping[str, Any], width: Any) -> Iterator[str]:
+def _errors(section: str, given: Mapping[str, Any], width: Any) -> Iterator[str]:
     """What a Mixtral does not compute; `width`: the intermediate_size of the model."""
     chosen = given.get(experts.CHOSEN, 1)
     if type(chosen) is int and chosen < 2:

@@ -26,7 +26,7 @@ def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(rms_norm_eps=1e-5)
     if fields.raw.get("clip_qkv") is not None:
-        raise fields.fault("clip_qkv", fields.raw["clip_qkv"], "null: nothing is clipped")
+        raise fields.invalid("clip_qkv", fields.raw["clip_qkv"], "null: nothing is clipped")
     bias = fields.flag("attention_bias", False)
     sizes = llama_like.sizes(fields, positions=4096)
     count, chosen = experts.counts(fields, experts=64, chosen=8)

@@ -31,7 +31,7 @@ def read(fields: Fields) -> Decoder:
     sizes = llama_like.sizes(fields.with_values(rms_norm_eps=epsilon), positions=2048, partial=0.5)
     # transformers ties the weights of a tied head, but not its bias.
     if sizes["tie_word_embeddings"]:
-        raise fields.fault("tie_word_embeddings", True, "false: its head has a bias")
+        raise fields.invalid("tie_word_embeddings", True, "false: its head has a bias")
     norm = Norm("layer", epsilon)
     model = llama_like.decoder(
         architecture="phi",

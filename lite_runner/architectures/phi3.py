@@ -52,7 +52,9 @@ def read(fields: Fields) -> Decoder:
     sizes = llama_like.sizes(_with_longrope(fields), positions=4096, partial=1.0)
     rotary = sizes["rotary"]
     if rotary.scaling is not None and rotary.scaling.type != "longrope":
-        raise fields.fault("rope_parameters: rope_type", rotary.scaling.type, "default or longrope")
+        raise fields.invalid(
+            "rope_parameters: rope_type", rotary.scaling.type, "default or longrope"
+        )
     if rotary.dims == sizes["head_dim"]:
         sizes["rotary"] = dataclasses.replace(rotary, dims=None)
     window = fields.optional_integer("sliding_window")

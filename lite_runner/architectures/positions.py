@@ -227,7 +227,7 @@ class PromptPrefix:
         return cls(length)
 
 
-def prefix_fault(prefix: Prefix, tokens: Sequence[int]) -> str | None:
+def prefix_error(prefix: Prefix, tokens: Sequence[int]) -> str | None:
     """The text of a validation error for a prompt without a prefix; None: it has one."""
     if prefix.end_token_id not in tokens:
         return f"has no token {prefix.end_token_id} (sop), which ends the prefix"

@@ -33,7 +33,7 @@ def read(fields: Fields) -> Decoder:
     if slides and fields.raw.get("layer_types") is None:  # of the first layers, every other one
         first = fields.raw["max_window_layers"]
         if type(first) is not int or first < 0:
-            raise fields.fault("max_window_layers", first, "an integer from 0")
+            raise fields.invalid("max_window_layers", first, "an integer from 0")
         kinds = [
             llama_settings.SLIDING if layer % 2 == 0 and layer < first else llama_settings.FULL
             for layer in range(layers)

@@ -47,8 +47,8 @@ def decoder_of(stored: StoredDecoder) -> Decoder:
     _check_layers(sum(one.layers for one in stored.blocks))
     given["blocks"] = tuple(block for one in stored.blocks for block in [_block(one)] * one.layers)
     model = Decoder(**given)
-    if faults := list(_faults(model)):
-        raise ValueError("; ".join(faults))
+    if errors := list(_errors(model)):
+        raise ValueError("; ".join(errors))
     return model
 
 
@@ -62,7 +62,7 @@ def _check_layers(layers: int) -> None:
         raise ValueError(f"model: {layers} layers, expected 1 to {MAX_LAYERS}")
 
 
-def _faults(model: Decoder) -> Iterator[str]:
+def _errors(model: Decoder) -> Iterator[str]:
     """Validation errors of a model's numbers."""
     attention, sizes = model.attention, model.sizes()
     if model.architecture not in KNOWN:
@@ -88,7 +88,7 @@ def _faults(model: Decoder) -> Iterator[str]:
     if model.rotary is not None and attention.head_dim % 2:
         yield f"model: head_dim is {attention.head_dim}, expected an even number with RoPE"
     for block in dict.fromkeys(model.blocks):
-        yield from _block_faults(block, model)
+        yield from _block_errors(block, model)
     norms = (model.norm, model.embedding_norm, attention.qk_norm)
     if any(norm is not None and not 0 < norm.eps < 1 for norm in norms):
         yield "model: eps of a norm is not between 0 and 1"
@@ -101,7 +101,7 @@ def _faults(model: Decoder) -> Iterator[str]:
         yield f"model: a special token is not from 0 to {MAX_SIZE:,}"
 
 
-def _block_faults(block: Block, model: Decoder) -> Iterator[str]:
+def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
     one, first = block.attention, model.attention
     if (one.heads, one.kv_heads, one.head_dim) != (first.heads, first.kv_heads, first.head_dim):
         yield "model: its layers differ in their heads, or in the sizes of these"

@@ -171,4 +171,4 @@ class Translation:
 
     assignments: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)

@@ -56,7 +56,7 @@ def _rotary_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
         or len(listed) < layers
         or any(type(one) is not int or one not in (0, 1) for one in listed)
     ):
-        raise fields.fault("no_rope_layers", listed, f"a list of {layers}, each 1 or 0")
+        raise fields.invalid("no_rope_layers", listed, f"a list of {layers}, each 1 or 0")
     return tuple(one == 1 for one in listed[:layers])
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.positions import prefix_fault
+from lite_runner.architectures.positions import prefix_error
 from lite_runner.architectures.spec import Prefix
 from lite_runner.backends.adapter_slots import AdapterSlots as AdapterSlots
 
@@ -55,9 +55,9 @@ class BackendInfo:
     short_length: int | None = None
     prefix: Prefix | None = None  # required in prompts, which are computed as a whole
 
-    def prompt_fault(self, prompt: NDArray[np.int32]) -> str | None:
+    def prompt_error(self, prompt: NDArray[np.int32]) -> str | None:
         """The validation error of a prompt without the prefix that the model needs, or None."""
-        return None if self.prefix is None else prefix_fault(self.prefix, prompt.tolist())
+        return None if self.prefix is None else prefix_error(self.prefix, prompt.tolist())
 
     @property
     def exact(self) -> bool:

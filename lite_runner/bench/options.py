@@ -8,9 +8,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from lite_runner.config.checks import quantization_faults, strategy_faults
-from lite_runner.config.fields import Fault, fault, raise_faults, read
-from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.checks import quantization_errors, strategy_errors
+from lite_runner.config.fields import Invalid, invalid, raise_errors, read
+from lite_runner.config.offline_checks import offline_errors
 from lite_runner.config.quantization import Quant
 from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
 from lite_runner.plugins import registered
@@ -97,11 +97,11 @@ class BenchOptions:
         if self.compare and (path := Path(self.compare).expanduser()).is_symlink():
             object.__setattr__(self, "compare", str(path.resolve()))
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Validation errors beyond the types."""
         for axis in AXES:
             if getattr(self, axis) == ():
-                yield fault(f"bench.{axis}", f"bench.{axis}: got [], expected at least one value")
+                yield invalid(f"bench.{axis}", f"bench.{axis}: got [], expected at least one value")
 
     def cells(self) -> Iterator[CellSettings]:
         """Every combination of the axes' values once; the batch varies fastest."""
@@ -134,33 +134,33 @@ class CellOptions(ExportedOptions, AdapterSlotOptions):
         return CellOptions(**own)
 
 
-def cell_faults(config: CellOptions) -> Iterator[Fault]:
+def cell_errors(config: CellOptions) -> Iterator[Invalid]:
     """Validation errors of a cell. The settings of exported models are for those of
     backend=mslite."""
-    yield from quantization_faults(config)
+    yield from quantization_errors(config)
     if config.in_lite:
-        yield from offline_faults(config)
+        yield from offline_errors(config)
 
 
 def check_cell(config: CellOptions) -> None:
-    """Raises ConfigError with the `cell_faults`."""
-    raise_faults(list(cell_faults(config)))
+    """Raises ConfigError with the `cell_errors`."""
+    raise_errors(list(cell_errors(config)))
 
 
-def grid_faults(options: BenchOptions, config: CellOptions) -> Iterator[Fault]:
+def grid_errors(options: BenchOptions, config: CellOptions) -> Iterator[Invalid]:
     """Validation errors of a benchmark; those of only some cells are told when these fail."""
-    yield from strategy_faults(config)
+    yield from strategy_errors(config)
     cells = [config.of_cell(settings) for settings in options.cells()]
-    found = [list(cell_faults(cell)) for cell in cells]
+    found = [list(cell_errors(cell)) for cell in cells]
     if all(found):
         yield from itertools.chain.from_iterable(found)
     if all(not cell.in_lite for cell in cells):
-        yield from offline_faults(config)
+        yield from offline_errors(config)
 
 
 def from_plain(kind: type[Plain], raw: Any) -> Plain:
     """A dataclass of the plain data that asdict gave. Raises ValueError for any other."""
-    found: list[Fault] = []
+    found: list[Invalid] = []
     made: Plain = read(raw, kind, "", found)
     if found:
         raise ValueError("; ".join(one.text for one in found))

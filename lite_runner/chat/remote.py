@@ -93,7 +93,7 @@ class RemoteModel:
             connection.request("POST", f"{self._path}/v1/chat/completions", data, self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise self._fault(answer)
+                raise self._error(answer)
             while line := answer.readline(MAX_LINE):
                 kind, _, content = line.decode("utf-8", "replace").strip().partition(": ")
                 if kind != "data" or content == "[DONE]":
@@ -113,7 +113,7 @@ class RemoteModel:
             connection.request("GET", self._path + path, headers=self._headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise self._fault(answer)
+                raise self._error(answer)
             return self._object(answer.read(MAX_LINE).decode("utf-8", "replace"))
         except OSError as error:
             raise self._unreachable(error) from error
@@ -129,7 +129,7 @@ class RemoteModel:
             raise RunnerError(f"{self._url}: answered {type(found).__name__}, expected an object")
         return found
 
-    def _fault(self, answer: http.client.HTTPResponse) -> RunnerError | ContextFull:
+    def _error(self, answer: http.client.HTTPResponse) -> RunnerError | ContextFull:
         content = answer.read(MAX_LINE).decode("utf-8", "replace")
         try:
             error = self._object(content)["error"]

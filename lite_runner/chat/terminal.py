@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.chat.conversation import Conversation
-from lite_runner.config.fields import Fault, did_you_mean, hints_of, nearest, read
+from lite_runner.config.fields import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.generation import SAMPLING
 from lite_runner.config.grammar import value_of
 from lite_runner.config.prompt import OWN, Request
@@ -188,10 +188,10 @@ def _set(conversation: Conversation, text: str) -> str:
             value = value_of(given, hints_of(Request)[name])
         except ValueError as error:
             raise ConfigError(f"/set {name}: {error}") from None
-        faults: list[Fault] = []
-        value = read(value, hints_of(Request)[name], name, faults)
-        if faults:
-            raise ConfigError.of([fault.text for fault in faults])
+        errors: list[Invalid] = []
+        value = read(value, hints_of(Request)[name], name, errors)
+        if errors:
+            raise ConfigError.of([error.text for error in errors])
         if value is None:
             conversation.options.pop(name, None)
         else:

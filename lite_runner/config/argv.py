@@ -84,7 +84,7 @@ class Setting:
 
 @dataclass
 class CommandLine:
-    """A parsed command line; `faults` are sentences about words that could not be understood."""
+    """A parsed command line; `errors` are sentences about words that could not be understood."""
 
     action: Action = "run"
     topic: str = ""  # the word after --help
@@ -96,7 +96,7 @@ class CommandLine:
     shown: str = "job"  # by --cfg: one of CFG_PARTS
     plugins: list[str] = field(default_factory=list)  # Python files to run first; in no yaml
     bare: list[str] = field(default_factory=list)  # words that are no key=value
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def values(self, key: str) -> list[str | list[str]]:
         """What a key is given, in order."""
@@ -162,7 +162,7 @@ def _unknown_flag(word: str, words: _Words, line: CommandLine, heads: Collection
     here = equivalent_of(word)
     near = nearest_flag(word, [*_FLAG_NAMES, *heads])
     hint = f"; here it is {here}" if here else did_you_mean(near)
-    line.faults.append(f"{word.partition('=')[0]}: no such flag{hint}")
+    line.errors.append(f"{word.partition('=')[0]}: no such flag{hint}")
     if words.peek() is not None and not _is_override(words.peek(), heads):
         words.next()  # its value
 
@@ -184,7 +184,7 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
         line.action = "version"
     elif own == "--multirun":
         if line.action == "cfg":
-            line.faults.append("--cfg shows one config: leave out --multirun")
+            line.errors.append("--cfg shows one config: leave out --multirun")
         elif line.action == "run":
             line.action = "multirun"
     elif own == "--info":
@@ -199,9 +199,9 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
             _add_folder(value, line)
         elif value not in CFG_PARTS:
             near = "; the length of a context is max_length=N" if value.isdigit() else ""
-            line.faults.append(f"{name}: got {value!r}, expected {', '.join(CFG_PARTS)}{near}")
+            line.errors.append(f"{name}: got {value!r}, expected {', '.join(CFG_PARTS)}{near}")
         elif line.action == "multirun":
-            line.faults.append("--cfg shows one config: leave out --multirun")
+            line.errors.append("--cfg shows one config: leave out --multirun")
         else:
             line.action, line.shown = "cfg", value
     elif own is None:
@@ -212,7 +212,7 @@ def _add_folder(value: str, line: CommandLine) -> None:
     if value:
         line.config_dirs.append(value)
     else:
-        line.faults.append("--config-dir: expected a folder after it")
+        line.errors.append("--config-dir: expected a folder after it")
 
 
 def _read_setting(
@@ -236,7 +236,7 @@ def _read_setting(
         values.append(words.next())
     key = FLAG_KEYS.get(name, name)
     if not values:
-        line.faults.append(f"--{name}: expected a value after it")
+        line.errors.append(f"--{name}: expected a value after it")
     elif name == "config":
         line.config_files.append(values[0])
     elif name == "register_path":
@@ -244,7 +244,7 @@ def _read_setting(
     elif name == "options":
         line.settings += [_override(value) for value in values]
     elif name == "modal_type":
-        line.faults += [
+        line.errors += [
             f"--modal_type: got {value!r}, expected text: no model here reads anything else"
             for value in values
             if value != "text"
@@ -261,7 +261,7 @@ def _is_override(word: str | None, heads: Collection[str]) -> bool:
     if _LEFT_OUT.fullmatch(word or ""):
         return True
     match = _OVERRIDE.match(word or "")
-    # A misspelt key is a fault to report, not one more prompt.
+    # A misspelt key is an error to report, not one more prompt.
     return match is not None and nearest(match.group(1), heads, cutoff=NEAR_NAME) is not None
 
 

@@ -17,7 +17,15 @@ from typing import Any, get_args
 from lite_runner.architectures import ModelSettings
 from lite_runner.architectures.settings import Settings
 from lite_runner.config.argv import CHECKPOINTS, CommandLine, Setting, command_meant
-from lite_runner.config.fields import MAX_DEPTH, Fault, did_you_mean, fault, hints_of, nearest, show
+from lite_runner.config.fields import (
+    MAX_DEPTH,
+    Invalid,
+    did_you_mean,
+    hints_of,
+    invalid,
+    nearest,
+    show,
+)
 from lite_runner.config.grammar import value_of, with_environment
 from lite_runner.config.groups import (
     GROUPS,
@@ -48,12 +56,12 @@ class ConfigFile:
     raw: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)  # group -> option
     searchpath: list[str] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    errors: list[Invalid] = field(default_factory=list)
     flags: frozenset[str] = frozenset()  # keys in `raw` that are of the command line
 
     def fail(self, text: str) -> None:
         """Add a validation error."""
-        self.faults.append(Fault((), text))
+        self.errors.append(Invalid((), text))
 
 
 def read_config(
@@ -70,7 +78,7 @@ def read_config(
     files = [(path, read_yaml(Path(path))) for path in paths] or [("", dict(held or {}))]
     for path, raw in files:
         if path and not is_literal(raw):
-            raw = with_environment(raw, f" (in {path})", config.faults)
+            raw = with_environment(raw, f" (in {path})", config.errors)
         _take_defaults(config, path, raw)
         if differs := _another_model(config.raw, raw):
             before = " and ".join(paths[: paths.index(path)])
@@ -176,7 +184,7 @@ def user_folders(line: CommandLine, file: ConfigFile) -> tuple[Path, ...]:
 
 def with_checkpoint(
     line: CommandLine, file: ConfigFile, models: Collection[str]
-) -> tuple[CommandLine, list[Fault]]:
+) -> tuple[CommandLine, list[Invalid]]:
     """A line whose model is a checkpoint (`model=PATH`, or `load_checkpoint=PATH` alone) as one
     with model=auto, which takes the sizes from there."""
     typed = line.last("model")
@@ -185,20 +193,20 @@ def with_checkpoint(
     if typed in models or not ("://" in typed or exists(typed)):
         return line, []
     weights = line.last("load_checkpoint")
-    faults = []
+    errors = []
     if names_model(file.raw, models):
-        faults = [
+        errors = [
             f"model: got {typed}, but {file.source} has a model of its own;"
             f" load_checkpoint={typed} runs that model on these weights"
         ]
     elif weights not in (None, "", typed):
-        faults = [
+        errors = [
             f"model: got {typed}, and load_checkpoint={weights} besides: give one of them"
             f" (pretrained_model_dir={typed} takes only sizes and tokenizer from a folder)"
         ]
     settings = [s for s in line.settings if s.key != "model" or s.prefix]
     settings += [Setting("model", "auto"), Setting("load_checkpoint", typed)]
-    return dataclasses.replace(line, settings=settings), [fault("model", text) for text in faults]
+    return dataclasses.replace(line, settings=settings), [invalid("model", text) for text in errors]
 
 
 def _of_checkpoint_alone(
@@ -214,7 +222,7 @@ def _of_checkpoint_alone(
 
 
 def bare_words(line: CommandLine, models: Collection[str]) -> str:
-    """The fault of words without a key, with the command line they may stand for."""
+    """The error of words without a key, with the command line they may stand for."""
     prompt = line.last("predict_data")
     meant = command_meant(line.bare, prompt, models, options_of("run_mode"))
     alone = "" if line.settings or line.config_files else "run_lite.py "
@@ -241,7 +249,7 @@ def without_file(paths: Sequence[str], models: Collection[str]) -> str:
 
 
 def with_own_groups(
-    line: CommandLine, folders: Sequence[Path], faults: list[Fault]
+    line: CommandLine, folders: Sequence[Path], errors: list[Invalid]
 ) -> tuple[CommandLine, dict[str, str]]:
     """A line without the options of the user's own groups (+GROUP=OPTION), which stand beside it.
     What they choose of our groups is as if it were typed before the rest."""
@@ -254,18 +262,18 @@ def with_own_groups(
         options = options_of(group, folders)
         if setting.prefix != "+":
             text = f"{setting}: {group} is a group of yours: +{group}={option} adds an option of it"
-            faults.append(fault(group, text))
+            errors.append(invalid(group, text))
         elif option not in options:
             near = did_you_mean(nearest(option, options))
             text = f"+{group}: got {show(option)}, expected one of {', '.join(options)}{near}"
-            faults.append(fault(group, text))
+            errors.append(invalid(group, text))
         else:
             own[group] = option
     chosen: dict[str, str] = {}
     for group, option in own.items():
         for path in paths_of(group, option, folders):
             if _GLOBAL not in path.read_text(encoding="utf-8"):
-                faults.append(fault(group, f"{path}: expected '{_GLOBAL}' as its first line"))
+                errors.append(invalid(group, f"{path}: expected '{_GLOBAL}' as its first line"))
             chosen = options_named_in(path) | chosen
     settings = [Setting(group, name) for group, name in chosen.items() if group in GROUPS]
     settings += [setting for setting in line.settings if setting.key not in groups]
@@ -273,7 +281,7 @@ def with_own_groups(
 
 
 def options_chosen(
-    settings: Sequence[Setting], file: ConfigFile, folders: Sequence[Path], faults: list[Fault]
+    settings: Sequence[Setting], file: ConfigFile, folders: Sequence[Path], errors: list[Invalid]
 ) -> dict[str, str]:
     """The option of each group that is named on the command line or in the file."""
     asked = {group: (name, f" (in {file.source})") for group, name in file.choices.items()}
@@ -296,7 +304,7 @@ def options_chosen(
             choices[group] = name
             if files := twice_defined(group, name, folders):
                 both = " and in ".join(str(path) for path in files)
-                faults.append(fault(group, f"{group}={name} is in {both}: rename yours"))
+                errors.append(invalid(group, f"{group}={name} is in {both}: rename yours"))
         else:
             near = nearest(name.replace("-", "_"), options, cutoff=0.5)
             text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
@@ -306,7 +314,7 @@ def options_chosen(
                 near, text = None, looked_for
             # Which options there are depends on the run mode: prompts are not asked for then.
             keys = (group, "predict_data") if group == "run_mode" else (group,)
-            faults.append(Fault(keys, text + did_you_mean(near)))
+            errors.append(Invalid(keys, text + did_you_mean(near)))
             if near:  # so that the keys of the model that was meant are known
                 choices[group] = near
     return choices

@@ -1,4 +1,4 @@
-"""conf/ + file + command line -> one validated `RunConfig`, or one error with all faults.
+"""conf/ + file + command line -> one validated `RunConfig`, or one error with all errors.
 
 Hydra composes the groups; the file and the settings are merged over its result and validated
 against the dataclasses: no key is added, and no text of a command line is interpolated. A file is a
@@ -34,12 +34,12 @@ from lite_runner.config.choices import (
 )
 from lite_runner.config.composed import Composed, Schemas, run_again
 from lite_runner.config.fields import (
-    Fault,
+    Invalid,
     Note,
     accepts,
     annotation_of,
     leaves,
-    raise_faults,
+    raise_errors,
     read,
     show,
 )
@@ -67,7 +67,7 @@ from lite_runner.config.mindformers_training import with_training
 from lite_runner.config.model_dir import with_export, with_model
 from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.prompts import STANDARD_INPUT
-from lite_runner.config.sampling_checks import typed_faults
+from lite_runner.config.sampling_checks import typed_errors
 from lite_runner.config.schema import ExportedOptions, RunConfig, SamplingOptions
 from lite_runner.config.sections import ASCEND_KEYS
 from lite_runner.config.yaml_file import at, put, put_at, without
@@ -122,18 +122,18 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
     Raises ConfigError with all validation errors: of keys, types and ranges, and of combinations.
     """
     composed = compose_line(line, schemas)
-    checked: list[Fault] = []
+    checked: list[Invalid] = []
     config = read(composed.raw, composed.schema, "", checked)
-    faulty = {key for fault in composed.faults for key in fault.keys}
+    faulty = {key for error in composed.errors for key in error.keys}
     # Errors that follow from others only distract.
-    faults = composed.faults + [f for f in checked if not faulty.intersection(f.keys)]
+    errors = composed.errors + [f for f in checked if not faulty.intersection(f.keys)]
     if isinstance(config, ExportedOptions):
-        config = with_backend(config, faults, composed.notes)
+        config = with_backend(config, errors, composed.notes)
     if config is not None:
         typed = {setting.key for setting in line.settings}
-        found = [*schemas.faults(config), *typed_faults(config, typed)]
-        faults += [f for f in found if not faulty.intersection(f.keys)]
-    raise_faults(faults)
+        found = [*schemas.errors(config), *typed_errors(config, typed)]
+        errors += [f for f in found if not faulty.intersection(f.keys)]
+    raise_errors(errors)
     assert config is not None
     notes = [*composed.notes, *map(Note, schemas.notes(config))]
     if isinstance(config, SamplingOptions) and (idle := without_effect(vars(config))):
@@ -145,28 +145,28 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     """Groups, file and settings merged; errors of keys and values are collected, not raised."""
     # A malformed prompt is not reported as missing too.
     early = [
-        Fault(("predict_data",) if "predict_data" in text else (), text) for text in line.faults
+        Invalid(("predict_data",) if "predict_data" in text else (), text) for text in line.errors
     ]
     try:
         file = read_config(line.config_files, line.config, schemas.is_of_a_run)
     except ConfigError as error:
         instead = without_file(line.config_files, options_of("model"))
-        early.append(Fault(("model", "predict_data"), error.message + instead))
+        early.append(Invalid(("model", "predict_data"), error.message + instead))
         file = ConfigFile()
     line, file = leave_out(line, file)
-    early += file.faults
+    early += file.errors
     try:
         folders = user_folders(line, file)
     except ConfigError as error:
-        early.append(Fault(("model",), error.message))
+        early.append(Invalid(("model",), error.message))
         folders = ()
     models = options_of("model", folders)
     line, own = with_own_groups(line, folders, early)
     if line.bare:
-        early.append(Fault(("predict_data",), bare_words(line, models)))
+        early.append(Invalid(("predict_data",), bare_words(line, models)))
     line, file = with_model(with_export(line, file, models), file)
-    line, faults = with_checkpoint(line, file, models)
-    early += faults
+    line, errors = with_checkpoint(line, file, models)
+    early += errors
     line, file = move_mindformers_flags(line, file)
     choices = options_chosen(line.settings, file, folders, early)
     raw = compose_groups(choices | {f"+{group}": name for group, name in own.items()}, folders)
@@ -215,7 +215,7 @@ def _name_weights(composed: Composed) -> None:
 def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, list[Note]]]:
     """(what distinguishes it, config, notes) of each job, all checked before any runs.
 
-    A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the faults
+    A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the errors
     of every job.
     """
     folders = user_folders(line, read_config(line.config_files, None, schemas.is_of_a_run))
@@ -225,7 +225,7 @@ def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, l
         count *= len(axis)
     if not 0 < count <= MAX_JOBS:
         raise ConfigError(f"-m: got {count} jobs, expected 1 to {MAX_JOBS}")
-    jobs, faults = [], []
+    jobs, errors = [], []
     for values in itertools.product(*axes):
         settings = [
             dataclasses.replace(setting, value=value)
@@ -237,14 +237,14 @@ def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, l
             job = dataclasses.replace(line, action="run", settings=settings)
             config, notes = resolve(job, schemas)
         except ConfigError as error:
-            faults.append(f"{label}: {error.message}" if label else error.message)
+            errors.append(f"{label}: {error.message}" if label else error.message)
         else:
             reads = getattr(config, "predict_data", None)
             if reads == STANDARD_INPUT and count > 1:
-                faults.append("predict_data=-: standard input can be read by one job only")
+                errors.append("predict_data=-: standard input can be read by one job only")
             jobs.append((label, config, notes))
-    if faults:
-        raise ConfigError.of(list(dict.fromkeys(faults)))
+    if errors:
+        raise ConfigError.of(list(dict.fromkeys(errors)))
     return jobs
 
 
@@ -267,7 +267,7 @@ def _values(
 
 def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
     """Merge a yaml of MindFormers or of an earlier run; errors are collected."""
-    if any("model" in fault.keys for fault in composed.faults):
+    if any("model" in error.keys for error in composed.errors):
         return
     if other := _other_model(composed, line, file):
         composed.fail("model", other)
@@ -306,7 +306,7 @@ def with_values(composed: Composed, line: CommandLine, file: ConfigFile) -> Conf
         raise KeyError(key)
 
     where = f" (in {file.source})"
-    return replace(file, raw=with_references(file.raw, find, where, composed.faults))
+    return replace(file, raw=with_references(file.raw, find, where, composed.errors))
 
 
 def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str:
@@ -347,7 +347,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
         use_parallel=_uses_parallel(composed, line, file),
         sized=named or bool(line.values("model")) or "model" in file.choices,
     )
-    for text in result.faults:
+    for text in result.errors:
         key = text.partition(":")[0]
         composed.fail(key, f"--{text}" if key in file.flags else text + where)
     typed = {setting.key for setting in line.settings} | _said_by_options(line, composed)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lite_runner.config.argv import Setting, equivalent_of
 from lite_runner.config.fields import (
-    Fault,
+    Invalid,
     Note,
     accepts,
     annotation_of,
@@ -46,7 +46,7 @@ class Schemas:
     """The configs of the run modes, injected: config/ knows no run mode."""
 
     config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
-    faults: Callable[[RunConfig], Iterator[Fault]]  # all validation errors of a config
+    errors: Callable[[RunConfig], Iterator[Invalid]]  # all validation errors of a config
     notes: Callable[[RunConfig], list[str]]  # for the user, of a valid one
 
     def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
@@ -94,12 +94,12 @@ class Composed:
     choices: dict[str, str] = field(default_factory=dict)  # group options chosen by the user
     own: dict[str, str] = field(default_factory=dict)  # options of the user's own groups
     folders: tuple[Path, ...] = ()  # of groups, besides conf/
-    faults: list[Fault] = field(default_factory=list)
+    errors: list[Invalid] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
     def fail(self, key: str, text: str) -> None:
         """Add a validation error of a key."""
-        self.faults.append(Fault((key,), text))
+        self.errors.append(Invalid((key,), text))
 
     def set(self, setting: Setting) -> None:
         """Apply one `key=value` of the command line."""
@@ -131,15 +131,15 @@ class Composed:
         """Set a known key, or add an error, with `where` appended, if the type is wrong."""
         known = leaves(self.schema, self.raw)
         annotation = annotation_of(key, known)
-        faults: list[Fault] = []
+        errors: list[Invalid] = []
         parent, _, name = key.rpartition(".")
         root = free_mapping(key, known)
         section = self.section(parent) if root is None else self._section_of(root, key)
         if section is None:
             return
-        read(value, annotation, key, faults)
-        if faults:
-            self.faults += [f._replace(text=f.text + where) for f in faults]
+        read(value, annotation, key, errors)
+        if errors:
+            self.errors += [f._replace(text=f.text + where) for f in errors]
         elif key in ("model.arch.type", "model.model_config.type") and section.get(name) != value:
             text = f"{key}: got {show(value)}{where}, but the model chosen has {section.get(name)}"
             self.fail("model", f"{text}; another one is chosen with model=")
@@ -250,12 +250,10 @@ def is_of_a_run(raw: Mapping[str, Any], config_of: Callable[[str], type[RunConfi
         return False
     # A run that is older than a key does not have it: one that may be null, a switch, or a section
     # of such.
-    required = {
-        key.partition(".")[0]
-        for key, takes in leaves(config_of(mode)).items()
-        if not accepts(takes, NoneType) and takes is not bool
-    }
-    return required <= raw.keys()
+    known = leaves(config_of(mode))
+    later = {key for key, takes in known.items() if accepts(takes, NoneType) or takes is bool}
+    heads = {key.partition(".")[0] for key in known.keys() - later}
+    return heads - later <= raw.keys()
 
 
 def run_again(

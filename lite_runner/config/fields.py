@@ -1,4 +1,4 @@
-"""Plain data (of yaml or a command line) read into typed dataclasses: every fault is kept.
+"""Plain data (of yaml or a command line) read into typed dataclasses: every error is kept.
 
 A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
@@ -30,7 +30,7 @@ _NAME = re.compile(r"\w[\w-]*")
 _HELP = "run_lite.py --help lists the groups and keys"
 
 
-class Fault(NamedTuple):
+class Invalid(NamedTuple):
     """One thing that is wrong, as a sentence, and the dotted keys it is about."""
 
     keys: tuple[str, ...]
@@ -45,64 +45,64 @@ class Note:
     detail: str = ""
 
 
-def raise_faults(faults: Iterable[Fault]) -> None:
-    """All `faults` as one ConfigError; nothing where there are none."""
-    if texts := list(dict.fromkeys(fault.text for fault in faults)):
+def raise_errors(errors: Iterable[Invalid]) -> None:
+    """All `errors` as one ConfigError; nothing where there are none."""
+    if texts := list(dict.fromkeys(error.text for error in errors)):
         error = ConfigError.of(texts)
         error.hint = _HELP
         raise error
 
 
-def fault(keys: tuple[str, ...] | str, text: str) -> Fault:
-    """A fault about one key, or about several."""
-    return Fault((keys,) if isinstance(keys, str) else keys, text)
+def invalid(keys: tuple[str, ...] | str, text: str) -> Invalid:
+    """An error about one key, or about several."""
+    return Invalid((keys,) if isinstance(keys, str) else keys, text)
 
 
-def read(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
-    """`value` as `annotation` wants it. Where it does not fit, `faults` grows and None returns."""
+def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
+    """`value` as `annotation` wants it. Where it does not fit, `errors` grows and None returns."""
     if isinstance(value, str) and value == MISSING:
-        faults.append(
-            fault(key, f"{key}: a value is missing ({MISSING} is OmegaConf's placeholder)")
+        errors.append(
+            invalid(key, f"{key}: a value is missing ({MISSING} is OmegaConf's placeholder)")
         )
         return None
     origin = get_origin(annotation)
     if origin is Annotated:
         base, allowed = get_args(annotation)
-        before = len(faults)
-        result = read(value, base, key, faults)
-        valid = len(faults) == before
+        before = len(errors)
+        result = read(value, base, key, errors)
+        valid = len(errors) == before
         if valid and not isinstance(allowed, PathText) and result not in allowed:
-            return _misfit(value, annotation, key, faults)
+            return _misfit(value, annotation, key, errors)
         return result
     if origin in (Union, types.UnionType):
-        return _read_union(value, annotation, key, faults)
+        return _read_union(value, annotation, key, errors)
     if origin is Literal:
         # True == 1 in Python, so the types are compared too.
         if any(type(value) is type(choice) and value == choice for choice in get_args(annotation)):
             return value
-        return _misfit(value, annotation, key, faults)
+        return _misfit(value, annotation, key, errors)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            return _misfit(value, annotation, key, faults)
+            return _misfit(value, annotation, key, errors)
         item = get_args(annotation)[0]
-        return tuple(read(v, item, f"{key}[{i}]", faults) for i, v in enumerate(value))
+        return tuple(read(v, item, f"{key}[{i}]", errors) for i, v in enumerate(value))
     if _is_section(annotation):
-        return _read_section(value, annotation, key, faults)
+        return _read_section(value, annotation, key, errors)
     if origin is Mapping:
         free = get_args(annotation)[1] is Any
-        return (_read_free if free else _read_mapping)(value, annotation, key, faults)
+        return (_read_free if free else _read_mapping)(value, annotation, key, errors)
     if annotation is float and type(value) in (int, float):
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
-        return number if math.isfinite(number) else _misfit(value, annotation, key, faults)
+        return number if math.isfinite(number) else _misfit(value, annotation, key, errors)
     if annotation is object or type(value) is annotation:
         return value
-    return _misfit(value, annotation, key, faults)
+    return _misfit(value, annotation, key, errors)
 
 
-def _read_union(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+def _read_union(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
     members = [member for member in get_args(annotation) if member is not types.NoneType]
     if value is None and len(members) < len(get_args(annotation)):
         return None
@@ -110,71 +110,71 @@ def _read_union(value: Any, annotation: Any, key: str, faults: list[Fault]) -> A
     if sections and isinstance(value, Mapping):
         section = variant(annotation, value)
         if section is not None:
-            return _read_section(value, section, key, faults)
+            return _read_section(value, section, key, errors)
         kinds = tuple(kind for member in sections for kind in variant_names(member))
-        return read(value.get("type"), Literal[kinds], f"{key}.type", faults)
+        return read(value.get("type"), Literal[kinds], f"{key}.type", errors)
     for kinds_of_value, origin in (((list, tuple), tuple), (Mapping, Mapping)):
         if isinstance(value, kinds_of_value):
             for member in members:
                 if get_origin(member) is origin:
-                    return read(value, member, key, faults)
+                    return read(value, member, key, errors)
     for member in members:
-        trial: list[Fault] = []
+        trial: list[Invalid] = []
         result = read(value, member, key, trial)
         if not trial:
             return result
-    return _misfit(value, annotation, key, faults)
+    return _misfit(value, annotation, key, errors)
 
 
-def _read_section(value: Any, section: Any, key: str, faults: list[Fault]) -> Any:
+def _read_section(value: Any, section: Any, key: str, errors: list[Invalid]) -> Any:
     if not isinstance(value, Mapping):
-        return _misfit(value, section, key, faults)
+        return _misfit(value, section, key, errors)
     hints = hints_of(section)
     prefix = f"{key}." if key else ""
     for name in value:
         if name not in hints:
             near = nearest_key(str(name), hints)
             text = f"{prefix}{name}: no such key{did_you_mean(near and prefix + near)}"
-            faults.append(Fault((f"{prefix}{name}",), text))
+            errors.append(Invalid((f"{prefix}{name}",), text))
     given: dict[str, Any] = {}
-    before = len(faults)
+    before = len(errors)
     for field in dataclasses.fields(section):
         if field.name in value:
             where = prefix + field.name
-            given[field.name] = read(value[field.name], hints[field.name], where, faults)
+            given[field.name] = read(value[field.name], hints[field.name], where, errors)
         elif field.default is dataclasses.MISSING:
             expected = describe(hints[field.name])
             text = f"{prefix}{field.name}: missing; expected {expected}"
-            faults.append(Fault((prefix + field.name,), text))
-    return section(**given) if len(faults) == before else None
+            errors.append(Invalid((prefix + field.name,), text))
+    return section(**given) if len(errors) == before else None
 
 
-def _read_free(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+def _read_free(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
     if not isinstance(value, Mapping):
-        return _misfit(value, annotation, key, faults)
+        return _misfit(value, annotation, key, errors)
     if key.count(".") >= MAX_DEPTH:
-        faults.append(Fault((key,), f"{key[:80]}: nested too deeply"))
+        errors.append(Invalid((key,), f"{key[:80]}: nested too deeply"))
         return None
     found: dict[str, Any] = {}
-    before = len(faults)
+    before = len(errors)
     for name, entry in value.items():
         where = f"{key}.{name}"
         if not is_name(name):
             text = f"{key}: got the name {show(name)}, expected letters, digits, _ and -"
-            faults.append(Fault((where,), text))
+            errors.append(Invalid((where,), text))
         elif isinstance(entry, Mapping):
-            found[name] = _read_free(entry, annotation, where, faults)
+            found[name] = _read_free(entry, annotation, where, errors)
         else:
-            found[name] = read(entry, Scalar, where, faults)
-    return found if len(faults) == before else None
+            found[name] = read(entry, Scalar, where, errors)
+    return found if len(errors) == before else None
 
 
-def _read_mapping(value: Any, annotation: Any, key: str, faults: list[Fault]) -> Any:
+def _read_mapping(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
     if not isinstance(value, Mapping):
-        return _misfit(value, annotation, key, faults)
+        return _misfit(value, annotation, key, errors)
     names, entries = get_args(annotation)
     return {
-        read(name, names, f"{key}: a name", faults): read(entry, entries, f"{key}.{name}", faults)
+        read(name, names, f"{key}: a name", errors): read(entry, entries, f"{key}.{name}", errors)
         for name, entry in value.items()
     }
 
@@ -184,14 +184,14 @@ def is_name(name: Any) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def _misfit(value: Any, annotation: Any, key: str, faults: list[Fault]) -> None:
+def _misfit(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> None:
     choices = [str(choice) for choice in get_args(annotation)] if _is_choice(annotation) else []
     near = nearest(str(value), choices)
     if value == "None" and types.NoneType in get_args(annotation):
         near = "null"
     tail = did_you_mean(near)
     text = f"{key}: got {show(value)}, expected {describe(annotation)}{tail}"
-    faults.append(Fault((key,), text))
+    errors.append(Invalid((key,), text))
 
 
 def _is_section(annotation: Any) -> bool:
@@ -306,15 +306,15 @@ def accepts(annotation: Any, kind: Any) -> bool:
     return any(kind in (member, get_origin(member)) for member in plain)
 
 
-def section_faults(config: Any) -> Iterator[Fault]:
+def section_errors(config: Any) -> Iterator[Invalid]:
     """Validation errors that the sections of a config find in themselves (`errors`)."""
     for field in dataclasses.fields(config):
         section = getattr(config, field.name)
         if not _is_section(section):
             continue
         if hasattr(section, "errors"):
-            yield from (Fault(*error) for error in section.errors())
-        yield from section_faults(section)
+            yield from (Invalid(*error) for error in section.errors())
+        yield from section_errors(section)
 
 
 def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, Any]]:
@@ -344,14 +344,14 @@ def _plain(annotation: Any) -> Any:
 _GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")
 
 
-def size_faults(key: str, text: str | None) -> Iterator[Fault]:
+def size_errors(key: str, text: str | None) -> Iterator[Invalid]:
     """A key that holds neither a size nor null."""
     if text is not None and not _GIGABYTES.fullmatch(text):
-        yield fault(key, f"{key}: got {show(text)}, expected gigabytes as 58GB or 3.5GB")
+        yield invalid(key, f"{key}: got {show(text)}, expected gigabytes as 58GB or 3.5GB")
 
 
 def bytes_of(text: str) -> int:
-    """The bytes of a size without faults."""
+    """The bytes of a size without errors."""
     return round(float(text.removesuffix("GB")) * 10**9)
 
 
@@ -386,5 +386,5 @@ def nearest_flag(word: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(found: str | None) -> str:
-    """The tail of a fault's sentence; empty where there is nothing to suggest."""
+    """The tail of an error's sentence; empty where there is nothing to suggest."""
     return f"; did you mean {found}?" if found else ""

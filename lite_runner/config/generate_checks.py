@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import ClassVar
 
-from lite_runner.config.checks import strategy_faults
-from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.offline_checks import offline_faults
-from lite_runner.config.parallel import ranks_of, replica_faults
-from lite_runner.config.prompts import adapter_names, prompt_faults, request_faults
-from lite_runner.config.sampling_checks import sampling_faults
+from lite_runner.config.checks import strategy_errors
+from lite_runner.config.fields import Invalid, invalid, show
+from lite_runner.config.offline_checks import offline_errors
+from lite_runner.config.parallel import ranks_of, replica_errors
+from lite_runner.config.prompts import adapter_names, prompt_errors, request_errors
+from lite_runner.config.sampling_checks import sampling_errors
 from lite_runner.config.schema import (
     AdapterOptions,
     CompareOptions,
@@ -57,38 +57,38 @@ class SloraOptions(ComparedOptions):
     takes_quantized: ClassVar[bool] = False
 
 
-def generate_faults(config: GenerateOptions) -> Iterator[Fault]:
+def generate_errors(config: GenerateOptions) -> Iterator[Invalid]:
     """All validation errors of a run that generates."""
-    yield from prompt_faults(config)
-    yield from request_faults(config)
-    yield from sampling_faults(config, config.generation(), vars(config))
-    yield from adapter_faults(config, one=False)
+    yield from prompt_errors(config)
+    yield from request_errors(config)
+    yield from sampling_errors(config, config.generation(), vars(config))
+    yield from adapter_errors(config, one=False)
     if config.only_save_strategy and not config.use_parallel:
-        yield fault(
+        yield invalid(
             ("only_save_strategy", "use_parallel"),
             "only_save_strategy=true needs use_parallel=true",
         )
     for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
         if config.runs_given_model and (value := getattr(config, key)):
-            yield fault(
+            yield invalid(
                 key,
                 f"{key}={value if isinstance(value, str) else show(value)} has no effect"
                 " with an exported model, which has its weights in it",
             )
     if not config.runs_given_model:
-        yield from strategy_faults(config)
-    yield from offline_faults(config)
-    yield from mindformers_run_faults(config)
-    yield from replica_faults(config)
+        yield from strategy_errors(config)
+    yield from offline_errors(config)
+    yield from mindformers_run_errors(config)
+    yield from replica_errors(config)
     if config.speculate == "ngram" and config.num_beams is not None and config.num_beams > 1:
-        yield fault(
+        yield invalid(
             ("speculate", "num_beams"),
             f"speculate=ngram has no effect with num_beams={config.num_beams}: beams change until"
             " the end",
         )
 
 
-def adapter_faults(config: AdapterOptions, *, one: bool) -> Iterator[Fault]:
+def adapter_errors(config: AdapterOptions, *, one: bool) -> Iterator[Invalid]:
     """Validation errors of LoRA adapters; with `one` a run mode takes a single one."""
     for key in ("adapter_id", "adapter_root", "max_loaded_adapters", "adapter_dtype"):
         if getattr(config, key, None) in (None, "", "auto"):
@@ -96,40 +96,40 @@ def adapter_faults(config: AdapterOptions, *, one: bool) -> Iterator[Fault]:
         if key == "adapter_id" and not adapter_names(config.adapter_id):
             continue  # the base model, which every run has
         if not config.adapter_path:
-            yield fault((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
+            yield invalid((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
     ids = config.adapter_id
     nameless = ids is not None and (isinstance(ids, tuple) or not adapter_names(ids))
     if one and nameless:
         got = show(config.adapter_id)
-        yield fault("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")
+        yield invalid("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")
 
 
-def session_faults(config: SessionOptions) -> Iterator[Fault]:
+def session_errors(config: SessionOptions) -> Iterator[Invalid]:
     """Validation errors of run modes that load a model for later prompts."""
-    yield from sampling_faults(config, config.generation(), vars(config))
-    yield from adapter_faults(config, one=False)
+    yield from sampling_errors(config, config.generation(), vars(config))
+    yield from adapter_errors(config, one=False)
     if not config.runs_given_model:
-        yield from strategy_faults(config)
-    yield from offline_faults(config)
+        yield from strategy_errors(config)
+    yield from offline_errors(config)
 
 
-def mindformers_available_faults(config: RunConfig) -> Iterator[Fault]:
+def mindformers_available_errors(config: RunConfig) -> Iterator[Invalid]:
     """Run modes that backend=mindformers does not have."""
     if config.in_mindformers and not config.runs_mindformers:
-        yield fault(
+        yield invalid(
             ("backend", "run_mode"),
             f"backend=mindformers is not available with run_mode={config.run_mode}; expected"
             " run_mode=predict, eval or export, or backend=ms",
         )
 
 
-def without_mindformers(release: str) -> Fault:
+def without_mindformers(release: str) -> Invalid:
     """A release of MindFormers, which does not compute."""
     key = "mindformers.release"
-    return fault((key, "backend"), f"{key}={release} has an effect only with backend=mindformers")
+    return invalid((key, "backend"), f"{key}={release} has an effect only with backend=mindformers")
 
 
-def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
+def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
     """Options of computing with a model that MindFormers lacks."""
     if not config.in_mindformers or not config.runs_mindformers:
         return
@@ -153,7 +153,7 @@ def mindformers_model_faults(config: ComputeOptions) -> Iterator[Fault]:
     yield from _refused(refused)
 
 
-def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
+def mindformers_run_errors(config: GenerateOptions) -> Iterator[Invalid]:
     """Options of a run that MindFormers lacks."""
     if not config.in_mindformers or not config.runs_mindformers:
         return
@@ -165,80 +165,80 @@ def mindformers_run_faults(config: GenerateOptions) -> Iterator[Fault]:
         if one.name not in _OF_MINDFORMERS
     }
     refused["speculate"] = (config.speculate == "ngram", "speculative decoding")
-    yield from mindformers_model_faults(config)
+    yield from mindformers_model_errors(config)
     yield from _refused(refused)
     if options.num_beams > 1 and config.use_past:
-        yield fault(
+        yield invalid(
             ("num_beams", past, "backend"),
             f"num_beams={options.num_beams}: MindFormers' beam search has no cache; add"
             f" {past}=false",
         )
 
 
-def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Fault]:
+def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Invalid]:
     """Keys that ask for something, and what that is."""
     for key, (asked, what) in refused.items():
         if asked:
-            yield fault(
+            yield invalid(
                 (key, "backend"), f"{key}: backend=mindformers has no {what}; backend=ms does this"
             )
 
 
-def predict_faults(config: PredictOptions) -> Iterator[Fault]:
+def predict_errors(config: PredictOptions) -> Iterator[Invalid]:
     """All validation errors of run_mode=predict."""
-    yield from completion_faults(config)
+    yield from completion_errors(config)
     if (release := config.mindformers_release) is not None and not config.names_mindformers:
         yield without_mindformers(release)
 
 
-def completion_faults(config: ComparedOptions) -> Iterator[Fault]:
+def completion_errors(config: ComparedOptions) -> Iterator[Invalid]:
     """Validation errors of completing prompts, with one backend or two."""
-    yield from generate_faults(config)
+    yield from generate_errors(config)
     if (compared := config.compared) is not None:
-        yield from _compare_faults(config, compared)
+        yield from _compare_errors(config, compared)
 
 
-def pair_faults(config: CompareOptions) -> Iterator[Fault]:
+def pair_errors(config: CompareOptions) -> Iterator[Invalid]:
     """Two backends that are none: the same, or one without weights."""
     other = config.compare_backend
     if other is None:
         return
     if other in (config.backend, "auto"):
-        yield fault(
+        yield invalid(
             (COMPARE, "backend"),
             f"{COMPARE}={other}: got backend={config.backend}, expected another one by name",
         )
     given = isinstance(config, ExportedOptions) and config.runs_given_model
     if given and config.in_lite and not config.checkpoint_source:
-        yield fault(
+        yield invalid(
             (COMPARE, "load_checkpoint", "infer.model_dir"),
             f"{COMPARE}={other} computes with the weights that the exported model was made from;"
             " load_checkpoint= names them",
         )
 
 
-def _compare_faults(config: ComparedOptions, compared: ComparedOptions) -> Iterator[Fault]:
-    yield from pair_faults(config)
+def _compare_errors(config: ComparedOptions, compared: ComparedOptions) -> Iterator[Invalid]:
+    yield from pair_errors(config)
     other = compared.backend
     if config.use_parallel:
-        yield fault(
+        yield invalid(
             (COMPARE, "use_parallel"),
             f"{COMPARE}={other} is for one process: use_parallel=false",
         )
     if config.only_save_strategy:
-        yield fault(
+        yield invalid(
             (COMPARE, "only_save_strategy"),
             f"{COMPARE}={other} has no effect: only_save_strategy=true",
         )
     if compared.in_mindformers and not config.runs_mindformers:
-        yield fault(
+        yield invalid(
             (COMPARE, "run_mode"),
             f"{COMPARE}={other}: MindFormers has no adapters of each prompt, which"
             f" run_mode={config.run_mode} is for; expected native or ms",
         )
     options = config.generation()
     if config.names_mindformers and options.do_sample:
-        yield fault(
+        yield invalid(
             (COMPARE, "do_sample"),
             f"{COMPARE}={other}: MindFormers draws other tokens than lite-runner; do_sample=false"
             " compares",
@@ -252,6 +252,6 @@ def _compare_faults(config: ComparedOptions, compared: ComparedOptions) -> Itera
         }
         for key, (asked, what) in taken.items():
             if asked:
-                yield fault((COMPARE, key), f"{COMPARE}=mslite: exported models have no {what}")
-    for one in mindformers_run_faults(compared):
-        yield fault((COMPARE, *one.keys), f"{COMPARE}={other}: {one.text}")
+                yield invalid((COMPARE, key), f"{COMPARE}=mslite: exported models have no {what}")
+    for one in mindformers_run_errors(compared):
+        yield invalid((COMPARE, *one.keys), f"{COMPARE}={other}: {one.text}")

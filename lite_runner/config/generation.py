@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
-from lite_runner.config.fields import Fault, fault, read
+from lite_runner.config.fields import Invalid, invalid, read
 from lite_runner.records import (
     Count,
     CountPenalty,
@@ -218,7 +218,7 @@ def asked_of(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name in STRUCTURED_KEYS if (value := given.get(name)) is not None}
 
 
-def structured_faults(options: GenerationConfig, asked: Mapping[str, Any]) -> Iterator[Fault]:
+def structured_errors(options: GenerationConfig, asked: Mapping[str, Any]) -> Iterator[Invalid]:
     """Forms that are wrong, and `options` that do not go with a grammar; what is `asked`: see
     `asked_of`."""
     for name, kind in (
@@ -227,8 +227,8 @@ def structured_faults(options: GenerationConfig, asked: Mapping[str, Any]) -> It
         ("structured_outputs", _StructuredOutputs),
     ):
         if name in asked:
-            yield from _form_faults(asked[name], kind, name)
-    yield from _choice_faults(asked.get("guided_choice"), "guided_choice", "guided_choice")
+            yield from _form_errors(asked[name], kind, name)
+    yield from _choice_errors(asked.get("guided_choice"), "guided_choice", "guided_choice")
     refused = {
         "num_beams": (options.num_beams > 1, f"num_beams={options.num_beams}"),
         "min_new_tokens": (options.min_new_tokens > 0, f"min_new_tokens={options.min_new_tokens}"),
@@ -236,29 +236,29 @@ def structured_faults(options: GenerationConfig, asked: Mapping[str, Any]) -> It
     for key, (wanted, told) in refused.items():
         if wanted and asked:
             first = next(iter(asked))
-            yield fault((first, key), f"{told} does not go with {first}")
+            yield invalid((first, key), f"{told} does not go with {first}")
 
 
-def _form_faults(given: Any, kind: Any, name: str) -> Iterator[Fault]:
+def _form_errors(given: Any, kind: Any, name: str) -> Iterator[Invalid]:
     try:
         if isinstance(given, str):
             given = parse_json(given)
         else:
             json.dumps(given, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        yield fault(name, f"{name}: not JSON: {error}")
+        yield invalid(name, f"{name}: not JSON: {error}")
         return
-    found: list[Fault] = []
+    found: list[Invalid] = []
     form = read(given, kind, name, found)
-    yield from (fault(name, one.text) for one in found)
+    yield from (invalid(name, one.text) for one in found)
     if isinstance(form, _ResponseFormat) and (
         (form.type == "json_schema") != (form.json_schema is not None)
     ):
-        yield fault(name, f"{name}.json_schema: expected with type=json_schema, and only there")
+        yield invalid(name, f"{name}.json_schema: expected with type=json_schema, and only there")
     if isinstance(form, _StructuredOutputs):
-        yield from _choice_faults(form.choice, f"{name}.choice", name)
+        yield from _choice_errors(form.choice, f"{name}.choice", name)
 
 
-def _choice_faults(choices: Sequence[str] | None, where: str, key: str) -> Iterator[Fault]:
+def _choice_errors(choices: Sequence[str] | None, where: str, key: str) -> Iterator[Invalid]:
     if choices is not None and ("" in choices or not choices):
-        yield fault(key, f"{where}: expected one text or more, none of them empty")
+        yield invalid(key, f"{where}: expected one text or more, none of them empty")

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from lite_runner.config.fields import Fault, accepts, show
+from lite_runner.config.fields import Invalid, accepts, show
 from lite_runner.config.prompt import Request, is_prompt
 from lite_runner.config.secret import SECRETS
 from lite_runner.errors import ConfigError
@@ -107,7 +107,7 @@ def swept_values(text: str, options: list[str]) -> list[str]:
     try:
         override = _parse(text)
     except ValueError:
-        return [text]  # reported with the rest of the faults
+        return [text]  # reported with the rest of the errors
     value = override.value()
     if isinstance(value, Glob):
         return value.filter(options)
@@ -141,7 +141,7 @@ class _Deferred(Exception):
     pass
 
 
-def with_environment(raw: Mapping[str, Any], where: str, faults: list[Fault]) -> dict[str, Any]:
+def with_environment(raw: Mapping[str, Any], where: str, errors: list[Invalid]) -> dict[str, Any]:
     """The data of a file with its variables of the environment; what names other keys is left as
     a `Reference`."""
 
@@ -159,11 +159,11 @@ def with_environment(raw: Mapping[str, Any], where: str, faults: list[Fault]) ->
         except _Deferred:
             return Reference(text)
 
-    return _each(raw, str, one, where, faults)
+    return _each(raw, str, one, where, errors)
 
 
 def with_references(
-    raw: Mapping[str, Any], find: Find, where: str, faults: list[Fault]
+    raw: Mapping[str, Any], find: Find, where: str, errors: list[Invalid]
 ) -> dict[str, Any]:
     """The data of files with the values of the keys that a `Reference` names."""
     known: dict[str, tuple[Any, int]] = {}  # by key: its value, and how large that is
@@ -203,7 +203,7 @@ def with_references(
             return [follow(f"{key}.{i}", entry, above) for i, entry in enumerate(value)]
         return value
 
-    return _each(raw, Reference, one, where, faults)
+    return _each(raw, Reference, one, where, errors)
 
 
 def _each(
@@ -211,9 +211,9 @@ def _each(
     kind: type,
     one: Callable[[str, Any], Any],
     where: str,
-    faults: list[Fault],
+    errors: list[Invalid],
 ) -> dict[str, Any]:
-    """Nested data with `one` in place of each entry of a kind; what goes wrong are faults."""
+    """Nested data with `one` in place of each entry of a kind; what goes wrong are errors."""
     seen: dict[int, Any] = {}  # yaml's aliases: a section may stand twice, and in itself
 
     def walk(key: str, value: Any) -> Any:
@@ -242,7 +242,7 @@ def _each(
             reason = f"{str(error).strip().splitlines()[0][:100]}{_HINT}"
         except RecursionError:
             reason = "nested too deeply"
-        faults.append(Fault((key,), f"{key}: {show(str(value))}: {reason}{where}"))
+        errors.append(Invalid((key,), f"{key}: {show(str(value))}: {reason}{where}"))
         return None
 
     return {name: walk(str(name), value) for name, value in raw.items()}

@@ -19,7 +19,7 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import ConfigFile, user_folders
 from lite_runner.config.compose import compose_line
 from lite_runner.config.composed import Schemas
-from lite_runner.config.fields import did_you_mean, nearest, raise_faults
+from lite_runner.config.fields import did_you_mean, nearest, raise_errors
 from lite_runner.config.groups import (
     GROUPS,
     conf_dir,
@@ -173,7 +173,7 @@ def _mode_help(mode: str, line: CommandLine, schemas: Schemas, folders: Sequence
 def config_text(line: CommandLine, schemas: Schemas) -> str:
     """The composed config as yaml, as --cfg prints it, without secrets. Raises ConfigError."""
     composed = compose_line(line, schemas)
-    raise_faults(composed.faults)
+    raise_errors(composed.errors)
     if isinstance(key := at(composed.raw, KEY), str):
         put_at(composed.raw, KEY, hidden(key))
     shown = {} if line.shown == "hydra" else composed.raw
@@ -185,7 +185,7 @@ def config_text(line: CommandLine, schemas: Schemas) -> str:
 def info_text(line: CommandLine, schemas: Schemas) -> str:
     """Versions, and what a run is composed of: folders, files and options. Raises ConfigError."""
     composed = compose_line(line, schemas)
-    raise_faults(composed.faults)
+    raise_errors(composed.errors)
     options = options_named_in(conf_dir() / "config.yaml") | composed.choices
     rows = [
         ("lite-runner", __version__),

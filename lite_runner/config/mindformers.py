@@ -281,20 +281,20 @@ def translate(
             result.ignored += [] if key in translated else [key]
         elif key in sections:
             if value is not None:
-                result.faults.append(f"{key}: got {show(value)}, expected a section")
+                result.errors.append(f"{key}: got {show(value)}, expected a section")
         elif key in OFF:
             continue  # checked below
         else:
             near = nearest_key(key, sorted({*known, *IGNORED}))
             hint = did_you_mean(near)
-            result.faults.append(f"{key}: no such key{hint}; ~{key} leaves it out")
+            result.errors.append(f"{key}: no such key{hint}; ~{key} leaves it out")
     _check_disabled(raw, known, result)
     _translate_tokenizer(raw, result)
     if isinstance(settings, Mapping):
         _translate_model(raw, defaults, models, result)
         keys = () if sized else (f"model.model_config.{name}" for name in _SIZES)
         for key in (key for key in keys if result.assignments.get(key) is None):
-            result.faults.append(f"{key}: missing; a model that is not in conf/model needs it")
+            result.errors.append(f"{key}: missing; a model that is not in conf/model needs it")
     return result
 
 
@@ -315,7 +315,7 @@ def _translate_model(
     kind = of_mindformers(_type(settings, defaults))
     expected = kind.hidden_act if kind else ()
     if expected and settings.get("hidden_act") not in (None, *expected):
-        result.faults.append(
+        result.errors.append(
             f"{PREFIX}hidden_act: got {show(settings['hidden_act'])}, expected {expected[0]}, which"
             f" such models are trained with; --{PREFIX}hidden_act {expected[0]} takes it"
         )
@@ -332,7 +332,7 @@ def _translate_model(
     if merged_over is not None and merged_over.claims(raw):
         merged_over.translate(raw, defaults, result)
     elif has_experts(raw):
-        result.faults.append(unsupported(raw))
+        result.errors.append(unsupported(raw))
 
 
 def _translate_adapter(given: Any, result: Translation) -> None:
@@ -341,12 +341,12 @@ def _translate_adapter(given: Any, result: Translation) -> None:
     if given is None:
         return
     if not isinstance(given, Mapping):
-        result.faults.append(f"{section}: got {show(given)}, expected a section")
+        result.errors.append(f"{section}: got {show(given)}, expected a section")
     elif given.get("pet_type") == "lora":
         result.assignments[section] = {name: given[name] for name in given if name in _LORA}
         result.ignored += [f"{section}.{name}" for name in given if name not in _LORA]
         if given.get("exclude_layers"):
-            result.faults.append(
+            result.errors.append(
                 f"{section}.exclude_layers: got {show(given['exclude_layers'])}, expected null:"
                 " target_modules says where the adapter is"
             )
@@ -365,7 +365,7 @@ def _check_head_size(
     sizes = [size for size in (hidden, heads) if isinstance(size, int) and size]
     expected = hidden // heads if len(sizes) == 2 else None
     if settings.get(name) not in (None, expected):
-        result.faults.append(
+        result.errors.append(
             f"{PREFIX}{name}: got {show(settings[name])}, expected hidden_size / num_heads"
         )
 
@@ -379,26 +379,26 @@ def _translate_quantization(given: Any, result: Translation) -> None:
     if given is None:
         return
     if not isinstance(given, Mapping):
-        result.faults.append(f"{section}: got {show(given)}, expected a section")
+        result.errors.append(f"{section}: got {show(given)}, expected a section")
         return
     method, weight, kv = (
         given.get(name) for name in ("quant_method", "weight_dtype", "kvcache_dtype")
     )
     activation = given.get("activation_dtype")
     if method not in (None, "rtn"):
-        result.faults.append(
+        result.errors.append(
             f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest):"
             " nothing is calibrated here"
         )
     if kv == "int8":
         result.assignments["kv_cache"] = "int8"
     elif kv not in _FLOATS:
-        result.faults.append(f"{section}.kvcache_dtype: got {show(kv)}, expected int8 or none")
+        result.errors.append(f"{section}.kvcache_dtype: got {show(kv)}, expected int8 or none")
     if weight in _FLOATS and activation in _FLOATS:
         return
     quant = _QUANTS.get((str(weight), "float" if activation in _FLOATS else str(activation)))
     if quant is None:
-        result.faults.append(
+        result.errors.append(
             f"{section}: got weight_dtype {show(weight)} with activation_dtype {show(activation)},"
             " expected int8 or int4 with fp16, or int8 with int8"
         )
@@ -424,7 +424,7 @@ def _translate_tokenizer(raw: Mapping[str, Any], result: Translation) -> None:
     merges, vocab = (at(raw, f"{_TOKENIZER}{name}") for name in (_MERGES, "vocab_file"))
     named = all(isinstance(path, str) and path for path in (merges, vocab))
     if named and PurePath(merges) != PurePath(vocab).parent / "merges.txt":
-        result.faults.append(
+        result.errors.append(
             f"{_TOKENIZER}{_MERGES}: got {show(merges)}, expected merges.txt beside {vocab}:"
             " put the two files into one folder"
         )
@@ -459,4 +459,4 @@ def _check_disabled(raw: Mapping[str, Any], known: Collection[str], result: Tran
         if key not in known and not any(
             type(value) is type(entry) and value == entry for entry in off
         ):
-            result.faults.append(f"{key}: {show(value)} is not available: {instead}")
+            result.errors.append(f"{key}: {show(value)} is not available: {instead}")

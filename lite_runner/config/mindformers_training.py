@@ -56,7 +56,7 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
     result: dict[str, Any] = copy.deepcopy(dict(raw))
     own: dict[str, Any] = dict(result.get("finetune") or {})
     notes: list[str] = []
-    faults: list[str] = []
+    errors: list[str] = []
     found: dict[str, Any] = {}
     for theirs, ours in _SAME.items():
         value = at(raw, theirs)
@@ -66,14 +66,14 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
     if kind is not None:
         found["schedule"] = _SCHEDULES.get(str(kind).lower())
         if found["schedule"] is None:
-            faults.append(
+            errors.append(
                 f"lr_schedule.type: got {show(kind)}, expected CosineWithWarmUpLR,"
                 " LinearWithWarmUpLR or ConstantWarmUpLR"
             )
             del found["schedule"]
     kind = at(raw, "optimizer.type")
     if kind is not None and str(kind).lower() not in _OPTIMIZERS:
-        faults.append(f"optimizer.type: got {show(kind)}, expected AdamW, the only one")
+        errors.append(f"optimizer.type: got {show(kind)}, expected AdamW, the only one")
     ratio = at(raw, "lr_schedule.warmup_ratio")
     if isinstance(ratio, float) and ratio and "warmup_steps" not in found:
         if isinstance(found.get("steps"), int):
@@ -86,7 +86,7 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
     loader = at(raw, "train_dataset.data_loader.type")
     data = found.get("data")
     if data is not None and not str(data).endswith((".jsonl", ".json", ".csv")):
-        faults.append(
+        errors.append(
             f"train_dataset.data_loader.dataset_dir: got {show(data)} of {loader}, which is not"
             " read here; finetune.data= names a .jsonl, .json or .csv file"
         )
@@ -112,4 +112,4 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
             put_at(own, key, value)
     if own:
         result["finetune"] = own
-    return result, notes, faults
+    return result, notes, errors

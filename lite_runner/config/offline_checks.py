@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from lite_runner.config.fields import Fault, Note, fault, show
+from lite_runner.config.fields import Invalid, Note, invalid, show
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import samples
 from lite_runner.config.schema import Exported, ExportedOptions
@@ -30,27 +30,27 @@ LITE_2_0 = (
 )
 
 
-def with_backend(config: Exported, faults: list[Fault], notes: list[Note]) -> Exported:
+def with_backend(config: Exported, errors: list[Invalid], notes: list[Note]) -> Exported:
     """The config with the backend that its other settings mean: engine=native is the old name of
     backend=native, and what only exported models have makes of auto mslite."""
     if config.engine == "native":
         if config.backend not in ("auto", "mslite", "native"):
             text = f"engine=native is backend=native; got backend={config.backend}"
-            faults.append(fault(("engine", "backend"), text))
+            errors.append(invalid(("engine", "backend"), text))
         if config.writes_graphs:
             text = "engine=native is backend=native, which runs a checkpoint without an export"
-            faults.append(fault(("engine", "run_mode"), text))
+            errors.append(invalid(("engine", "run_mode"), text))
         notes.append(Note("engine=native is backend=native now: leave engine= out"))
         return replace(config, backend="native", engine="auto")
     asked = not config.writes_graphs and any(offline_settings(config).values())
     return replace(config, backend="mslite") if config.backend == "auto" and asked else config
 
 
-def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
+def offline_errors(config: ExportedOptions) -> Iterator[Invalid]:
     """All validation errors of exporting and of running an exported model."""
     offline = config.writes_graphs or config.in_lite
     if config.context.mode == 1 and offline:
-        yield fault(
+        yield invalid(
             ("context.mode", "backend", "run_mode"),
             "context.mode=1 (pynative): an exported model is a graph; context.mode=0, or"
             " backend=ms",
@@ -58,12 +58,12 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     where = "run_mode=export" if config.run_mode == "eval" else "backend=mslite or run_mode=export"
     for key, given in offline_settings(config).items():
         if given and not offline:
-            yield fault(key, f"{key} has an effect only with {where}")
+            yield invalid(key, f"{key} has an effect only with {where}")
     yield from _full_graph(config)
     yield from _engine(config)
     yield from _given_model(config)
     if config.infer.rank_id and config.seed is None and samples(config):
-        yield fault(
+        yield invalid(
             "seed",
             f"seed: infer.rank_id={config.infer.rank_id} is a process started by hand, which does"
             " not get the seed that another process draws; give all of them the same: seed=1",
@@ -71,7 +71,7 @@ def offline_faults(config: ExportedOptions) -> Iterator[Fault]:
     try:
         encryption_key(config.infer.enc_key)
     except ConfigError as error:
-        yield fault("infer.enc_key", error.message)
+        yield invalid("infer.enc_key", error.message)
 
 
 def offline_settings(config: ExportedOptions) -> dict[str, bool]:
@@ -94,14 +94,14 @@ def offline_settings(config: ExportedOptions) -> dict[str, bool]:
     }
 
 
-def _full_graph(config: ExportedOptions) -> Iterator[Fault]:
+def _full_graph(config: ExportedOptions) -> Iterator[Invalid]:
     """Validation errors of an exported model without a cache."""
     past, infer = "model.model_config.use_past", config.infer
     offline = config.writes_graphs or config.in_lite
     if not offline or not config.full_graph or config.in_mindformers:
         return
     if not config.use_past and config.writes_graphs and infer.increment_model_path:
-        yield fault(
+        yield invalid(
             (past, "infer.increment_model_path"),
             f"infer.increment_model_path: {past}=false writes one graph, without a cache; leave"
             f" the path out, or {past}=true",
@@ -112,14 +112,14 @@ def _full_graph(config: ExportedOptions) -> Iterator[Fault]:
     }
     for key, value in refused.items():
         if value:
-            yield fault(
+            yield invalid(
                 (past, key.partition("=")[0], "infer.prefill_model_path"),
                 f"{key} has a cache, and {past}=false, or an infer.prefill_model_path alone, means"
                 " a graph without one",
             )
 
 
-def _engine(config: ExportedOptions) -> Iterator[Fault]:
+def _engine(config: ExportedOptions) -> Iterator[Invalid]:
     """Combinations of layout, engine and file type of an exported model."""
     layout, engine = config.export.layout, config.engine
     forced = {
@@ -131,14 +131,14 @@ def _engine(config: ExportedOptions) -> Iterator[Fault]:
     if layout == "resizable":
         for key, value in forced.items():
             if value:
-                yield fault(
+                yield invalid(
                     (key.partition("=")[0], "export.layout"),
                     f"{key} needs export.layout=static_pair; got {layout}",
                 )
     chosen = config.export.chosen_layout
     if chosen is not None and config.chosen_engine not in (None, *ENGINES[chosen]):
         wants = " or ".join(ENGINES[chosen])
-        yield fault(
+        yield invalid(
             ("export.layout", "engine"),
             f"export.layout={layout} runs in engine={wants}, not {engine}",
         )
@@ -147,25 +147,25 @@ def _engine(config: ExportedOptions) -> Iterator[Fault]:
         pair = forced | {"model.model_config.use_past=false": config.full_graph}
         wanted = {f"export.layout={layout}, engine={engine}": not lite_only} | pair
         for key in [key for key, value in wanted.items() if value][:1]:
-            yield fault(
+            yield invalid(
                 ("infer.model_type", key.partition("=")[0]),
                 f"infer.model_type=mindir_lite is of export.layout=resizable, not of {key}:"
                 f" {LITE_2_0}; leave infer.model_type out",
             )
     if config.export.weight_fp16 and config.infer.model_type == "mindir":
-        yield fault(
+        yield invalid(
             ("export.weight_fp16", "infer.model_type"),
             "export.weight_fp16=true needs infer.model_type=mindir_lite",
         )
     if config.infer.enc_key and (layout == "resizable" or engine == "lite-worker"):
-        yield fault(
+        yield invalid(
             ("infer.enc_key", "export.layout"),
             "infer.enc_key needs export.layout=static_pair: the public MindSpore Lite"
             " reads no encrypted model",
         )
 
 
-def _given_model(config: ExportedOptions) -> Iterator[Fault]:
+def _given_model(config: ExportedOptions) -> Iterator[Invalid]:
     """Paths of the exported model: read, or written."""
     infer = config.infer
     paths = {
@@ -173,12 +173,12 @@ def _given_model(config: ExportedOptions) -> Iterator[Fault]:
         "infer.increment_model_path": infer.increment_model_path,
     }
     if infer.model_dir and any(paths.values()):
-        yield fault(
+        yield invalid(
             ("infer.model_dir", *paths),
             "infer.model_dir and infer.prefill_model_path both say which model; give one of them",
         )
     if infer.increment_model_path and not infer.prefill_model_path:
-        yield fault(
+        yield invalid(
             tuple(paths),
             "infer.increment_model_path is the second of a pair; infer.prefill_model_path is empty",
         )
@@ -190,13 +190,13 @@ def _given_model(config: ExportedOptions) -> Iterator[Fault]:
     together = first.parent == second.parent and len(set(names)) == len(given)
     beside = first.parent != second.parent and first.parent.parent == second.parent.parent
     if len(given) > 1 and (not (together or beside) or not all(names)):
-        yield fault(
+        yield invalid(
             tuple(paths),
             f"{keys}: expected two names in one folder, or in two folders beside each other, got"
             f" {show(str(first))} and {show(str(second))}",
         )
     elif not all(re.fullmatch(r"[\w@.:-]+", name, re.ASCII) for name in names):
-        yield fault(
+        yield invalid(
             tuple(paths),
             f"{keys}: got the names {names}, expected letters, digits and _ @ . : - , which"
             " MindSpore takes (the folder may have any name)",

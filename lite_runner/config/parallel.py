@@ -8,7 +8,7 @@ from dataclasses import replace
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.limits import undivided
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Fault, raise_faults
+from lite_runner.config.fields import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
 from lite_runner.records import dataclass
@@ -67,7 +67,7 @@ def ranks_of(config: RunConfig) -> Ranks:
 
 
 def cluster_of(config: RunConfig) -> Cluster:
-    """The ranks of a config that passed `cluster_faults`."""
+    """The ranks of a config that passed `cluster_errors`."""
     parallel, size = config.parallel, ranks_of(config).size
     return Cluster(
         worker_num=size,
@@ -108,7 +108,7 @@ def threads_beyond(config: RunConfig) -> str:
     )
 
 
-def cluster_faults(config: RunConfig) -> Iterator[Fault]:
+def cluster_errors(config: RunConfig) -> Iterator[Invalid]:
     """Validation errors of the numbers of ranks and machines."""
     parallel = config.parallel
     given = {
@@ -122,14 +122,14 @@ def cluster_faults(config: RunConfig) -> Iterator[Fault]:
     if not config.use_parallel:
         for name, value in given.items():
             if value:
-                yield _fault(name, f"={value} {without_ranks(config)}")
+                yield _error(name, f"={value} {without_ranks(config)}")
         if parallel.rank_table_file:
-            yield _fault("rank_table_file", f" {without_ranks(config)}")
+            yield _error("rank_table_file", f" {without_ranks(config)}")
         return
     size = ranks_of(config).size
     asked = config.parallel_config
     if parallel.worker_num not in (None, size):
-        yield _fault(
+        yield _error(
             "worker_num",
             f": got {parallel.worker_num}, expected data_parallel={asked.data_parallel}"
             f" * model_parallel={asked.model_parallel} = {size}",
@@ -137,20 +137,20 @@ def cluster_faults(config: RunConfig) -> Iterator[Fault]:
         return
     local = parallel.local_worker_num or size
     if size % local:
-        yield _fault(
+        yield _error(
             "local_worker_num",
             f": got {local}, expected a divisor of the {size} ranks: every machine has as many",
         )
         return
     if parallel.node_rank >= size // local:
         machines = "the only machine" if size == local else f"{size // local} machines"
-        yield _fault(
+        yield _error(
             "node_rank",
             f": got {parallel.node_rank}, expected less than {size // local}: {size} ranks with"
             f" parallel.local_worker_num={local} are {machines}",
         )
     elif local < size and parallel.master_port is None:
-        yield _fault(
+        yield _error(
             "master_port",
             f" is missing: {size // local} machines must agree on one, e.g."
             " parallel.master_port=8118",
@@ -164,8 +164,8 @@ def without_ranks(config: RunConfig) -> str:
     return f"has no effect with run_mode={config.run_mode}, which is one process"
 
 
-def _fault(name: str, text: str) -> Fault:
-    return Fault((f"parallel.{name}", "use_parallel", "parallel"), f"parallel.{name}{text}")
+def _error(name: str, text: str) -> Invalid:
+    return Invalid((f"parallel.{name}", "use_parallel", "parallel"), f"parallel.{name}{text}")
 
 
 _KEYS = ("parallel_config.model_parallel", "parallel", "use_parallel")
@@ -176,39 +176,39 @@ _ONE_REPLICA = {  # backends without several replicas of a model that ranks shar
 DATA_KEYS = ("parallel_config.data_parallel", "parallel", "use_parallel")
 
 
-def parallel_faults(config: RunConfig) -> Iterator[Fault]:
+def parallel_errors(config: RunConfig) -> Iterator[Invalid]:
     """Validation errors of the parallel group and of its machines, whatever the model."""
-    yield from _size_faults(config)
-    yield from cluster_faults(config)
+    yield from _size_errors(config)
+    yield from cluster_errors(config)
 
 
-def _size_faults(config: RunConfig) -> Iterator[Fault]:
+def _size_errors(config: RunConfig) -> Iterator[Invalid]:
     asked = config.parallel_config
     sizes = {"data_parallel": asked.data_parallel, "model_parallel": asked.model_parallel}
     more = ", ".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
     if not config.use_parallel:
         if more:
             otherwise = ", or use_parallel=true" if config.takes_parallel else ""
-            yield Fault(
+            yield Invalid(
                 ("parallel", "use_parallel"),
                 f"parallel_config: got {more} with use_parallel=false; expected 1 each{otherwise}",
             )
         return
     if not config.takes_parallel:
-        yield Fault(
+        yield Invalid(
             ("parallel", "use_parallel", "run_mode"),
             f"use_parallel=true has no effect with run_mode={config.run_mode}",
         )
 
 
-def replica_faults(config: GenerateOptions) -> Iterator[Fault]:
+def replica_errors(config: GenerateOptions) -> Iterator[Invalid]:
     """Validation errors of the parallel group with the backend and the prompts."""
     asked = config.parallel_config
     if not config.use_parallel:
         return
     why = _ONE_REPLICA.get(config.backend)
     if why and min(asked.data_parallel, asked.model_parallel) > 1:
-        yield Fault(
+        yield Invalid(
             ("parallel", "use_parallel", "backend"),
             "parallel_config: data_parallel and model_parallel above 1 together need"
             f" backend=ms: {why}",
@@ -217,10 +217,10 @@ def replica_faults(config: GenerateOptions) -> Iterator[Fault]:
         yield from _prompts(config)
 
 
-def _prompts(config: GenerateOptions) -> Iterator[Fault]:
+def _prompts(config: GenerateOptions) -> Iterator[Invalid]:
     replicas, batch = config.parallel_config.data_parallel, config.predict_batch_size
     if batch and batch % replicas:
-        yield Fault(
+        yield Invalid(
             (*DATA_KEYS, "predict_batch_size"),
             f"predict_batch_size: got {batch}, expected a multiple of data_parallel={replicas}:"
             " replicas divide the batch",
@@ -230,7 +230,7 @@ def _prompts(config: GenerateOptions) -> Iterator[Fault]:
         return
     prompts = 1 if isinstance(data, str) else prompt_count(data)
     if replicas > prompts:
-        yield Fault(
+        yield Invalid(
             (*DATA_KEYS, "predict_data"),
             f"parallel_config.data_parallel: got {replicas}, expected at most the {prompts}"
             f" {'prompt' if prompts == 1 else 'prompts'} of predict_data, which it divides;"
@@ -238,12 +238,12 @@ def _prompts(config: GenerateOptions) -> Iterator[Fault]:
         )
 
 
-def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
+def division_errors(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
     """Sizes of a model that model_parallel does not divide; the text names the degrees that do."""
     ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
     own = custom_network(model)
     if ranks > 1 and own and all(one.split == "none" for one in own.tensors(model)):
-        yield Fault(
+        yield Invalid(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: how the tensors of"
             f" {model.architecture}, which is registered, are sharded is not known;"
@@ -251,7 +251,7 @@ def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
         )
         return
     if ranks > 1 and (why := undivided(model)):
-        yield Fault(
+        yield Invalid(
             (*_KEYS, "model"),
             f"parallel_config.model_parallel: got {ranks}, expected 1: {model.architecture} {why}",
         )
@@ -268,7 +268,7 @@ def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
     if "vocab_size" in wrong:
         hint = "; parallel_config.vocab_emb_dp=true leaves the vocabulary whole on every rank"
     named = ", ".join(f"{name}={getattr(model, name)}" for name in wrong)
-    yield Fault(
+    yield Invalid(
         (*_KEYS, "model"),
         f"parallel_config.model_parallel: got {ranks}, which does not divide {named}; expected one"
         f" of {', '.join(degrees)}{hint}",
@@ -276,8 +276,8 @@ def division_faults(config: RunConfig, model: Decoder) -> Iterator[Fault]:
 
 
 def check_divides(config: RunConfig, model: Decoder) -> None:
-    """Raises ConfigError with the `division_faults`."""
-    raise_faults(list(division_faults(config, model)))
+    """Raises ConfigError with the `division_errors`."""
+    raise_errors(list(division_errors(config, model)))
 
 
 def not_divided(model: Decoder, ranks: int, whole_vocabulary: bool) -> list[str]:

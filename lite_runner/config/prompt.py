@@ -137,7 +137,7 @@ def _request(item: Item) -> Request:
     return Request(messages=item)
 
 
-def faults_of(request: Request, *, adapters: bool) -> list[str]:
+def errors_of(request: Request, *, adapters: bool) -> list[str]:
     """Validation errors of a request in a run with or without `adapters`."""
     found = []
     if request.prompt is not None and request.messages is not None:
@@ -177,14 +177,14 @@ def check_prefixes(
         return
     if any(options.prompt_logprobs is not None for options in each):
         raise ConfigError(*no_likelihood("prompt_logprobs"))
-    from lite_runner.architectures.positions import prefix_fault  # imports NumPy
+    from lite_runner.architectures.positions import prefix_error  # imports NumPy
 
-    faults = []
+    errors = []
     for index, tokens in enumerate(prompts):
-        if lacks := prefix_fault(prefix, tokens):
-            faults.append(f"prompt {index} {lacks}")
-    if faults:
-        error = ConfigError.of(faults)
+        if lacks := prefix_error(prefix, tokens):
+            errors.append(f"prompt {index} {lacks}")
+    if errors:
+        error = ConfigError.of(errors)
         error.hint = (
             "the model's own tokenizer appends both to a text; give them in prompts of token ids"
         )

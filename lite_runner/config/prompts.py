@@ -19,11 +19,11 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.config.fields import (
     NEAR_NAME,
-    Fault,
+    Invalid,
     accepts,
     did_you_mean,
-    fault,
     hints_of,
+    invalid,
     nearest,
     read,
     show,
@@ -36,11 +36,11 @@ from lite_runner.config.prompt import (
     Message,
     Request,
     adapter_name,
-    faults_of,
+    errors_of,
     is_utf8,
     requests_of,
 )
-from lite_runner.config.sampling_checks import request_option_faults
+from lite_runner.config.sampling_checks import request_option_errors
 from lite_runner.config.schema import Config, GenerateOptions, RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.system.json_file import parse_json
@@ -79,23 +79,23 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def prompt_faults(config: GenerateOptions) -> Iterator[Fault]:
+def prompt_errors(config: GenerateOptions) -> Iterator[Invalid]:
     """Validation errors of the prompts, as far as they show without reading a file."""
-    for text in _data_faults(config):
-        yield fault("predict_data", text)
+    for text in _data_errors(config):
+        yield invalid("predict_data", text)
     if config.system and not config.chat:
-        yield fault(
+        yield invalid(
             ("system", "chat"), "system= needs chat=true: it is the first message of a chat"
         )
     if config.enable_thinking is not None and not config.chat:
-        yield fault(
+        yield invalid(
             ("enable_thinking", "chat"), "enable_thinking= needs chat=true: templates switch it"
         )
     if not is_utf8(config.system):
-        yield fault("system", "system: not valid UTF-8")
+        yield invalid("system", "system: not valid UTF-8")
 
 
-def _data_faults(config: GenerateOptions) -> Iterator[str]:
+def _data_errors(config: GenerateOptions) -> Iterator[str]:
     data = config.predict_data
     if not data:
         if not config.dry_run and not config.only_save_strategy:
@@ -106,7 +106,7 @@ def _data_faults(config: GenerateOptions) -> Iterator[str]:
         if not is_utf8(data):
             yield "predict_data: not valid UTF-8"
         if data != STANDARD_INPUT:
-            yield from _file_faults(data)
+            yield from _file_errors(data)
         return
     try:
         requests = requests_of(data)
@@ -120,7 +120,7 @@ def _data_faults(config: GenerateOptions) -> Iterator[str]:
             yield f"{where}: {text}"
 
 
-def _file_faults(data: str) -> Iterator[str]:
+def _file_errors(data: str) -> Iterator[str]:
     as_text = f"as a prompt: predict_data=['{data}']"
     path = prompt_file(data)
     if path is not None and not is_file(path):
@@ -173,11 +173,11 @@ def _check(config: GenerateOptions) -> Check:
     """Validation errors of a request of this run."""
     shared = config.generation()
 
-    def faults(request: Request) -> list[str]:
-        found = faults_of(request, adapters=bool(config.adapter_path))
-        return found + request_option_faults(config, shared, request)
+    def errors(request: Request) -> list[str]:
+        found = errors_of(request, adapters=bool(config.adapter_path))
+        return found + request_option_errors(config, shared, request)
 
-    return faults
+    return errors
 
 
 def _path(predict_data: str | Items) -> Path | None:
@@ -335,16 +335,16 @@ def _is_chat(value: Any) -> bool:
 def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> list[Request]:
     """Requests of (location, record) pairs. Unknown keys are the user's own data, listed in a note.
     Raises ConfigError for invalid records, and for more than MAX_RECORDS."""
-    faults: list[str] = []
+    errors: list[str] = []
     more = 0  # errors beyond _MAX_SHOWN
     unread: set[str] = set()
     found: list[Request] = []
     for where, record in records:
-        mine: list[Fault] = []
+        mine: list[Invalid] = []
         request = _request(record, unread, mine)
-        texts = [fault.text for fault in mine] or check(request)
-        room = _MAX_SHOWN - len(faults)
-        faults += [f"{where}: {text}" for text in texts[:room]]
+        texts = [error.text for error in mine] or check(request)
+        room = _MAX_SHOWN - len(errors)
+        errors += [f"{where}: {text}" for text in texts[:room]]
         more += len(texts[room:])
         found.append(request)
         if len(found) > MAX_RECORDS:
@@ -352,35 +352,35 @@ def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> l
     listed = f"the keys of a prompt in a file are {', '.join(KEYS)}"
     if not found:
         raise ConfigError(f"{path} has no prompts", listed)
-    if len(faults) == 1:
-        raise ConfigError(faults[0], listed)
-    if faults:
+    if len(errors) == 1:
+        raise ConfigError(errors[0], listed)
+    if errors:
         rest = [f"and {more} more"] if more else []
-        lines = "".join(f"\n  - {text}" for text in [*faults, *rest])
-        raise ConfigError(f"{len(faults) + more} faults in {path}:{lines}", listed)
+        lines = "".join(f"\n  - {text}" for text in [*errors, *rest])
+        raise ConfigError(f"{len(errors) + more} errors in {path}:{lines}", listed)
     if unread:
         progress.note(f"{path}: not read: {', '.join(sorted(unread))}")
     return found
 
 
-def _request(record: Any, unread: set[str], faults: list[Fault]) -> Any:
+def _request(record: Any, unread: set[str], errors: list[Invalid]) -> Any:
     if isinstance(record, str):
         return Request(prompt=record)
     if _is_chat(record):
-        return Request(messages=read(record, tuple[Message, ...], "messages", faults))
+        return Request(messages=read(record, tuple[Message, ...], "messages", errors))
     if not isinstance(record, dict):
-        faults.append(Fault((), f"got {show(record)}, expected an object with a prompt"))
+        errors.append(Invalid((), f"got {show(record)}, expected an object with a prompt"))
         return None
     for name in record.keys() - {*KEYS}:
         near = nearest(name, [key for key in KEYS if key != "id"], cutoff=NEAR_NAME)
         if name in RUN_LEVEL:
             text = f"{name} is said for all prompts of a run, as {name}=, and not for one"
-            faults.append(Fault((name,), text))
+            errors.append(Invalid((name,), text))
         elif near:
-            faults.append(Fault((name,), f"{name}: no such key{did_you_mean(near)}"))
+            errors.append(Invalid((name,), f"{name}: no such key{did_you_mean(near)}"))
         else:
             unread.add(name)
-    return read({name: record[name] for name in KEYS if name in record}, Request, "", faults)
+    return read({name: record[name] for name in KEYS if name in record}, Request, "", errors)
 
 
 def read_requests(config: GenerateOptions) -> list[Request]:
@@ -410,12 +410,12 @@ def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
     return [name for name in map(adapter_name, given) if name is not None]
 
 
-def request_faults(config: GenerateOptions) -> Iterator[Fault]:
+def request_errors(config: GenerateOptions) -> Iterator[Invalid]:
     """Validation errors of adapters and prompts, without reading prompt files."""
     data, ids = config.predict_data, config.adapter_id
     file = data == STANDARD_INPUT or prompt_file(data) is not None
     if config.adapter_path and config.in_lite:
-        yield fault(
+        yield invalid(
             ("adapter_path", "backend"),
             "adapter_path has no effect with backend=mslite, whose models are exported ones;"
             " run_mode=export adapter_id= exports a model with an adapter merged into it, and"
@@ -424,7 +424,7 @@ def request_faults(config: GenerateOptions) -> Iterator[Fault]:
     if isinstance(ids, tuple) and data and not file:
         texts = (data,) if isinstance(data, str) else data
         if prompt_count(texts) == len(texts) and (text := _count_error(ids, texts)):
-            yield fault(("adapter_id", "predict_data"), text)
+            yield invalid(("adapter_id", "predict_data"), text)
 
 
 def _count_error(ids: Sequence[str | None], prompts: Sequence[Item]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 from lite_runner.architectures import model_of
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Fault, read
+from lite_runner.config.fields import Invalid, read
 from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
 from lite_runner.config.groups import from_chosen_hub
 from lite_runner.config.prompt import Items, Request
@@ -111,10 +111,10 @@ class RunConfig:
 
         Raises ConfigError with every key that is unknown, missing or of a wrong type.
         """
-        faults: list[Fault] = []
-        config = read(raw, cls, "", faults)
-        if faults:
-            raise ConfigError.of([fault.text for fault in faults])
+        errors: list[Invalid] = []
+        config = read(raw, cls, "", errors)
+        if errors:
+            raise ConfigError.of([error.text for error in errors])
         assert isinstance(config, cls)
         return config
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from lite_runner.architectures import ModelSettings, Network, can_untie_head
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Fault, did_you_mean, fault, nearest, show, size_faults
+from lite_runner.config.fields import Invalid, did_you_mean, invalid, nearest, show, size_errors
 from lite_runner.config.quantization import Quant, QuantGroup, Quantization
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
@@ -39,10 +39,10 @@ class Trainer:
     type: Literal["CausalLanguageModelingTrainer"]
     model_name: str  # names the output folder
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """A name that no folder should have."""
         if not re.fullmatch(r"\w[\w.-]*", self.model_name, re.ASCII):
-            yield fault(
+            yield invalid(
                 "trainer.model_name",
                 f"trainer.model_name: got {show(self.model_name)}, expected letters, digits and"
                 " . _ - (it names the output folder)",
@@ -149,15 +149,15 @@ class Context:
     cache: bool
     cache_limit: str | None  # 10GB; null: a share of the free disk
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Sizes that are none, and settings that MindSpore would refuse on an Ascend device."""
-        yield from size_faults("context.cache_limit", self.cache_limit)
-        yield from size_faults("context.max_device_memory", self.max_device_memory)
+        yield from size_errors("context.cache_limit", self.cache_limit)
+        yield from size_errors("context.max_device_memory", self.max_device_memory)
         for name in self.ascend_config or ():
             if name not in ASCEND_CONFIG:
                 key = f"context.ascend_config.{name}"
                 near = did_you_mean(nearest(name, ASCEND_CONFIG))
-                yield fault(key, f"{key}: MindSpore has no such setting of Ascend{near}")
+                yield invalid(key, f"{key}: MindSpore has no such setting of Ascend{near}")
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ class Parallel:
     hccl_timeout: Annotated[int, Range(LEAST_HCCL_S, MOST_HCCL_S)]  # seconds
     timeout: Count | None  # seconds; null: none
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Modes that there are not."""
         if self.parallel_mode > 1:
-            yield fault(
+            yield invalid(
                 "parallel.parallel_mode",
                 f"parallel.parallel_mode: got {self.parallel_mode}, expected 1 (semi-auto) or 0"
                 " (data parallel): there is no search for a sharding strategy",
@@ -192,10 +192,10 @@ class ParallelConfig:
     pipeline_stage: Count
     vocab_emb_dp: bool | None  # true: the embedding and the head are whole on every rank
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Stages, of which there is one."""
         if self.pipeline_stage != 1:
-            yield fault(
+            yield invalid(
                 ("parallel_config.pipeline_stage", "parallel"),
                 f"parallel_config.pipeline_stage: got {self.pipeline_stage}, expected 1: layers are"
                 " cut (model_parallel), not dealt out to stages",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner import progress
-from lite_runner.config.fields import Fault, fault, raise_faults
+from lite_runner.config.fields import Invalid, invalid, raise_errors
 from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.config.sections import Context, Parallel, hccl_timeouts
 from lite_runner.distributed.rank_table import RankTable, read_rank_table
@@ -17,7 +17,7 @@ from lite_runner.system import environment
 from lite_runner.system.ascend_devices import VISIBLE, index_of, visible_devices
 
 
-def rank_table_faults(path: str, ranks: Ranks) -> Iterator[Fault]:
+def rank_table_errors(path: str, ranks: Ranks) -> Iterator[Invalid]:
     """Validation errors of the rank table of a job.
 
     Raises ArtifactError for a file that is missing or no rank table.
@@ -25,9 +25,9 @@ def rank_table_faults(path: str, ranks: Ranks) -> Iterator[Fault]:
     key = "parallel.rank_table_file"
     table = read_rank_table(Path(path))
     if clash := table.clash():
-        yield fault(key, f"{key}: {path} is of no cluster: {clash}")
+        yield invalid(key, f"{key}: {path} is of no cluster: {clash}")
     if table.ranks != ranks.size:
-        yield fault(
+        yield invalid(
             (key, "parallel", "parallel_config.data_parallel", "parallel_config.model_parallel"),
             f"{key}: {path} has {table.ranks} ranks, expected {ranks.size}:"
             f" data_parallel={ranks.data} times model_parallel={ranks.tensor}",
@@ -53,7 +53,7 @@ def with_rank_table(
             progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
         parallel = replace(parallel, rank_table_file=table)
         if table:
-            raise_faults(rank_table_faults(table, ranks))
+            raise_errors(rank_table_errors(table, ranks))
     if table and on_ascend and not starts:
         device_id = index_of(read_rank_table(Path(table)).device_of(0))
         context = replace(context, device_id=device_id)

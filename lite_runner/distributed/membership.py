@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner.config.fields import Fault
+from lite_runner.config.fields import Invalid
 from lite_runner.config.parallel import Ranks
 from lite_runner.distributed.rank_table import read_rank_table
 from lite_runner.errors import EnvironmentFault
@@ -179,24 +179,24 @@ def _is(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def member_faults(
+def member_errors(
     member: Member, ranks: Ranks, run_mode: str, *, on_ranks: bool, use_parallel: bool
-) -> Iterator[Fault]:
+) -> Iterator[Invalid]:
     """Validation errors of the `ranks` of a run with the number of ranks that were started;
     `on_ranks`: its run mode may be done by several."""
     started = f"this process was started as {member.name}"
     if not on_ranks and member.size > 1:
-        yield Fault(("run_mode",), f"{started}, but run_mode={run_mode} is done by one process")
+        yield Invalid(("run_mode",), f"{started}, but run_mode={run_mode} is done by one process")
     elif member.size == ranks.size:
         return
     elif not use_parallel:
-        yield Fault(
+        yield Invalid(
             ("use_parallel",),
             f"{started}, but use_parallel=false: each would do the whole job; use_parallel=true"
             f" with parallel_config.model_parallel={member.size}, or start one process",
         )
     else:
-        yield Fault(
+        yield Invalid(
             ("parallel_config",),
             f"{started}, expected {ranks.size}: data_parallel={ranks.data} *"
             f" model_parallel={ranks.tensor} of parallel_config; start {ranks.size}, or"

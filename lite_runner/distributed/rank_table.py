@@ -189,7 +189,7 @@ def device_range(text: str) -> range:
     return numbers
 
 
-def board_fault(device_ids: Sequence[int]) -> str:
+def board_error(device_ids: Sequence[int]) -> str:
     """The validation error of using these devices of a machine together; "" if there is none."""
     if len({device_id < BOARD for device_id in device_ids}) < 2:
         return ""
@@ -233,7 +233,7 @@ def read_rank_table(path: Path) -> RankTable:
     """The rank table in a file of at most 1 MiB.
 
     Raises ArtifactError where the file is missing, broken or not a rank table: the file is at
-    fault, whoever named it. What does not fit a job or a command line is a ConfigError, elsewhere.
+    error, whoever named it. What does not fit a job or a command line is a ConfigError, elsewhere.
     """
     try:
         data = read_small(path, "a rank table")

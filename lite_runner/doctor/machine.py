@@ -235,8 +235,8 @@ def mindspore() -> Finding:
 def operators() -> Finding:
     """The native kernels fit their sources and load. Runs do without them, slower and without
     quantized weights."""
-    if (fault := native.unusable()) is not None:
-        return Finding("warn", f"they {fault.why}: MindSpore's own serve", remedy=fault.remedy)
+    if (error := native.unusable()) is not None:
+        return Finding("warn", f"they {error.why}: MindSpore's own serve", remedy=error.remedy)
     instructions = probe.ask("operators", LOAD_S)
     if instructions == "portable" and platform.machine() == "x86_64":
         found = "portable instructions: this processor has no avx2, they are slow"

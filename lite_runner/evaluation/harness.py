@@ -17,7 +17,7 @@ import numpy as np
 
 from lite_runner import progress
 from lite_runner.backends.likelihood import log_likelihoods
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
@@ -77,21 +77,21 @@ class EvalOptions:
         given = (self.tasks,) if isinstance(self.tasks, str) else self.tasks or ()
         return tuple(dict.fromkeys(given))
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Keys without a meaning, folders that are none."""
         if not self.names:
             for key in ("data", "fewshot", "limit", "chat", "system", "batch", "resume", "compare"):
                 if getattr(self, key):
-                    yield fault(
+                    yield invalid(
                         f"eval.{key}", f"eval.{key} has no effect without eval.tasks=[NAME,...]"
                     )
             return
         if self.data and not Path(self.data).expanduser().is_dir():
-            yield fault("eval.data", f"eval.data: no folder {self.data}")
+            yield invalid("eval.data", f"eval.data: no folder {self.data}")
         for key in ("resume", "compare"):
             given = getattr(self, key)
             if given and not (Path(given).expanduser() / SAMPLES).is_file():
-                yield fault(f"eval.{key}", f"eval.{key}: no run with {SAMPLES} in {given}")
+                yield invalid(f"eval.{key}", f"eval.{key}: no run with {SAMPLES} in {given}")
 
 
 def _as_file(name: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from lite_runner.config.fields import Fault, did_you_mean, nearest, read
+from lite_runner.config.fields import Invalid, did_you_mean, nearest, read
 from lite_runner.config.yaml_file import Tagged, read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.records import Count, Index, Range, dataclass
@@ -217,9 +217,9 @@ def read_task(name: str) -> Task:
     if not said:
         given = {key: value for key, value in raw.items() if key not in _NO_EFFECT}
         given = {"task": path.stem, **given, "folder": str(path.parent)}
-        faults: list[Fault] = []
-        task = read(_settled(given), Task, "", faults)
-        said = [fault.text for fault in faults] if faults else list(task.errors())
+        errors: list[Invalid] = []
+        task = read(_settled(given), Task, "", errors)
+        said = [error.text for error in errors] if errors else list(task.errors())
         if not said:
             assert isinstance(task, Task)
             return task

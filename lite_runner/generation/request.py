@@ -148,22 +148,22 @@ def check_lengths(
     `lengths`: prompt lengths in tokens; `each`: their options; `max_length`: the model's limit in
     tokens; `names`: names of the prompts instead of their numbers.
     """
-    faults = []
+    errors = []
     for index, (length, options) in enumerate(zip(lengths, each, strict=True)):
         name = names[index] if names else f"prompt {index}"
         longest, new = options.max_prompt(max_length), options.reserved_tokens
         limit = min(max_length, longest + new)
         if length == 0:
-            faults.append(f"{name} is empty: it has no tokens")
+            errors.append(f"{name} is empty: it has no tokens")
         elif length > longest:
-            faults.append(
+            errors.append(
                 f"{name} does not fit: {length} tokens and {new} new, "
                 f"{length + new} together, but at most {limit} fit"
             )
-    if faults:
-        error = ConfigError.of(faults)
+    if errors:
+        error = ConfigError.of(errors)
         error.hint = "shorten it, ask for fewer new tokens, or cut it with truncate=left"
-        if all(text.endswith("no tokens") for text in faults):
+        if all(text.endswith("no tokens") for text in errors):
             error.hint = "give it a text of at least one token, or leave it out"
         raise error
 

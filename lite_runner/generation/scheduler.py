@@ -213,8 +213,8 @@ class Scheduler:
     def _check(self, request: Request) -> None:
         options, info = request.options, self._info
         check_lengths([len(request.prompt)], [options], info.max_length, [request.name])
-        if fault := info.prompt_fault(request.prompt):
-            raise ConfigError(f"{request.name} {fault}")
+        if error := info.prompt_error(request.prompt):
+            raise ConfigError(f"{request.name} {error}")
         for token in (int(request.prompt.min()), int(request.prompt.max())):
             if not 0 <= token < info.vocab_size:
                 raise ConfigError(

@@ -123,10 +123,10 @@ def foreign_manifest(
         )
     for graph in graphs.values():
         cache_rows = batch * length if is_pair(layout) else None
-        faults = mismatches(model, graph.parameters, cache_rows=cache_rows)
-        if faults:
+        errors = mismatches(model, graph.parameters, cache_rows=cache_rows)
+        if errors:
             raise ArtifactError(
-                f"{graph.path}: not a graph of {model_name}: {'; '.join(faults)}",
+                f"{graph.path}: not a graph of {model_name}: {'; '.join(errors)}",
                 "name the model that was exported: model= or --config",
             )
     folder = first.path.parent
@@ -168,17 +168,17 @@ def check_graphs(paths: Mapping[GraphName, Path], manifest: Manifest) -> None:
     rows = None if manifest.fits_any else batch
     caches = is_pair(manifest.layout)
     for name, path in paths.items():
-        graph, faults = read_graph(path), []
+        graph, errors = read_graph(path), []
         if not _matches(graph.inputs, wanted := manifest.graphs[name].inputs):
-            faults.append(f"it takes {_texts(graph.inputs)}, expected {_texts(wanted)}")
+            errors.append(f"it takes {_texts(graph.inputs)}, expected {_texts(wanted)}")
         if known:
             cache_rows = batch * length if caches else None
-            faults += mismatches(model, graph.parameters, cache_rows=cache_rows)
-        if not faults and known and rows and _samples(graph, rows, model) != manifest.sampled:
-            faults.append("it returns " + ("logits" if manifest.sampled else "tokens"))
-        if faults:
+            errors += mismatches(model, graph.parameters, cache_rows=cache_rows)
+        if not errors and known and rows and _samples(graph, rows, model) != manifest.sampled:
+            errors.append("it returns " + ("logits" if manifest.sampled else "tokens"))
+        if errors:
             raise ArtifactError(
-                f"{path}: not the graph that {MANIFEST} describes: {'; '.join(faults)}",
+                f"{path}: not the graph that {MANIFEST} describes: {'; '.join(errors)}",
                 "copy the whole folder again, or export the model again",
             )
 
@@ -463,12 +463,12 @@ def mismatches(
 
     `cache_rows`: rows times positions of the graph's cache; None without one.
     """
-    faults = (
+    errors = (
         f"{name}: got {got}, expected {expected}"
         for name, got, expected in _comparisons(model, parameters, cache_rows)
         if got != expected
     )
-    return list(dict.fromkeys(faults))[:5]
+    return list(dict.fromkeys(errors))[:5]
 
 
 def _comparisons(

@@ -13,7 +13,7 @@ from lite_runner import progress
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import unavailable
-from lite_runner.config.fields import raise_faults
+from lite_runner.config.fields import raise_errors
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.sections import RANDOM, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError
@@ -197,7 +197,7 @@ def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = Non
     stored = manifest.quantization
     if source.quant is None:
         what = f"{path}: quant={stored}"
-        raise_faults(unavailable(source.floats_only, what, "load_checkpoint"))
+        raise_errors(unavailable(source.floats_only, what, "load_checkpoint"))
         return stored
     if source.quant_group is None and asked.quant == stored.quant:
         asked = dataclasses.replace(asked, group=stored.group)

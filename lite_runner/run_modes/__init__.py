@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lite_runner.config import compose, composed
 from lite_runner.config.argv import CommandLine
-from lite_runner.config.checks import common_faults
+from lite_runner.config.checks import common_errors
 from lite_runner.config.composed import Schemas
-from lite_runner.config.fields import Fault, Note, show
-from lite_runner.config.generate_checks import mindformers_available_faults
+from lite_runner.config.fields import Invalid, Note, show
+from lite_runner.config.generate_checks import mindformers_available_errors
 from lite_runner.config.groups import options_of
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import ExportedOptions, RunConfig
@@ -37,7 +37,7 @@ class RunMode(Protocol):
     Config: type[RunConfig]  # groups of keys (config/options.py) as bases, and its own keys
 
     @staticmethod
-    def faults(config: Any) -> Iterator[Fault]:
+    def errors(config: Any) -> Iterator[Invalid]:
         """Validation errors of combinations of keys; nothing is loaded."""
 
     @staticmethod
@@ -59,7 +59,7 @@ class RunMode(Protocol):
 @cache
 def schemas() -> Schemas:
     """The configs of the run modes, for lite_runner.config."""
-    return Schemas(lambda name: run_mode(name).Config, faults, notes)
+    return Schemas(lambda name: run_mode(name).Config, errors, notes)
 
 
 def run_mode(name: str) -> RunMode:
@@ -67,19 +67,19 @@ def run_mode(name: str) -> RunMode:
     return cast(RunMode, import_module(f"{__name__}.{name}"))
 
 
-def faults(config: RunConfig) -> Iterator[Fault]:
+def errors(config: RunConfig) -> Iterator[Invalid]:
     """All validation errors of a config whose values are valid one by one."""
-    yield from common_faults(config)
-    yield from mindformers_available_faults(config)
-    yield from run_mode(config.run_mode).faults(config)
+    yield from common_errors(config)
+    yield from mindformers_available_errors(config)
+    yield from run_mode(config.run_mode).errors(config)
     if config.use_parallel and (table := config.parallel.rank_table_file):
-        from lite_runner.distributed.ascend_ranks import rank_table_faults
+        from lite_runner.distributed.ascend_ranks import rank_table_errors
 
-        yield from rank_table_faults(table, ranks_of(config))
+        yield from rank_table_errors(table, ranks_of(config))
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
-        from lite_runner.backends.lite.ge import ge_faults
+        from lite_runner.backends.lite.ge import ge_errors
 
-        yield from ge_faults(config.infer)
+        yield from ge_errors(config.infer)
 
 
 def notes(config: RunConfig) -> list[str]:

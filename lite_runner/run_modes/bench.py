@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from lite_runner import progress
 from lite_runner.bench import bench
-from lite_runner.bench.options import BenchOptions, CellOptions, grid_faults
+from lite_runner.bench.options import BenchOptions, CellOptions, grid_errors
 from lite_runner.bench.report import Report
-from lite_runner.config.fields import Fault
+from lite_runner.config.fields import Invalid
 from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.output.report import Result, RunFolder, Timing
@@ -26,9 +26,9 @@ class Config(CellOptions):
     bench: BenchOptions
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of a benchmark."""
-    yield from grid_faults(config.bench, config)
+    yield from grid_errors(config.bench, config)
 
 
 def plan(config: Config) -> Plan:

@@ -15,8 +15,8 @@ import numpy as np
 from lite_runner.chat.conversation import Answer, ChatModel, ContextFull, Conversation, Messages
 from lite_runner.chat.remote import RemoteModel
 from lite_runner.chat.terminal import SETTABLE, converse
-from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.generate_checks import session_faults
+from lite_runner.config.fields import Invalid, invalid, show
+from lite_runner.config.generate_checks import session_errors
 from lite_runner.config.prompt import Request as Options
 from lite_runner.config.prompt import with_ending
 from lite_runner.config.schema import SessionOptions
@@ -44,21 +44,21 @@ class Config(SessionOptions):
     server_key: str  # env:NAME or a file; "": none
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of a conversation."""
     for key in _OF_TEXTS:
         if (value := getattr(config, key)) is not None:
-            yield fault(key, f"{key}={show(value)} has no effect with run_mode=chat")
+            yield invalid(key, f"{key}={show(value)} has no effect with run_mode=chat")
     if isinstance(config.adapter_id, tuple):
-        yield fault("adapter_id", f"adapter_id: got {show(config.adapter_id)}, expected one name")
+        yield invalid("adapter_id", f"adapter_id: got {show(config.adapter_id)}, expected one name")
     if config.server:
         parts = urlsplit(config.server)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            yield fault("server", f"server: got {show(config.server)}, expected http://HOST:PORT")
+            yield invalid("server", f"server: got {show(config.server)}, expected http://HOST:PORT")
         return
     if config.server_key:
-        yield fault(("server_key", "server"), "server_key needs server=http://HOST:PORT")
-    yield from session_faults(config)
+        yield invalid(("server_key", "server"), "server_key needs server=http://HOST:PORT")
+    yield from session_errors(config)
 
 
 def plan(config: Config) -> Plan:

@@ -13,8 +13,8 @@ from typing import ClassVar, get_args
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Fault, fault
-from lite_runner.config.generate_checks import adapter_faults
+from lite_runner.config.fields import Invalid, invalid
+from lite_runner.config.generate_checks import adapter_errors
 from lite_runner.config.schema import AdapterOptions, OverwriteOptions
 from lite_runner.config.sections import RANDOM, AdapterFormat, CheckpointFormat, Release
 from lite_runner.errors import ArtifactError, ConfigError
@@ -37,12 +37,12 @@ _NOT_THEIRS = ("huggingface", "peft")  # formats that MindFormers does not read
 class MindFormers:
     release: str | float | None  # null: what is written is for every release
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """A release that is none."""
         try:
             Release.of(self.release)
         except ValueError as error:
-            yield fault("mindformers.release", f"mindformers.release: {error}")
+            yield invalid("mindformers.release", f"mindformers.release: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,32 +68,34 @@ class Config(AdapterOptions, OverwriteOptions):
         return Release.of(self.mindformers.release if self.mindformers else None)
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of a conversion."""
     if not config.convert_output:
-        yield fault("convert_output", "convert_output is empty; give the file or folder to write")
+        yield invalid("convert_output", "convert_output is empty; give the file or folder to write")
     if config.mindformers and config.mindformers.release and config.convert_format in _NOT_THEIRS:
-        yield fault(
+        yield invalid(
             ("mindformers.release", "convert_format"),
             f"mindformers.release has no effect with convert_format={config.convert_format}, which"
             " MindFormers is not meant to read",
         )
-    yield from adapter_faults(config, one=True)
+    yield from adapter_errors(config, one=True)
     keys = ("convert_format", "merge", "adapter_path")
     path, form = config.adapter_path, config.convert_format
     if config.merge and not path:
-        yield fault(keys, "merge=true needs adapter_path=, the adapter to merge")
+        yield invalid(keys, "merge=true needs adapter_path=, the adapter to merge")
     elif form in get_args(AdapterFormat):
         if config.merge:
-            yield fault(
+            yield invalid(
                 keys,
                 f"convert_format={form} is of adapters; merge=true writes a checkpoint: ckpt,"
                 " safetensors or huggingface",
             )
         elif not path:
-            yield fault(keys, f"convert_format={form} needs adapter_path=, the adapters to convert")
+            yield invalid(
+                keys, f"convert_format={form} needs adapter_path=, the adapters to convert"
+            )
     elif path and not config.merge:
-        yield fault(
+        yield invalid(
             keys,
             f"convert_format={form} with adapter_path=: expected peft or mindformers to convert"
             " adapters, or merge=true to merge one into the checkpoint",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lite_runner.backends.mindformers.releases import choose_release
-from lite_runner.config.fields import Fault
+from lite_runner.config.fields import Invalid
 from lite_runner.config.parallel import cluster_of, ranks_of
 from lite_runner.config.schema import (
     BatchOptions,
@@ -55,7 +55,7 @@ class Config(SamplingOptions, BatchOptions, ExportedOptions, MindFormersOptions)
         return bool(named)
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Nothing: what is wrong is told by the checks."""
     yield from ()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from lite_runner import progress
-from lite_runner.config.fields import Fault, fault
-from lite_runner.config.generate_checks import adapter_faults
+from lite_runner.config.fields import Invalid, invalid
+from lite_runner.config.generate_checks import adapter_errors
 from lite_runner.config.schema import AdapterOptions
 from lite_runner.config.sections import RANDOM
 from lite_runner.model.adapters import adapter_place, adapters_of
@@ -28,11 +28,11 @@ class Config(AdapterOptions):
     leaves_folder: ClassVar[bool] = False
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of a download."""
     if config.checkpoint_source == RANDOM:
-        yield fault("model", f"model={config.model_name} has random weights: nothing to download")
-    yield from adapter_faults(config, one=False)
+        yield invalid("model", f"model={config.model_name} has random weights: nothing to download")
+    yield from adapter_errors(config, one=False)
 
 
 def plan(config: Config) -> Plan:

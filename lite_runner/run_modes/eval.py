@@ -11,18 +11,18 @@ from typing import Annotated, ClassVar
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.checks import fits_model, strategy_faults
+from lite_runner.config.checks import fits_model, strategy_errors
 from lite_runner.config.composed import kept
-from lite_runner.config.fields import Fault, fault, raise_faults
+from lite_runner.config.fields import Invalid, invalid, raise_errors
 from lite_runner.config.generate_checks import (
     COMPARE,
-    adapter_faults,
-    mindformers_model_faults,
-    pair_faults,
+    adapter_errors,
+    mindformers_model_errors,
+    pair_errors,
     without_mindformers,
 )
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.offline_checks import offline_faults
+from lite_runner.config.offline_checks import offline_errors
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
 from lite_runner.config.sampling_checks import beyond_context
@@ -100,16 +100,16 @@ class Config(AdapterOptions, ExportedOptions, MindFormersOptions, CompareOptions
         return window, self.eval_stride or window
 
 
-def window_faults(config: Config, model: Decoder) -> Iterator[Fault]:
+def window_errors(config: Config, model: Decoder) -> Iterator[Invalid]:
     """Windows that do not fit the model, or each other; and a model without likelihoods."""
     if model.prefix is not None:
         said, hint = no_likelihood("run_mode=eval")
-        yield fault(("run_mode", "model"), f"{said}; {hint}")
+        yield invalid(("run_mode", "model"), f"{said}; {hint}")
     window, stride = config.window_of(model)
     if window > model.seq_length:
         yield beyond_context("eval_window", window, model)
     if stride > window:
-        yield fault(
+        yield invalid(
             ("eval_stride", "eval_window"),
             f"eval_stride: got {stride}, expected at most the window of {window} tokens:"
             " those between two windows would be left out",
@@ -118,7 +118,7 @@ def window_faults(config: Config, model: Decoder) -> Iterator[Fault]:
 
 def check_model(config: Config, model: Decoder) -> None:
     """Raises ConfigError with what of the config does not fit the model."""
-    raise_faults([*fits_model(config, model), *window_faults(config, model)])
+    raise_errors([*fits_model(config, model), *window_errors(config, model)])
 
 
 def read_text(path: Path) -> str:
@@ -131,63 +131,63 @@ def read_text(path: Path) -> str:
     return decoded(raw, f"eval_data: {path}").removeprefix("\ufeff")
 
 
-def _task_faults(config: Config) -> Iterator[Fault]:
+def _task_errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of a run over tasks."""
     given = ("eval_data", "eval_window", "eval_stride", COMPARE)
     for key in (key for key in given if vars(config)[key]):
         other = "; two runs are compared by eval.compare=RUN" if key == COMPARE else ""
-        yield fault((key, "eval.tasks"), f"{key} does not go with eval.tasks{other}")
+        yield invalid((key, "eval.tasks"), f"{key} does not go with eval.tasks{other}")
     if config.in_mindformers:
-        yield fault(
+        yield invalid(
             ("backend", "eval.tasks"),
             "backend=mindformers scores texts alone (eval_data); expected native or ms with"
             " eval.tasks",
         )
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of an evaluation."""
     if config.eval.names:
-        yield from _task_faults(config)
+        yield from _task_errors(config)
     elif not config.eval_data:
-        yield fault(
+        yield invalid(
             "eval_data",
             "eval_data is empty; give a text file (no MindRecord): eval_data=TEXT.txt, or tasks:"
             " eval.tasks=[NAME,...]",
         )
     elif "\0" not in config.eval_data and not is_file(config.text_file):
-        yield fault("eval_data", f"eval_data: no file {config.eval_data}")
+        yield invalid("eval_data", f"eval_data: no file {config.eval_data}")
     if config.in_lite:
-        yield fault(
+        yield invalid(
             ("backend", "run_mode"),
             "backend=mslite is not available with run_mode=eval: an exported graph gives the"
             " logits of the last token alone; expected backend=native or backend=ms",
         )
-    yield from offline_faults(config)
-    yield from mindformers_model_faults(config)
+    yield from offline_errors(config)
+    yield from mindformers_model_errors(config)
     if (release := config.mindformers_release) is not None and not config.names_mindformers:
         yield without_mindformers(release)
-    yield from adapter_faults(config, one=True)
-    yield from strategy_faults(config)
-    yield from _compare_faults(config)
+    yield from adapter_errors(config, one=True)
+    yield from strategy_errors(config)
+    yield from _compare_errors(config)
     if (model := config.model_config()) is not None:
-        yield from window_faults(config, model)
+        yield from window_errors(config, model)
 
 
-def _compare_faults(config: Config) -> Iterator[Fault]:
+def _compare_errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of compare_backend=."""
-    yield from pair_faults(config)
+    yield from pair_errors(config)
     if (compared := config.compared) is None:
         return
     if compared.in_lite:
-        yield fault(
+        yield invalid(
             (COMPARE, "backend"),
             f"{COMPARE}=mslite: an exported graph gives the logits of the last token alone;"
             " expected native or ms",
         )
     if compared.in_mindformers:
-        for one in mindformers_model_faults(compared):
-            yield fault((COMPARE, *one.keys), f"{COMPARE}={compared.backend}: {one.text}")
+        for one in mindformers_model_errors(compared):
+            yield invalid((COMPARE, *one.keys), f"{COMPARE}={compared.backend}: {one.text}")
 
 
 def plan(config: Config) -> Plan:

@@ -12,14 +12,14 @@ from lite_runner.backends.lite.export.job import ExportJob, job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.backends.lite.export.writer import export_artifact
 from lite_runner.backends.mindformers.run import export_with_mindformers
-from lite_runner.config.checks import strategy_faults
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.checks import strategy_errors
+from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.generate_checks import (
-    adapter_faults,
-    mindformers_model_faults,
+    adapter_errors,
+    mindformers_model_errors,
     without_mindformers,
 )
-from lite_runner.config.offline_checks import ENGINES, offline_faults
+from lite_runner.config.offline_checks import ENGINES, offline_errors
 from lite_runner.config.parallel import DATA_KEYS, Ranks, check_divides, ranks_of
 from lite_runner.config.schema import (
     AdapterOptions,
@@ -51,37 +51,37 @@ class Config(ExportedOptions, BatchOptions, AdapterOptions, OverwriteOptions, Mi
     export_output: OutputPath  # "": named in output_dir
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of an export."""
     infer = config.infer
     if infer.model_dir:
-        yield fault("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+        yield invalid("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
     if config.export_output and (infer.prefill_model_path or infer.increment_model_path):
-        yield fault(
+        yield invalid(
             ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
             "export_output and infer.prefill_model_path both say where to write; give one of them",
         )
     if config.use_parallel and (replicas := config.parallel_config.data_parallel) > 1:
-        yield fault(
+        yield invalid(
             (*DATA_KEYS, "run_mode"),
             f"parallel_config.data_parallel: got {replicas}, expected 1 with run_mode=export: all"
             " replicas run the same graphs",
         )
-    yield from adapter_faults(config, one=True)
-    yield from strategy_faults(config)
-    yield from offline_faults(config)
+    yield from adapter_errors(config, one=True)
+    yield from strategy_errors(config)
+    yield from offline_errors(config)
     if config.in_mindformers:
-        yield from mindformers_model_faults(config)
-        yield from _mindformers_faults(config)
+        yield from mindformers_model_errors(config)
+        yield from _mindformers_errors(config)
     elif (release := config.mindformers_release) is not None:
         yield without_mindformers(release)
 
 
-def _mindformers_faults(config: Config) -> Iterator[Fault]:
+def _mindformers_errors(config: Config) -> Iterator[Invalid]:
     """Options that do not apply to graphs of MindFormers."""
     if config.use_past:
         past = "model.model_config.use_past"
-        yield fault(
+        yield invalid(
             (past, "backend"),
             "backend=mindformers: its pair of graphs with a cache, which MindSpore 2.0 writes, runs"
             f" in no engine here; add {past}=false",
@@ -100,7 +100,7 @@ def _mindformers_faults(config: Config) -> Iterator[Fault]:
     }
     for key, asked in refused.items():
         if asked:
-            yield fault(
+            yield invalid(
                 (key, "backend"),
                 f"{key}: backend=mindformers exports one graph of float32 for MindSpore Lite;"
                 " backend=ms does this",

@@ -29,13 +29,13 @@ from lite_runner.training.adapter import TrainedLora, in_memory, new_lora, opene
 from lite_runner.training.data import ExampleSet, read_data
 from lite_runner.training.network import TrainedNetwork
 from lite_runner.training.options import TrainOptions as Config
-from lite_runner.training.options import finetune_faults as faults
+from lite_runner.training.options import finetune_errors as errors
 from lite_runner.training.tape import Array
 from lite_runner.training.trainer import CHECKPOINT, CHUNK, StepMetrics, Trainer, step_count
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import check_folder, write_hugging_face
 
-__all__ = ["Config", "faults", "plan", "run"]
+__all__ = ["Config", "errors", "plan", "run"]
 
 METRICS = "metrics.jsonl"
 DEFAULT_LENGTH = 1024  # tokens of an example

@@ -16,7 +16,7 @@ from lite_runner.backends.seat import RunOptions
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generate_checks import ComparedOptions
 from lite_runner.config.generate_checks import PredictOptions as Config
-from lite_runner.config.generate_checks import predict_faults as faults
+from lite_runner.config.generate_checks import predict_errors as errors
 from lite_runner.config.generation import asked_of, without_effect
 from lite_runner.config.parallel import check_divides, ranks_of
 from lite_runner.config.prompt import Request, items_of
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lite_runner.model.adapters import AdapterJob
     from lite_runner.weights.sharding.partition import Strategy
 
-__all__ = ["Config", "faults", "plan", "run"]
+__all__ = ["Config", "errors", "plan", "run"]
 
 _STRATEGY = "ckpt_strategy.ckpt"  # MindFormers' name of it
 LEAST_NEW = 128  # tokens that a prompt's completion may have, however little memory is free

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.quantization import Quantization
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ArtifactError, ConfigError
@@ -63,19 +63,19 @@ class Config(OverwriteOptions):
         return self.quantize if self.quantize and self.quantize.method == "gptq" else None
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of quantizing."""
     if not config.quantize_output:
-        yield fault("quantize_output", "quantize_output is empty; give the folder to write")
+        yield invalid("quantize_output", "quantize_output is empty; give the folder to write")
     if not config.quantization.rounds:
-        yield fault("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
+        yield invalid("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
     elif config.calibration and config.quant != "a16w4":
-        yield fault(
+        yield invalid(
             ("quantize.method", "quant"),
             f"quantize.method=gptq is of 4 bits, got quant={config.quant}; expected quant=a16w4",
         )
     elif config.quantize and config.quantize.data and not config.calibration:
-        yield fault(
+        yield invalid(
             ("quantize.data", "quantize.method"),
             "quantize.data has no effect without quantize.method=gptq",
         )

@@ -7,10 +7,10 @@ import os
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.serving.options import ServeOptions as Config
-from lite_runner.serving.options import serve_faults as faults
+from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import plan_serving as plan
 
-__all__ = ["Config", "faults", "plan", "run"]
+__all__ = ["Config", "errors", "plan", "run"]
 
 
 def run(plan: Plan, _: RunFolder) -> None:

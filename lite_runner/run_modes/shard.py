@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from lite_runner import progress
-from lite_runner.config.checks import check_fits, strategy_faults
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.checks import check_fits, strategy_errors
+from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.model.locate import locate_for_plan
@@ -51,12 +51,12 @@ class Config(StrategyOptions, SaveStrategyOptions, OverwriteOptions):
         return self.parallel_config.vocab_emb_dp is False
 
 
-def faults(config: Config) -> Iterator[Fault]:
+def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of sharding and merging."""
-    yield from strategy_faults(config)
+    yield from strategy_errors(config)
     strategy = config.src_strategy_path_or_dir
     if strategy and config.only_save_strategy:
-        yield fault(
+        yield invalid(
             ("src_strategy_path_or_dir", "only_save_strategy"),
             f"src_strategy_path_or_dir={strategy} has no effect with only_save_strategy=true,"
             " which reads no weights",
@@ -66,19 +66,19 @@ def faults(config: Config) -> Iterator[Fault]:
     suffix = f".{config.shard_format}"
     one_file = ranks == 1 and not config.only_save_strategy
     if one_file and config.shard_output and not config.shard_output.endswith(suffix):
-        yield fault(
+        yield invalid(
             ("shard_output", "shard_format", "parallel"),
             f"shard_output: got {config.shard_output}, expected the name of a {suffix} file to"
             " merge to; parallel=tp2 (or another) shards for several ranks",
         )
     if config.transform_rank is not None and config.transform_rank >= ranks:
-        yield fault(
+        yield invalid(
             ("transform_rank", "parallel"),
             f"transform_rank: got {config.transform_rank}, expected less than the {ranks} of the"
             " parallel group",
         )
     if config.transform_rank is not None and config.only_save_strategy:
-        yield fault(
+        yield invalid(
             ("transform_rank", "only_save_strategy"),
             "transform_rank has no effect with only_save_strategy=true, which writes no weights",
         )

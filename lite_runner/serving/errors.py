@@ -116,13 +116,13 @@ def of_exception(error: Exception) -> ApiError:
 
 
 def of_validation(error: ValidationError) -> ApiError:
-    """The first fault of a request's body; where a field may be of several types, that of the type
+    """The first error of a request's body; where a field may be of several types, that of the type
     which fits it furthest."""
     if (count := error.error_count()) > _MOST_FAULTS:
-        return ApiError(400, f"the body has {count} faults", code="invalid_value")
-    faults = error.errors(include_url=False, include_input=False)
-    field = faults[0]["loc"][:1]
-    found = max((one for one in faults if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
+        return ApiError(400, f"the body has {count} errors", code="invalid_value")
+    errors = error.errors(include_url=False, include_input=False)
+    field = errors[0]["loc"][:1]
+    found = max((one for one in errors if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in found["loc"] if not _is_type(part)]
     kind, message = found["type"], found["msg"]
     if isinstance(cause := found.get("ctx", {}).get("error"), FieldFault):

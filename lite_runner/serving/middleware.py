@@ -97,13 +97,13 @@ class Guard:
 
         scope.setdefault("state", {})
         try:
-            fault = self._fault(scope, headers)
-            if fault is not None:
-                self._server.metrics.refused(fault.status)
-                if fault.status == 401:
+            error = self._error(scope, headers)
+            if error is not None:
+                self._server.metrics.refused(error.status)
+                if error.status == 401:
                     await asyncio.sleep(WRONG_KEY_S)
                 response = JSONResponse(
-                    fault.body(scope["path"]), fault.status, headers=fault.headers
+                    error.body(scope["path"]), error.status, headers=error.headers
                 )
                 await response(scope, receive, sending)
             else:
@@ -116,7 +116,7 @@ class Guard:
             elif scope["path"] not in _QUIET:
                 self._log(scope, status, time.perf_counter() - began, id)
 
-    def _fault(self, scope: Scope, headers: Headers) -> ApiError | None:
+    def _error(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Why a request is refused before it is read."""
         settings, keys = self._server.settings, self._server.keys
         # A page elsewhere may have its own name resolve to this machine (DNS rebinding).

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from lite_runner.config.fields import Fault, fault, show
-from lite_runner.config.generate_checks import session_faults
+from lite_runner.config.fields import Invalid, invalid, show
+from lite_runner.config.generate_checks import session_errors
 from lite_runner.config.schema import SessionOptions
 from lite_runner.records import Count, Index, NotNegative, Positive, Range, dataclass
 
@@ -91,52 +91,52 @@ class Serve:
         given = self.model_name
         return (given,) if isinstance(given, str) else given or ()
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Settings that contradict each other, and names that would never match."""
         if self.engine == "local" and self.replicas > 1:
-            yield fault(
+            yield invalid(
                 "serve.replicas",
                 f"serve.replicas={self.replicas} needs serve.engine=ray, which runs replicas"
                 " on a Ray cluster",
             )
         if self.engine == "ray" and self.load_adapters:
-            yield fault(
+            yield invalid(
                 "serve.load_adapters",
                 "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
                 " would load an adapter",
             )
         if self.engine == "ray" and self.drain_delay:
-            yield fault(
+            yield invalid(
                 "serve.drain_delay",
                 "serve.drain_delay needs serve.engine=local: replicas on a Ray cluster do not wait",
             )
         if self.is_public and not self.api_key:
-            yield fault(
+            yield invalid(
                 ("serve.host", "serve.api_key"),
                 f"serve.host={self.host} can be reached from other machines, which needs"
                 " serve.api_key=env:NAME (or a file that holds the key); or serve.host=127.0.0.1",
             )
         if bool(self.tls_cert) != bool(self.tls_key):
-            yield fault(
+            yield invalid(
                 ("serve.tls_cert", "serve.tls_key"),
                 "serve.tls_cert and serve.tls_key, PEM files of a certificate and its key, need"
                 " each other",
             )
         if self.engine == "ray" and self.tls_cert:
-            yield fault(
+            yield invalid(
                 "serve.tls_cert",
                 "serve.tls_cert needs serve.engine=local: on a Ray cluster Ray answers",
             )
         for origin in self.cors_origins:
             if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
-                yield fault(
+                yield invalid(
                     "serve.cors_origins",
                     f"serve.cors_origins: got {show(origin)}, expected SCHEME://HOST[:PORT]"
                     " without a path, such as http://localhost:3000, or '*'",
                 )
         for host in self.allowed_hosts:
             if host != "*" and not _HOST.fullmatch(host):
-                yield fault(
+                yield invalid(
                     "serve.allowed_hosts",
                     f"serve.allowed_hosts: got {show(host)}, expected a name without a port,"
                     " such as llm.example.com or '*.example.com', or '*'",
@@ -144,9 +144,11 @@ class Serve:
         names = self.names
         for name in names:
             if not name or names.count(name) > 1:
-                yield fault("serve.model_name", f"serve.model_name: {show(name)} is empty or twice")
+                yield invalid(
+                    "serve.model_name", f"serve.model_name: {show(name)} is empty or twice"
+                )
         if self.model_name == ():
-            yield fault("serve.model_name", "serve.model_name: no name; null is the model's own")
+            yield invalid("serve.model_name", "serve.model_name: no name; null is the model's own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +171,16 @@ class ServeOptions(SessionOptions):
         return self.serve.log_format
 
 
-def serve_faults(config: ServeOptions) -> Iterator[Fault]:
+def serve_errors(config: ServeOptions) -> Iterator[Invalid]:
     """Validation errors of a server."""
     for key, why in _OF_REQUESTS.items():
         if (value := getattr(config, key)) is not None:
-            yield fault(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
+            yield invalid(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
     for key in ("adapter_root", "adapter_path") if config.serve.load_adapters else ():
         if not getattr(config, key):
             why = "below which they are" if key == "adapter_root" else "whose sizes make room"
-            yield fault(
+            yield invalid(
                 ("serve.load_adapters", key),
                 f"serve.load_adapters=true needs {key}=, {why} for those that clients load",
             )
-    yield from session_faults(config)
+    yield from session_errors(config)

@@ -46,7 +46,7 @@ def generation_options(
         raise ApiError(
             400, f"{field}: got token {last}, expected 0 to {info.vocab_size - 1}", field
         )
-    if lacks := info.prompt_fault(np.array(prompt, np.int32)):
+    if lacks := info.prompt_error(np.array(prompt, np.int32)):
         raise ApiError(400, f"{field}: {lacks}", field)
     if limit is None:
         usual = defaults.max_new_tokens or (room if isinstance(body, ChatRequest) else USUAL_TOKENS)

@@ -26,7 +26,7 @@ MAX_IDS = 1024  # of tokens that end an answer, or whose scores are changed
 _MAX_KEYS = 100  # of an object whose keys are known
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-# The first fault of a list is the one that is told.
+# The first error of a list is the one that is told.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 ListsOfIds = Annotated[list[TokenIds], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]

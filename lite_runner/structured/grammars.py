@@ -141,11 +141,11 @@ def regex_terminal(pattern: str) -> str:
 
 def check(grammar: Grammar) -> None:
     """What shows without a vocabulary. Raises GrammarError."""
-    fault = _fault(grammar)
-    if fault is None:
-        fault = _said(LLMatcher.validate_grammar(grammar.lark, limits=_LIMITS))
-    if fault:
-        raise GrammarError(grammar.field, fault)
+    error = _error(grammar)
+    if error is None:
+        error = _said(LLMatcher.validate_grammar(grammar.lark, limits=_LIMITS))
+    if error:
+        raise GrammarError(grammar.field, error)
 
 
 class Grammars:
@@ -160,15 +160,15 @@ class Grammars:
 
     def compile(self, grammar: Grammar) -> Callable[[], Guide]:
         """Guides of a grammar. Raises GrammarError for one that is wrong, or takes too much."""
-        fault = self._lack() or _fault(grammar)
-        if fault is None:
+        error = self._lack() or _error(grammar)
+        if error is None:
             matcher = LLMatcher(self._tokens(), grammar.lark, log_level=0, limits=_LIMITS)
             if not matcher.is_error():
                 matcher.compute_bitmask()  # the first one costs the most, and may have no token
             if not matcher.is_error():
                 return lambda: _Guide(matcher.deep_copy(), grammar.field)
-            fault = _said(matcher.get_error())
-        raise GrammarError(grammar.field, fault)
+            error = _said(matcher.get_error())
+        raise GrammarError(grammar.field, error)
 
     def _lack(self) -> str | None:
         """What the tokenizer lacks."""
@@ -250,7 +250,7 @@ class _Spelled:
                 return
 
 
-def _fault(grammar: Grammar) -> str | None:
+def _error(grammar: Grammar) -> str | None:
     """What of a grammar takes too much."""
     if len(grammar.lark) > MAX_CHARS:
         return f"{len(grammar.lark):,} characters, at most {MAX_CHARS:,} are taken"

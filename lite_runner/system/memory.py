@@ -86,7 +86,7 @@ def oom_kills() -> int:
 
 
 def fault_of(error: BaseException) -> EnvironmentFault | None:
-    """The error as an out-of-memory fault; None if it is something else."""
+    """The error as an out-of-memory error; None if it is something else."""
     chain: list[BaseException] = []
     while error not in chain:
         chain.append(error)

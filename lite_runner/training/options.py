@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lite_runner.config.fields import Fault, fault
+from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.prompts import is_file
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.config.sections import ModelSource
@@ -60,22 +60,22 @@ class FinetuneOptions:
     save_steps: Count | None  # null: only at the end
     resume: bool
 
-    def errors(self) -> Iterator[Fault]:
+    def errors(self) -> Iterator[Invalid]:
         """Settings that contradict each other."""
         if self.full and self.init_adapter:
-            yield fault(
+            yield invalid(
                 ("finetune.full", "finetune.init_adapter"),
                 "finetune.full=true trains the model itself, and finetune.init_adapter= is an"
                 " adapter to train; expected one of them",
             )
         if self.steps is not None and self.warmup_steps > self.steps:
-            yield fault(
+            yield invalid(
                 ("finetune.warmup_steps", "finetune.steps"),
                 f"finetune.warmup_steps: got {self.warmup_steps}, expected at most the"
                 f" {self.steps} of finetune.steps",
             )
         if self.lora.targets == ():
-            yield fault(
+            yield invalid(
                 "finetune.lora.targets",
                 "finetune.lora.targets: an empty list, expected names of modules, or null",
             )
@@ -99,26 +99,26 @@ class TrainOptions(OverwriteOptions):
         return replace(super().source, pet=None)
 
 
-def finetune_faults(config: TrainOptions) -> Iterator[Fault]:
+def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
     """Validation errors of a fine-tuning."""
     if not config.finetune_output:
-        yield fault("finetune_output", "finetune_output is empty; give the folder to write")
+        yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
     data = config.finetune.data
     if not data:
-        yield fault(
+        yield invalid(
             "finetune.data",
             "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
         )
     elif "\0" not in data and not is_file(Path(data).expanduser()):
-        yield fault("finetune.data", f"finetune.data: no file {data}")
+        yield invalid("finetune.data", f"finetune.data: no file {data}")
     if config.backend not in ("auto", "native"):
-        yield fault(
+        yield invalid(
             ("backend", "run_mode"),
             f"backend={config.backend} is not available with run_mode=finetune, which computes on"
             " the CPU by itself; expected backend=auto",
         )
     if config.context.device_target == "Ascend":
-        yield fault(
+        yield invalid(
             ("context.device_target", "run_mode"),
             "context.device_target=Ascend is not available with run_mode=finetune, which computes"
             " on the CPU; expected CPU",

@@ -28,7 +28,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
         # Names of other families are near, too: gpt_oss was to gpt_neox.
         near = nearest(model_type, KNOWN, 0.8) if isinstance(model_type, str) else None
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
-        raise fields.fault("model_type", model_type, expected)
+        raise fields.invalid("model_type", model_type, expected)
     if (packed := fields.raw.get("quantization_config")) is not None:
         check_described(packed, where)
     if architecture.text_of:
@@ -57,7 +57,7 @@ def _text_config(fields: Fields, model_type: str) -> dict[str, Any]:
     elif fields.raw.get("vision_config") is not None:  # the first files have no such section
         text = {key: one for key, one in fields.raw.items() if not key.startswith(_OF_IMAGES)}
     else:
-        raise fields.fault("text_config", None, "an object")
+        raise fields.invalid("text_config", None, "an object")
     for key in ("rope_scaling", "rope_parameters"):
         rope = text.get(key)
         if isinstance(rope, dict) and "mrope_section" in rope:

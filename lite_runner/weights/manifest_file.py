@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from lite_runner import progress
-from lite_runner.config.fields import Fault, read
+from lite_runner.config.fields import Invalid, read
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
@@ -87,13 +87,13 @@ def read_manifest(
     has_checksum = CHECKSUM in raw
     checksum = raw.pop(CHECKSUM, None)
     fields = {name: value for name, value in raw.items() if name != "schema"}
-    faults: list[Fault] = []
+    errors: list[Invalid] = []
     if type(raw.get("schema")) is not int or raw["schema"] != schema:
-        faults.append(Fault(("schema",), f"schema {raw.get('schema')!r}, expected {schema}"))
-    found: _T = read(fields, section, "", faults)
-    if faults:
-        more = f"; {len(faults) - MAX_FAULTS} more" if len(faults) > MAX_FAULTS else ""
-        texts = "; ".join(fault.text for fault in faults[:MAX_FAULTS])
+        errors.append(Invalid(("schema",), f"schema {raw.get('schema')!r}, expected {schema}"))
+    found: _T = read(fields, section, "", errors)
+    if errors:
+        more = f"; {len(errors) - MAX_FAULTS} more" if len(errors) > MAX_FAULTS else ""
+        texts = "; ".join(error.text for error in errors[:MAX_FAULTS])
         raise ArtifactError(f"{path}: not {what}: {texts}{more}", hint)
     if not has_checksum:
         _note_unchecked(what, artifact or path.parent)

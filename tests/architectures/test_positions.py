@@ -17,7 +17,7 @@ from lite_runner.architectures.positions import (
     frequencies,
     last_seen,
     positions_of,
-    prefix_fault,
+    prefix_error,
 )
 from lite_runner.architectures.spec import Prefix, RopeScaling, Rotary
 
@@ -123,7 +123,7 @@ def test_without_its_marks_a_prompt_has_no_prefix() -> None:
     ],
 )
 def test_prompt_without_prefix(tokens: list[int], said: str | None) -> None:
-    assert prefix_fault(PREFIX, tokens) == said
+    assert prefix_error(PREFIX, tokens) == said
 
 
 def test_tables_are_float16() -> None:

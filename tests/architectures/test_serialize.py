@@ -18,7 +18,7 @@ from lite_runner.architectures.spec import (
     RopeScaling,
     Rotary,
 )
-from lite_runner.config.fields import Fault, read
+from lite_runner.config.fields import Invalid, read
 from tests import references
 from tests.models import reference_model
 
@@ -34,7 +34,7 @@ MIXED = Decoder("llama", 96, 32, 64, (FULL, SLIDING, SLIDING), RMS, False, eos_t
 
 def from_plain(plain: Any) -> Decoder:
     """As manifests are read."""
-    faults: list[Fault] = []
+    faults: list[Invalid] = []
     stored = read(plain, StoredDecoder, "model", faults)
     if faults:
         raise ValueError(faults[0].text)

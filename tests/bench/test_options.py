@@ -10,12 +10,12 @@ from lite_runner.bench.options import (
     BenchOptions,
     CellOptions,
     CellSettings,
-    cell_faults,
+    cell_errors,
     shared,
     varying,
     why_left_out,
 )
-from lite_runner.config.fields import Fault, hints_of, read
+from lite_runner.config.fields import Invalid, hints_of, read
 from lite_runner.config.grammar import value_of
 
 PLAIN: dict[str, Any] = {
@@ -25,7 +25,7 @@ PLAIN: dict[str, Any] = {
 
 
 def options(**changes: Any) -> tuple[BenchOptions | None, list[str]]:
-    faults: list[Fault] = []
+    faults: list[Invalid] = []
     found = read({**PLAIN, **changes}, BenchOptions, "bench", faults)
     if found is not None:
         faults += found.errors()
@@ -93,9 +93,9 @@ def test_settings_of_exported_models_are_for_the_cells_that_run_one(
     config: CellOptions, settings: Callable[..., CellSettings]
 ) -> None:
     run = replace(config, engine="lite")
-    assert not list(cell_faults(run.of_cell(settings())))
+    assert not list(cell_errors(run.of_cell(settings())))
     lite = run.of_cell(settings(backend="mslite", quant="a16w8"))
-    assert [one.text for one in cell_faults(lite)] == [
+    assert [one.text for one in cell_errors(lite)] == [
         "quant=a16w8 is not available with backend=mslite: graphs compute with floats;"
         " backend=native computes without an export"
     ]

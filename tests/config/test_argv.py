@@ -16,7 +16,7 @@ def parsed(*args: str) -> CommandLine:
 def test_the_first_equals_sign_ends_the_key() -> None:
     line = parsed("predict_data=a=b=c", "model=gpt2")
     assert line.settings == [Setting("predict_data", "a=b=c"), Setting("model", "gpt2")]
-    assert line.action == "run" and not line.faults
+    assert line.action == "run" and not line.errors
 
 
 @pytest.mark.parametrize("prefix", ["+", "++", "~"])
@@ -41,7 +41,7 @@ def test_hydras_prefixes_are_kept_apart(prefix: str) -> None:
 )
 def test_actions(args: list[str], action: str) -> None:
     line = parsed(*args)
-    assert line.action == action and line.faults == []
+    assert line.action == action and line.errors == []
 
 
 def test_flags_of_run_mindformer() -> None:
@@ -49,7 +49,7 @@ def test_flags_of_run_mindformer() -> None:
         *("--config", "f.yaml", "--run_mode", "predict", "--device_target", "CPU", "--mode=0"),
         *("--predict_data", "one\\ntwo", "three", "seed=1", "--options", "a.b=c", "d=e"),
     )
-    assert line.faults == []
+    assert line.errors == []
     assert line.config_files == ["f.yaml"]
     assert line.settings == [
         Setting("run_mode", "predict", flag=True),
@@ -101,13 +101,13 @@ def test_a_single_dash_is_a_value() -> None:
     ],
 )
 def test_unknown_words_are_errors(args: list[str], fault: str) -> None:
-    faults = parsed(*args).faults
+    faults = parsed(*args).errors
     assert len(faults) == 1 and fault in faults[0]
 
 
 def test_a_value_after_an_unknown_flag_is_not_a_second_fault() -> None:
     line = parsed("--seeed", "3", "seed=4")
-    assert len(line.faults) == 1
+    assert len(line.errors) == 1
     assert line.settings == [Setting("seed", "4")]
 
 
@@ -171,7 +171,7 @@ def test_every_flag_of_run_mindformer(subtests: pytest.Subtests) -> None:
 
 
 def test_flags_without_their_value() -> None:
-    assert "expected text" in parse(["--modal_type", "image"], heads()).faults[0]
+    assert "expected text" in parse(["--modal_type", "image"], heads()).errors[0]
 
 
 def test_old_names_of_flags() -> None:

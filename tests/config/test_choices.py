@@ -105,7 +105,7 @@ def test_a_path_that_is_no_model(
     Path("x.gguf").touch()
     Path("mine.yaml").write_text(TINY)
     message = faults(*words, HI)
-    assert expected in message and "faults" not in message
+    assert expected in message and "errors in" not in message
 
 
 # -- A file and a typed model. ---------------------------------------------------------------------

@@ -214,7 +214,7 @@ def test_all_faults_come_at_once(faults: Faults) -> None:
         *("temperature=nan", "truncate=lef", "--sed", "3", "stray", "num_beams=0"),
         "do_sample=true",
     )
-    assert message.startswith("9 faults")
+    assert message.startswith("9 errors")
     wrong = ("blom_560m", "expand_ratio", "foo=1", "nan", "lef", "--sed", "stray", "beams: got 0")
     for part in wrong:
         assert part in message

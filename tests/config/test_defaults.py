@@ -60,7 +60,7 @@ def test_a_run_mode_is_a_module_and_a_yaml() -> None:
 def test_a_run_mode_has_its_config_and_three_functions(name: str) -> None:
     module = import_module(f"lite_runner.run_modes.{name}")
     assert issubclass(module.Config, RunConfig)
-    assert all(callable(getattr(module, function)) for function in ("faults", "plan", "run"))
+    assert all(callable(getattr(module, function)) for function in ("errors", "plan", "run"))
 
 
 @pytest.mark.parametrize("name", RUN_MODES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.config.fields import (
-    Fault,
+    Invalid,
     Scalar,
     annotation_of,
     describe,
@@ -61,7 +61,7 @@ GOOD: dict[str, Any] = {
 
 
 def read_outer(**changes: Any) -> tuple[Any, list[str]]:
-    found: list[Fault] = []
+    found: list[Invalid] = []
     value = read({**GOOD, **changes}, Outer, "", found)
     return value, [fault.text for fault in found]
 
@@ -112,7 +112,7 @@ def test_all_faults_are_kept() -> None:
     )
 )
 def test_any_data_is_read_or_refused_without_an_exception(value: Any) -> None:
-    found: list[Fault] = []
+    found: list[Invalid] = []
     result = read(value, Outer, "", found)
     assert (result is None) == bool(found)
 
@@ -140,7 +140,7 @@ class Open:
 
 
 def read_open(value: Any) -> tuple[Any, list[str]]:
-    found: list[Fault] = []
+    found: list[Invalid] = []
     section = read({"free": value}, Open, "", found)
     return section and section.free, [fault.text for fault in found]
 

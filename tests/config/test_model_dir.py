@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import parse
 from lite_runner.config.model_dir import is_ours, model_yaml
@@ -155,8 +156,10 @@ def test_reads_back(
     subtests: pytest.Subtests, resolve: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     for case in [*CASES, "alternating"]:
+        model = alternating() if case == "alternating" else model_config_of(REFERENCE / case)
+        if architecture_of(model).mindformers is None:
+            continue  # MindFormers has no such model, so there is no yaml of it
         with subtests.test(case=case):
-            model = alternating() if case == "alternating" else model_config_of(REFERENCE / case)
             # The yaml is laid over the model that it names, as it is written for that one.
             named = BASES[model.architecture]
             config = resolve(f"model={named}", "predict_data=hi")

@@ -322,7 +322,7 @@ def test_a_file_of_too_many_prompts_is_refused(read: Read, monkeypatch: pytest.M
 def test_many_faults_are_told_at_once_but_not_all(read: Read) -> None:
     with pytest.raises(ConfigError) as caught:
         read("p.jsonl", '{"prompt": 1}\n' * 30)
-    assert caught.value.message.startswith("30 faults in p.jsonl:")
+    assert caught.value.message.startswith("30 errors in p.jsonl:")
     assert "p.jsonl:10: " in caught.value.message and "and 20 more" in caught.value.message
     assert "p.jsonl:11: " not in caught.value.message
 

@@ -20,13 +20,13 @@ from lite_runner.distributed.rank_table import (
     Node,
     RankTable,
     Server,
-    board_fault,
+    board_error,
     device_range,
     merge,
     read_rank_table,
 )
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
-from lite_runner.run_modes import faults as run_faults
+from lite_runner.run_modes import errors as run_errors
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system.files import MAX_FILE_BYTES
 from tests.paths import FIXTURES
@@ -228,12 +228,12 @@ def test_no_ranges(text: str) -> None:
 
 @pytest.mark.parametrize("ids", [[0], [0, 1, 2, 3], [4, 7], [3, 1], [5, 9], range(8), range(16)])
 def test_devices_of_one_board_or_all(ids: list[int]) -> None:
-    assert board_fault(ids) == ""
+    assert board_error(ids) == ""
 
 
 @pytest.mark.parametrize("ids", [[3, 4], [0, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7], range(12)])
 def test_devices_of_two_boards(ids: list[int]) -> None:
-    assert "straddle two boards" in board_fault(ids)
+    assert "straddle two boards" in board_error(ids)
 
 
 def test_ranks_of_merged_tables_count_on_in_the_order_given() -> None:
@@ -302,7 +302,7 @@ def faults_of(path: Path | str, *, data: int = 1, tensor: int = 1, parallel: boo
             config.parallel_config, data_parallel=data, model_parallel=tensor
         ),
     )
-    found = (fault.text for fault in run_faults(changed))
+    found = (fault.text for fault in run_errors(changed))
     return "\n".join(text for text in found if "rank_table_file" in text)
 
 

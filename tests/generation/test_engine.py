@@ -243,7 +243,7 @@ def test_number_of_new_tokens(backend: Backends, options: dict[str, int], new: i
         ({}, [10], "at most 10 fit"),
         ({}, [1, 0], "prompt 1 is empty"),
         ({"max_new_tokens": 99}, [1], "1 tokens and 99 new, 100 together, but at most 10 fit"),
-        ({"max_new_tokens": 1}, [11, 0, 12], "3 faults"),
+        ({"max_new_tokens": 1}, [11, 0, 12], "3 errors"),
     ],
 )
 def test_prompts_that_do_not_fit(

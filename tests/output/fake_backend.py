@@ -21,13 +21,13 @@ class FakeBackend:
     adapters, compile_s = None, 0.0
 
     def __init__(self, faults: dict[int, BaseException | float] | None = None) -> None:
-        self.faults = faults or {}
+        self.errors = faults or {}
         self.windows = 0
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         (row,) = rows
         assert (row.position, row.logits) == (0, len(row.tokens))
-        fault = self.faults.get(self.windows, 0.0)
+        fault = self.errors.get(self.windows, 0.0)
         self.windows += 1
         if isinstance(fault, BaseException):
             raise fault

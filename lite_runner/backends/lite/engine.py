@@ -93,8 +93,8 @@ def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> Envir
     if engine == "lite-worker":
         try:
             LITE.find()
-        except EnvironmentFault as fault:
-            return fault
+        except EnvironmentFault as error:
+            return error
     return None
 
 
@@ -113,12 +113,12 @@ def choose_engine(layout: Layout, asked: str, device: Device) -> EngineName:
                 f"engine={engines[-1]}",
             )
         engines = tuple(engine for engine in engines if engine == asked)
-    faults = [why_unavailable(engine, layout, device) for engine in engines]
-    for engine, fault in zip(engines, faults, strict=True):
-        if fault is None:
+    errors = [why_unavailable(engine, layout, device) for engine in engines]
+    for engine, error in zip(engines, errors, strict=True):
+        if error is None:
             return engine
-    assert faults[-1] is not None
-    raise faults[-1]
+    assert errors[-1] is not None
+    raise errors[-1]
 
 
 def check_reads(engine: EngineName, layout: Layout) -> None:

@@ -13,7 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from lite_runner.config.fields import Fault, did_you_mean, nearest, show
+from lite_runner.config.fields import Invalid, did_you_mean, nearest, show
 from lite_runner.config.sections import Infer
 from lite_runner.errors import ConfigError
 from lite_runner.model.exported_model import FILE_NAME as FILE_NAME
@@ -99,17 +99,17 @@ def ge_config(infer: Infer) -> GeConfig | None:
     return GeConfig(sections={name: options for name, options in sections.items() if options})
 
 
-def ge_faults(infer: Infer) -> Iterator[Fault]:
+def ge_errors(infer: Infer) -> Iterator[Invalid]:
     """Validation errors of GE options; reads the user's files."""
     paths, options = infer.ge_config_path, infer.ge_options
     key = "infer.ge_config_path"
     if paths and options is not None:
-        yield Fault(
+        yield Invalid(
             (key, "ge"),
             f"{key} and infer.ge_options are both given; a file is taken as it is: ge=none",
         )
     if isinstance(paths, tuple) and paths and len(paths) != 2:
-        yield Fault(
+        yield Invalid(
             (key,),
             f"{key}: got {len(paths)} files, expected one, or two: [prefill, increment]",
         )
@@ -117,19 +117,19 @@ def ge_faults(infer: Infer) -> Iterator[Fault]:
         try:
             read_ini(path)
         except ConfigError as error:
-            yield Fault((key,), f"{key}: {error.message}")
+            yield Invalid((key,), f"{key}: {error.message}")
     for section, entries in (options or {}).items():
         where = f"infer.ge_options.{section}"
         if section not in SECTIONS:
             near = did_you_mean(nearest(section, SECTIONS))
-            yield Fault((where,), f"{where}: MindSpore Lite has no such section{near}")
+            yield Invalid((where,), f"{where}: MindSpore Lite has no such section{near}")
         elif not isinstance(entries, Mapping):
-            yield Fault((where,), f"{where}: got {show(entries)}, expected a section of options")
+            yield Invalid((where,), f"{where}: got {show(entries)}, expected a section of options")
         else:
             for name, value in _flatten(entries, ""):
                 if _CONTROL.search(value):
                     text = f"{where}.{name}: got {show(value)}, expected one line of text"
-                    yield Fault((f"{where}.{name}",), text)
+                    yield Invalid((f"{where}.{name}",), text)
 
 
 def ge_notes(infer: Infer) -> list[str]:

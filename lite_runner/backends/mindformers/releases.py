@@ -179,16 +179,16 @@ def llama_settings(model: Decoder) -> dict[str, Any]:
     }
 
 
-def llama_faults(model: Decoder) -> Iterator[str]:
+def llama_errors(model: Decoder) -> Iterator[str]:
     """Reasons why no release's Llama computes the model."""
-    yield from head_faults(model)
+    yield from head_errors(model)
     if any(model.windows):
         yield "it has no sliding windows"
     if model.rotary is None or model.rotary.dims is not None:
         yield "it rotates all dimensions of its heads"
 
 
-def head_faults(model: Decoder) -> Iterator[str]:
+def head_errors(model: Decoder) -> Iterator[str]:
     """Heads of other sizes."""
     if model.head_dim * model.num_heads != model.hidden_size:
         yield f"its heads have hidden_size / num_heads dimensions, not {model.head_dim}"
@@ -277,11 +277,11 @@ PYTHON_1_9 = WorkerPython(
 EPSILON = 1e-5  # of LayerNorm, whatever the yaml says
 
 
-def _llama_faults(model: Decoder) -> Iterator[str]:
+def _llama_errors(model: Decoder) -> Iterator[str]:
     scaling = model.rotary.scaling if model.rotary else None
     if scaling is not None and scaling.type != "linear":
         yield f"it has no {scaling.type} scaling of rotary positions, only a linear one"
-    yield from llama_faults(model)
+    yield from llama_errors(model)
     if model.attention.out_bias or model.feed_forward.bias:
         yield "its Llama has biases on q, k and v only"
 
@@ -310,7 +310,7 @@ def _glm2(model: Decoder) -> dict[str, Any]:
     }
 
 
-def _layer_norm_faults(model: Decoder) -> Iterator[str]:
+def _layer_norm_errors(model: Decoder) -> Iterator[str]:
     if model.norm_eps != EPSILON:
         yield f"its LayerNorm has an epsilon of {EPSILON:g}, not {model.norm_eps:g}"
     if model.intermediate_size % model.hidden_size:
@@ -335,12 +335,12 @@ V1_0_2 = MindFormersRelease(
     "2.0.0",
     PYTHON_1_0,
     {
-        "LlamaConfig": Family(_llama_faults, _llama, hides="pad"),
+        "LlamaConfig": Family(_llama_errors, _llama, hides="pad"),
         "BloomConfig": Family(
-            _layer_norm_faults, _layer_norm, hides="end", hides_in_cache=False, half_cache=True
+            _layer_norm_errors, _layer_norm, hides="end", hides_in_cache=False, half_cache=True
         ),
         "ChatGLM2Config": Family(
-            head_faults,
+            head_errors,
             _glm2,
             hides="pad",
             hides_in_cache=False,
@@ -350,12 +350,12 @@ V1_0_2 = MindFormersRelease(
             },
         ),
         "GLMConfig": Family(
-            head_faults,
+            head_errors,
             _own_settings,
             no_export="its exported GLM takes positions and a mask, which no engine here gives it",
         ),
         "GPT2Config": Family(
-            _layer_norm_faults,
+            _layer_norm_errors,
             _layer_norm,
             hides="end",
             no_export="MindSpore Lite does not run the mask of its exported GPT-2",
@@ -366,11 +366,11 @@ V1_0_2 = MindFormersRelease(
 )
 
 
-def _llama_faults_1_9(model: Decoder) -> Iterator[str]:
+def _llama_errors_1_9(model: Decoder) -> Iterator[str]:
     scaling = model.rotary.scaling if model.rotary else None
     if scaling is not None and scaling.type not in ("linear", "llama3"):
         yield f"no {scaling.type} scaling of rotary positions is translated for it"
-    yield from llama_faults(model)
+    yield from llama_errors(model)
     if model.feed_forward.bias:
         yield "its Llama has no biases in the feed-forward"
 
@@ -408,7 +408,7 @@ V1_9_0 = MindFormersRelease(
     "1.9.0",
     "2.10.0",
     PYTHON_1_9,
-    {"LlamaConfig": Family(_llama_faults_1_9, _llama_1_9, hides="pad")},
+    {"LlamaConfig": Family(_llama_errors_1_9, _llama_1_9, hides="pad")},
     sections={"use_legacy": True, "parallel": {}, "parallel_config": {}},
     context={"postprocess_use_numpy": True},
     caches=False,
@@ -419,7 +419,7 @@ V1_9_0 = MindFormersRelease(
 # run, for want of a device.
 V1_9_0_ASCEND = replace(
     V1_9_0,
-    families={"LlamaConfig": Family(_llama_faults_1_9, _llama_ascend, hides="pad")},
+    families={"LlamaConfig": Family(_llama_errors_1_9, _llama_ascend, hides="pad")},
     context={},
     caches=True,
     blocks=16,

@@ -43,8 +43,8 @@ class Native(Seat):
         reasons = []
         if options.device != "CPU":
             reasons.append(f"its kernels are for CPUs, got {options.device}")
-        if fault := native.unusable():
-            reasons.append(f"its kernels {fault.why} -> {fault.remedy}")
+        if error := native.unusable():
+            reasons.append(f"its kernels {error.why} -> {error.remedy}")
         if files.exported is not None:
             reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
         if config.context.mode == 1:

@@ -160,7 +160,7 @@ class WorkerProcess:
                 return self._message(time.monotonic() + seconds, doing)
         except TimeoutError as error:
             self.close()
-            raise self._fault(
+            raise self._error(
                 RunnerError, f"{doing}: {product} gave no answer in {seconds:g} s"
             ) from error
         except (EOFError, BrokenPipeError, ValueError) as error:
@@ -169,7 +169,7 @@ class WorkerProcess:
                 raise RunnerError(f"{doing}: {product} was closed") from error
             if isinstance(error, ValueError):
                 self.close()
-                raise self._fault(
+                raise self._error(
                     RunnerError, f"{doing}: invalid answer of the {product} process: {error}"
                 ) from error
             self._keeper.join(CLOSE_SECONDS)  # waits for its exit code
@@ -178,10 +178,10 @@ class WorkerProcess:
             message, lacking = _how_it_ended(code), memory.killed(code, self._kills_before)
             if lacking or (code == -signal.SIGABRT and memory.says_so(self._tail())):
                 message += f"; {lacking}" if lacking else " (out of memory)"
-                raise self._fault(
+                raise self._error(
                     EnvironmentFault, f"{doing}: {product} {message}", memory.TAKE_LESS
                 ) from error
-            raise self._fault(RunnerError, f"{doing}: {product} {message}") from error
+            raise self._error(RunnerError, f"{doing}: {product} {message}") from error
         except BaseException:
             self.close()
             raise
@@ -226,9 +226,9 @@ class WorkerProcess:
 
     def _refusal(self, kind: type[RunnerError], message: dict[str, Any], doing: str) -> RunnerError:
         reason = str(message["error"]).strip().splitlines()[0]
-        return self._fault(kind, f"{doing}: {self._product} failed: {reason}")
+        return self._error(kind, f"{doing}: {self._product} failed: {reason}")
 
-    def _fault(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
+    def _error(self, kind: type[RunnerError], message: str, hint: str = "") -> RunnerError:
         """An error with the last lines of the process's log."""
         return kind(message + quoted_tail(self._tail()), hint)
 

@@ -141,7 +141,7 @@ def _settings(where: Path, raw: dict[str, Any]) -> LoraSettings:
     layers = fields.raw.get("layers_to_transform")
     layers = [layers] if type(layers) is int else layers or []
     if not _is_list_of(layers, int):
-        raise fields.fault("layers_to_transform", layers, "an integer or a list of them")
+        raise fields.invalid("layers_to_transform", layers, "an integer or a list of them")
     settings = LoraSettings(
         where,
         r=_rank(fields, "r", fields.raw.get("r")),
@@ -163,7 +163,7 @@ def _check_kind(fields: Fields) -> None:
     fields.choice("peft_type", ("LORA",))
     fields.choice("pet_type", ("lora", "slora"))
     if (bias := fields.raw.get("bias")) not in ("none", None):
-        raise fields.fault("bias", bias, "none: trained biases are not supported")
+        raise fields.invalid("bias", bias, "none: trained biases are not supported")
     initialization = fields.raw.get("init_lora_weights")
     if initialization not in _INITIALIZATIONS or type(initialization) is int:
         raise ArtifactError(
@@ -211,7 +211,7 @@ def _modules(fields: Fields, key: str, needed: bool = False) -> str | tuple[str,
     if isinstance(value, str) and value:
         return value if value == "all-linear" else _regex(fields, key, value)
     if not _is_list_of(value or [], str) or (needed and not value):
-        raise fields.fault(key, value, "a list of modules, or a regular expression")
+        raise fields.invalid(key, value, "a list of modules, or a regular expression")
     return tuple(value or ())
 
 
@@ -219,7 +219,7 @@ def _plain_names(fields: Fields, key: str) -> tuple[str, ...]:
     value = fields.raw.get(key)
     names = [value] if isinstance(value, str) and value else value or []
     if not _is_list_of(names, str) or not all(re.fullmatch(r"\w+", name) for name in names):
-        raise fields.fault(key, value, "a name or a list of names")
+        raise fields.invalid(key, value, "a name or a list of names")
     return tuple(names)
 
 
@@ -228,7 +228,7 @@ def _by_regex(
 ) -> dict[str, Number]:
     value = fields.raw.get(key) or {}
     if not isinstance(value, dict):
-        raise fields.fault(key, value, "an object of pattern -> number")
+        raise fields.invalid(key, value, "an object of pattern -> number")
     return {
         _regex(fields, key, one): number(fields, f"{key}[{one!r}]", it) for one, it in value.items()
     }
@@ -240,27 +240,27 @@ def _regex(fields: Fields, key: str, text: str) -> str:
         if len(text) <= MAX_PATTERN:
             re.compile(f"({text})")
     except (re.error, RecursionError, OverflowError) as error:
-        raise fields.fault(key, text, f"a regular expression ({error})") from error
+        raise fields.invalid(key, text, f"a regular expression ({error})") from error
     try:
         check_cost(f"(?:{text})$", most_degree=MAX_REPEATS, most_factor=MAX_WAYS)
         if len(text) > MAX_PATTERN:
             raise ValueError("it is too long")
     except ValueError as error:
         expected = f"a pattern without repeated groups, {MAX_REPEATS} repeats in a row ({error})"
-        raise fields.fault(key, text, expected) from error
+        raise fields.invalid(key, text, expected) from error
     return text
 
 
 def _rank(fields: Fields, key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise fields.fault(key, value, "an integer of at least 1")
+        raise fields.invalid(key, value, "an integer of at least 1")
     return value
 
 
 def _alpha(fields: Fields, key: str, value: Any) -> float:
     # A huge integer is no float at all.
     if type(value) not in (int, float) or not abs(value) < 1e30 or value == 0:
-        raise fields.fault(key, value, "a number other than 0")
+        raise fields.invalid(key, value, "a number other than 0")
     return float(value)
 
 

@@ -114,7 +114,7 @@ def fitted(
         shown = "\n  - ".join(errors[:_ERRORS_SHOWN]) + (" ..." if errors[_ERRORS_SHOWN:] else "")
         raise ArtifactError(
             f"adapter {name}: {file} does not fit the model and {settings.where.name} "
-            f"({len(errors)} faults)\n  - {shown}",
+            f"({len(errors)} errors)\n  - {shown}",
             "was it trained on this base? model= and load_checkpoint= must name that one",
         )
     order = [site.weight for site in sites(model)]

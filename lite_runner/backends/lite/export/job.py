@@ -139,25 +139,25 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
         model_type = "mindir_lite" if fits_any(layout) and to_run else "mindir"
     dtype, rounded = config.compute_dtype(target), config.rounded_dtype(target)
     ranks = ranks_of(config).tensor
-    faults = limits.unsupported(files.model)
+    errors = limits.unsupported(files.model)
     if files.quantization.rounds:
-        faults.append(
+        errors.append(
             f"quant={files.quantization}: graphs compute with floats: quant=none, or backend=native"
             " without an export"
         )
     if config.export.weight_fp16 and model_type != "mindir_lite":
-        faults.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
-    faults += layout_faults(layout, files.model, dtype, encrypted=key is not None)
+        errors.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
+    errors += layout_errors(layout, files.model, dtype, encrypted=key is not None)
     if dtype == "bfloat16":
-        faults.append(
+        errors.append(
             "an export in bfloat16 cannot be verified on a CPU; float16 or float32 can be"
         )
     if config.narrow_cache:
-        faults.append(f"kv_cache={config.kv_cache} is of backend=native")
+        errors.append(f"kv_cache={config.kv_cache} is of backend=native")
     if ranks > 1 and key is not None and target != device:
-        faults.append(f"infer.enc_key with several ranks needs the target device ({target}) here")
-    if faults:
-        raise ConfigError.of(faults)
+        errors.append(f"infer.enc_key with several ranks needs the target device ({target}) here")
+    if errors:
+        raise ConfigError.of(errors)
     sampled = config.model.model_config.is_sample_acceleration
     return ExportSpec(
         layout,
@@ -211,28 +211,28 @@ def choose_layout(config: ExportedOptions, model: Decoder, target: Device) -> La
     named = config.chosen_engine is not None or config.infer.model_type == "mindir_lite"
     if not_resizable(model) and not named:
         return "static_pair"
-    faults = [why_unavailable(engine, "resizable", target) for engine in ENGINES["resizable"]]
-    if named or None in faults:
+    errors = [why_unavailable(engine, "resizable", target) for engine in ENGINES["resizable"]]
+    if named or None in errors:
         return "resizable"
-    assert isinstance(faults[-1], EnvironmentFault)
-    progress.note(f"engine=auto: graph-cell, since {faults[-1].message}")
+    assert isinstance(errors[-1], EnvironmentFault)
+    progress.note(f"engine=auto: graph-cell, since {errors[-1].message}")
     return "static_pair"
 
 
-def layout_faults(layout: Layout, model: Decoder, dtype: DType, *, encrypted: bool) -> list[str]:
+def layout_errors(layout: Layout, model: Decoder, dtype: DType, *, encrypted: bool) -> list[str]:
     """Validation errors of this layout for the model, computed in `dtype`."""
     if not fits_any(layout):
         return []
-    faults = []
+    errors = []
     if dtype != "float32":
-        faults.append(f"export.layout=resizable computes in float32; got {dtype}")
-    faults += [
+        errors.append(f"export.layout=resizable computes in float32; got {dtype}")
+    errors += [
         f"export.layout=resizable: {why}; take export.layout=static_pair"
         for why in not_resizable(model)
     ]
     if encrypted:
-        faults.append("infer.enc_key needs export.layout=static_pair")
-    return faults
+        errors.append("infer.enc_key needs export.layout=static_pair")
+    return errors
 
 
 def check_room(folder: Path, files: ModelFiles, spec: ExportSpec) -> None:

@@ -71,8 +71,8 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     model share one export. A damaged one is exported again. Raises RunnerError."""
     folder, ranks = folder_in_cache(job.config, job.files, job.spec), job.ranks
     there = caches.use(folder)
-    fault = _fault_of(folder) if there and job.first else ""
-    found = there and not fault
+    error = _error_of(folder) if there and job.first else ""
+    found = there and not error
     if not found:
         job.required_tokenizer  # noqa: B018  (without one it cannot be exported)
     if broadcast(ranks, "" if found else "missing"):
@@ -81,9 +81,9 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
         if job.first and (reason := cannot_hold(folder.parent, 0)):
             raise EnvironmentFault(reason, CACHE_HINT)
         missing = f"no exported {job.config.model_name} in the cache: exporting it first"
-        damaged = f"{folder.name} in the cache is damaged, and exported again: {fault}"
-        progress.note(damaged if fault else missing)
-        paths = OutputPaths(folder, overwrite=bool(fault))
+        damaged = f"{folder.name} in the cache is damaged, and exported again: {error}"
+        progress.note(damaged if error else missing)
+        paths = OutputPaths(folder, overwrite=bool(error))
         if ranks.tensor > 1:  # all ranks are of one replica
             manifest = export_artifact(job, paths)
             caches.use(folder)
@@ -95,7 +95,7 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     return folder, read_manifest(folder, check_files=False)  # checked above, or just written
 
 
-def _fault_of(folder: Path) -> str:
+def _error_of(folder: Path) -> str:
     """The error of an export in the cache that is damaged; empty if it is not."""
     try:
         read_manifest(folder)
