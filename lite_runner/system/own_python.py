@@ -14,7 +14,7 @@ OLDEST = (3, 10)
 # What setup.cfg requires, as modules. Not protobuf, which comes with gguf: finding its module
 # would import the one above it.
 MODULES = (
-    *("certifi", "filelock", "gguf", "huggingface_hub", "hydra", "jinja2", "mindspore"),
+    *("certifi", "filelock", "gguf", "hydra", "jinja2", "mindspore"),
     *("numpy", "omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
 )
 _ROOT = Path(__file__).resolve().parents[2]

@@ -135,6 +135,6 @@ def test_what_is_looked_for_is_what_setup_requires() -> None:
     required = {
         line.split()[0] for line in setup["options"]["install_requires"].splitlines() if line
     }
-    modules = {"hydra-core": "hydra", "huggingface-hub": "huggingface_hub", "pyyaml": "yaml"}
+    modules = {"hydra-core": "hydra", "pyyaml": "yaml"}
     expected = {modules.get(name, name) for name in required if not name.startswith("#")}
     assert set(own_python.MODULES) == expected - {"protobuf"}
