@@ -1,4 +1,4 @@
-"""What native layers read and compute, and what this machine can: bytes and multiply-adds."""
+"""Bytes and multiply-adds of native layers, and the rates that this machine reaches."""
 
 from __future__ import annotations
 

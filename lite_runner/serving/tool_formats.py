@@ -1,4 +1,4 @@
-"""How models write calls of tools: told from a chat template, forced by grammars."""
+"""Formats of tool calls: told from a chat template, forced by grammars."""
 
 from __future__ import annotations
 
