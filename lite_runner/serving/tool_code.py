@@ -10,6 +10,7 @@ from typing import Any
 from lite_runner.serving.tool_parsers import (
     CONSTANTS,
     SPACE,
+    Buffered,
     Call,
     Marked,
     Parser,
@@ -25,20 +26,12 @@ _TURN_BEGINS = re.compile(r"\s*(?:```(?:python)?\s*)?tool_call\(")
 _TURN_ENDS = re.compile(rf"\s*(?:```\s*|\Z|(?={re.escape(TURN_TAG)}))")
 
 
-class ChatGLM3:
+class ChatGLM3(Buffered):
     """Reads an answer: texts stream, and from where a call may be all is held to its end."""
 
     def __init__(self, tools: Tools) -> None:
         self._names = tuple(tools)
-        self._text = ""  # not yet certain
         self._fresh = True  # at the head of a turn
-
-    def put(self, text: str) -> list[Part]:
-        self._text += text
-        return self._take(last=False)
-
-    def finish(self) -> list[Part]:
-        return self._take(last=True)
 
     def _take(self, *, last: bool) -> list[Part]:
         parts: list[Part] = []
@@ -147,19 +140,12 @@ _PYTHON_START = "<|python_start|>"
 _HEAD = re.compile(r"\s*([^\W\d][\w.-]*)\(")
 
 
-class Pythonic:
+class Pythonic(Buffered):
     """Reads [name(key='value'), ...]; each call comes when it is complete."""
 
     def __init__(self, tools: Tools) -> None:
-        self._names, self._text = tools, ""
+        self._names = tools
         self._state = "begin"  # "calls", "text"
-
-    def put(self, text: str) -> list[Part]:
-        self._text += text
-        return self._take(last=False)
-
-    def finish(self) -> list[Part]:
-        return self._take(last=True)
 
     def _take(self, *, last: bool) -> list[Part]:
         parts: list[Part] = []

@@ -51,6 +51,23 @@ class Parser(Protocol):
         ...
 
 
+class Buffered:
+    """A parser that keeps the text which is not yet certain."""
+
+    _text = ""
+
+    def put(self, text: str) -> list[Part]:
+        self._text += text
+        return self._take(last=False)
+
+    def finish(self) -> list[Part]:
+        return self._take(last=True)
+
+    def _take(self, *, last: bool) -> list[Part]:
+        """What is certain of the text, which is taken off it; `last`: all of it is."""
+        raise NotImplementedError
+
+
 def json_of(text: str) -> Any:
     """None where it is no JSON."""
     try:
@@ -187,23 +204,15 @@ class _JsonObject:
         return -1
 
 
-class JsonCalls:
+class JsonCalls(Buffered):
     """Reads calls whose arguments are JSON, which stream once the name of a tool is read."""
 
     def __init__(self, form: JsonForm, tools: Tools) -> None:
         self._form, self._names = form, tools
-        self._text = ""  # not yet certain
         self._mark = self._gap = ""  # before the call that is being read, the mark and white space
         self._called = False  # a call has come
         self._object = _JsonObject()  # of the call that is being read
         self._state = self._outside if form.marks else self._head
-
-    def put(self, text: str) -> list[Part]:
-        self._text += text
-        return self._take(last=False)
-
-    def finish(self) -> list[Part]:
-        return self._take(last=True)
 
     def _take(self, *, last: bool) -> list[Part]:
         parts: list[Part] = []
