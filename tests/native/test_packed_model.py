@@ -42,7 +42,7 @@ def test_layers_may_differ_in_what_each_says_for_itself(other: Attention) -> Non
         ((PLAIN, replace(PLAIN, kv_heads=4)), "heads differ between its layers"),
         ((PLAIN, replace(PLAIN, rotary=None, alibi=True)), "positions differ between its layers"),
         ((replace(PLAIN, head_dim=7),), "rotary positions need an even head_dim, got 7"),
-        ((replace(PLAIN, head_dim=514),), "head_dim is 514, above 512"),
+        ((replace(PLAIN, head_dim=1026),), "head_dim is 1026, above 1024"),
     ],
 )
 def test_why_they_cannot_compute_a_model(attentions: tuple[Attention, ...], reason: str) -> None:

@@ -36,7 +36,7 @@ from lite_runner.networks.ascend_layers import (
     signed_nibbles,
 )
 from lite_runner.networks.decoder import Decode, DecoderCell, Prefill
-from lite_runner.networks.layers import Attention, BuildOptions, CacheSize
+from lite_runner.networks.layers import Attention, BuildOptions, CacheSize, MixtureBiases
 from lite_runner.system import environment
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.layouts import expected_tensors, random_checkpoint
@@ -236,7 +236,7 @@ def test_a_grouped_mixture_is_the_sum_of_its_chosen_experts(
     router[3], router[4] = -9, 9
     given = FeedForward(width, True, False, experts=Experts(count, chosen, renormalized))
     options = BuildOptions(None, ms.float32, fused=True)
-    layer = GroupedMixture(options, given, router, gates, ups, downs, None)
+    layer = GroupedMixture(options, given, router, gates, ups, downs, None, MixtureBiases())
     scores = x @ router.T
     factors = np.exp(scores - scores.max(-1, keepdims=True))
     factors /= factors.sum(-1, keepdims=True)
