@@ -125,6 +125,7 @@ def test_wheel_holds_every_module_and_yaml(wheel: Path) -> None:
         *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("*.py")),
         *(str(path.relative_to(ROOT)) for path in SOURCES.iterdir()),
         *(str(path.relative_to(ROOT)) for path in STATIC.iterdir()),
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "lite_runner").rglob("tasks/*.yaml")),
         "run_lite.py",
         "lite_runner/py.typed",
         "lite_runner/native/operators.so",

@@ -6,14 +6,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from lite_runner.architectures import experts, llama_like
 from lite_runner.architectures.architecture import Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows
-from lite_runner.architectures.positions import yarn_mscale
 from lite_runner.architectures.spec import Decoder, Latent, Norm, Rotary
 
 _OURS, _LAYER = "model.layers.{}.attention", "model.layers.{}.self_attn"
@@ -59,6 +56,8 @@ def read(fields: Fields) -> Decoder:
     rotary: Rotary = sizes["rotary"]
     scale, scaling = (latent.plain + latent.rotated) ** -0.5, rotary.scaling
     if scaling is not None and scaling.mscale_all_dim:
+        from lite_runner.architectures.positions import yarn_mscale  # imports NumPy
+
         scale *= yarn_mscale(scaling.factor, scaling.mscale_all_dim) ** 2
     sizes |= {
         "rotary": dataclasses.replace(rotary, dims=latent.rotated),
@@ -108,6 +107,8 @@ def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     latent = model.attention.latent
     if parameter.role not in ("query", "latent") or latent is None:
         return None
+    import numpy as np  # not for a start that reads no weights
+
     before = latent.plain if parameter.role == "query" else latent.rank
     one = np.arange(before + latent.rotated)
     one[before:] = before + np.arange(latent.rotated).reshape(-1, 2).T.reshape(-1)

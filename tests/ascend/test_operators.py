@@ -28,7 +28,7 @@ from lite_runner.networks.decoder import (
     Prefill,
     Score,
 )
-from lite_runner.networks.layers import BuildOptions, CacheSize
+from lite_runner.networks.layers import BuildOptions, CacheSize, MixtureBiases
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantized import quantize
 from lite_runner.weights.read_ahead import ReadAhead
@@ -316,7 +316,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelProto]:
     layer = GroupedMixture(
         BuildOptions(None, ms.float16, fused=True),
         *(feed_forward, np.zeros((EXPERTS, 96), np.float32)),
-        *(experts, experts, experts.transpose(0, 2, 1), None),
+        *(experts, experts, experts.transpose(0, 2, 1), None, MixtureBiases()),
     )
     graphs["experts"] = exported(layer, [x], folder / "experts")
     return graphs

@@ -206,7 +206,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         processes.append(process)
         assert process.stderr is not None
         for line in process.stderr:
-            if found := re.search(r"serving \S+ on (http://\S+)", line):
+            if found := re.search(r"serving \S+ on (https?://\S+)", line):
                 return process, found[1]
         raise AssertionError(f"it ended with {process.wait()}")
 
