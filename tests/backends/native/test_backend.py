@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lite_runner.architectures.reference import forward
 from lite_runner.backends.base import Row
 from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.backends.native.backend import NativeBackend
@@ -28,6 +29,7 @@ from tests import references
 from tests.backends.shared import LONGROPE, RowsKeepApart, check_generated
 
 CASES = references.every()
+ONE_PIECE = ("chatglm_6b", "llama_rope_dynamic")  # each token depends on the whole prompt
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-5
 # Inputs of integer matrices are rounded to 16 bits.
@@ -50,6 +52,27 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
     known = reference(case)
     model = known.native(len(known.prompts), known.length)
     assert relative_error(known.run(model), known.logits) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ONE_PIECE])
+def test_chunks_other_rows_and_copies_change_no_bit(
+    case: str, reference: Reference, relative_error: Error
+) -> None:
+    """A longer prompt than transformers was given, in one piece as the NumPy reference has it."""
+    known = reference(case)
+    config, model = known.config, known.native(3, 104)
+    prompt, other = np.random.default_rng(1).integers(0, config.vocab_size, (2, 90), np.int32)
+    prompt = prompt[: config.seq_length - 1]
+    (whole,) = model.forward([Row(0, prompt, 0)])
+    weights = {name: tensor.float32() for name, tensor in known.tensors().items()}
+    assert relative_error(whole, forward(config, weights, prompt)[-1]) <= TOLERANCE
+    for start, end in itertools.pairwise(sorted({0, 1, 17, 23, len(prompt)})):
+        last = model.forward([Row(1, prompt[start:end], start)])
+    model.forward([Row(0, other[:20], 0), Row(2, prompt[:-1], 0)])
+    _, beside = model.forward([Row(0, other[20:21], 20), Row(2, prompt[-1:], len(prompt) - 1)])
+    model.copy([2], [1])
+    copied = model.forward([Row(1, prompt[-5:], len(prompt) - 5)])
+    assert [one.tobytes() for one in (last[0], beside, copied[0])] == [whole.tobytes()] * 3
 
 
 # In turn: either in each architecture.
