@@ -133,15 +133,23 @@ def test_ranks_have_whole_groups_or_floats(name: str, tmp_path: Path) -> None:
                 np.testing.assert_array_equal(integers.read().float32(), one[tensor].float32())
 
 
+FAMILIES = ("phi3", "glm4", "gpt_neox", "starcoder2", "gemma3", "mixtral", "qwen3_moe", "olmo2")
+
+
 @pytest.mark.parametrize(
-    "case", ["phi3", "glm4", "gpt_neox", "starcoder2", "gemma3", "mixtral", "qwen3_moe", "olmo2"]
+    ("case", "layout"),
+    [
+        *((case, "pack-quantized 4 bits, zero points") for case in FAMILIES),
+        ("deepseek_v3", "fp8 blocks"),  # as published
+        ("glm4_moe", "fp8 blocks"),
+    ],
 )
-def test_matrices_of_every_family(case: str, tmp_path: Path) -> None:
+def test_matrices_of_every_family(case: str, layout: str, tmp_path: Path) -> None:
     """Fused, transposed and of experts, too."""
     quantized, plain = tmp_path / "quantized", tmp_path / "plain"
     for folder in (quantized, plain):
         folder.mkdir()
-    meant = write_quantized(quantized, REFERENCE / case, "pack-quantized 4 bits, zero points")
+    meant = write_quantized(quantized, REFERENCE / case, layout)
     shutil.copy(REFERENCE / case / "config.json", plain)
     save_file(meant, plain / FILE)
     model = model_config_of(quantized)
