@@ -50,6 +50,8 @@ def read(fields: Fields) -> Decoder:
     if latent.rotated % 2 or latent.rank % 2:
         raise fields.invalid("qk_rope_head_dim", latent.rotated, "even numbers, as kv_lora_rank")
     fields.neutral(rope_interleave=True)
+    if "q_lora_rank" in fields.raw and fields.raw["q_lora_rank"] is None:  # Moonlight
+        raise fields.invalid("q_lora_rank", None, "an integer: queries come from a latent vector")
     heads = fields.integer("num_attention_heads")
     same = fields.with_values(head_dim=latent.rotated, num_key_value_heads=heads)
     sizes = llama_like.sizes(same, positions=4096)
