@@ -63,7 +63,7 @@ class _Open:
 
 @dataclass
 class _Steps:
-    count: int = 0
+    steps: int = 0
     rows: int = 0
     prompt_tokens: int = 0
     new_tokens: int = 0
@@ -117,7 +117,7 @@ class Recorder:
         """A step of the scheduler: forward until `computed`, then sampling. Its tokens of prompts
         and new ones have equal shares."""
         steps, tokens = self._steps, max(1, prompt + new)
-        steps.count += 1
+        steps.steps += 1
         steps.rows += rows
         steps.prompt_tokens += prompt
         steps.new_tokens += new
@@ -169,14 +169,7 @@ class Recorder:
         return Profile(
             seconds=whole,
             phases={**known, "other": max(0.0, whole - sum(known.values()))},
-            steps={
-                "steps": self._steps.count,
-                "rows": self._steps.rows,
-                "prompt_tokens": self._steps.prompt_tokens,
-                "new_tokens": self._steps.new_tokens,
-                "forward_s": self._steps.forward_s,
-                "sample_s": self._steps.sample_s,
-            },
+            steps=dict(vars(self._steps)),
             kernels=[one.time(kind) for kind, one in kinds.items()],
             layers=layers,
             bandwidth=bandwidth,
@@ -272,14 +265,13 @@ class Profile:
         """Plain data, of rates too."""
 
         def row(one: KernelTime) -> dict[str, Any]:
-            found: dict[str, Any] = {
+            return {
                 "name": one.name,
                 "calls": one.calls,
                 "seconds": one.seconds,
                 "bytes_s": one.bytes_s,
                 "macs_s": one.macs_s,
             }
-            return found
 
         return {
             "seconds": self.seconds,

@@ -54,12 +54,10 @@ def read(fields: Fields, architecture: str) -> Decoder:
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    rotary = model.rotary
-    dims = rotary.dims if rotary is not None else None
     return llama_like.shared(model) | {
         "architectures": ["GlmForCausalLM" if model.architecture == "glm" else "Glm4ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
-        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+        "partial_rotary_factor": llama_like.rotated_share(model),
     }
 
 

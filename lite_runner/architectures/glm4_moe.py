@@ -14,6 +14,7 @@ from lite_runner.architectures.spec import Decoder
 
 NAMES: Names = {**qwen3.NAMES, **experts.GROUPED_NAMES}
 
+# moe_intermediate_size of a config.json that leaves it out, as transformers has it.
 _WIDTH = 1408
 
 
@@ -36,14 +37,13 @@ def read(fields: Fields) -> Decoder:
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    dims = model.rotary.dims if model.rotary else None
     return (
         llama_like.shared(model)
         | experts.grouped_to_settings(model)
         | {
             "architectures": ["Glm4MoeForCausalLM"],
             "attention_bias": model.attention.qkv_bias,
-            "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+            "partial_rotary_factor": llama_like.rotated_share(model),
             "use_qk_norm": model.attention.qk_norm is not None,
         }
     )

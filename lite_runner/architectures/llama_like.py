@@ -239,6 +239,12 @@ def shared(model: Decoder) -> dict[str, Any]:
     }
 
 
+def rotated_share(model: Decoder) -> float:
+    """The share of a head's dimensions that is rotated: partial_rotary_factor."""
+    dims = model.rotary.dims if model.rotary else None
+    return (dims or model.head_dim) / model.head_dim
+
+
 ROPE_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 

@@ -37,13 +37,12 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"]
-    dims = model.rotary.dims if model.rotary else None
     return found | {
         "architectures": ["NemotronForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
         "mlp_bias": model.feed_forward.bias,
         "norm_eps": model.norm_eps,
-        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+        "partial_rotary_factor": llama_like.rotated_share(model),
     }
 
 

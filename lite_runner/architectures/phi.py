@@ -56,11 +56,10 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"], found["head_dim"]
-    dims = model.rotary.dims if model.rotary else None
     return found | {
         "architectures": ["PhiForCausalLM"],
         "layer_norm_eps": model.norm_eps,
-        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+        "partial_rotary_factor": llama_like.rotated_share(model),
         "qk_layernorm": model.attention.qk_norm is not None,
     }
 

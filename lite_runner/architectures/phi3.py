@@ -77,7 +77,6 @@ def _with_longrope(fields: Fields) -> Fields:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     rotary = model.rotary
-    dims = rotary.dims if rotary is not None else None
     shared = llama_like.shared(model)
     original = model.seq_length
     if rotary is not None and rotary.scaling is not None:
@@ -92,7 +91,7 @@ def write(model: Decoder) -> dict[str, Any]:
     return shared | {
         "architectures": ["Phi3ForCausalLM"],
         "original_max_position_embeddings": original,
-        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+        "partial_rotary_factor": llama_like.rotated_share(model),
         "sliding_window": model.attention.window,
     }
 

@@ -33,11 +33,10 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"], found["head_dim"]
-    dims = model.rotary.dims if model.rotary else None
     return found | {
         "architectures": ["StableLmForCausalLM"],
         "layer_norm_eps": model.norm_eps,
-        "partial_rotary_factor": (dims or model.head_dim) / model.head_dim,
+        "partial_rotary_factor": llama_like.rotated_share(model),
         "use_qkv_bias": model.attention.qkv_bias,
         "use_parallel_residual": model.blocks[0].parallel,
     }
