@@ -19,8 +19,9 @@ test:  ## set up, then lint, types, shell check and all tests
 	@# Hundreds of child processes import the package: with bytecode each takes a third less.
 	@# A file's fixtures, such as jobs of several ranks, are made once; the last files are short.
 	@# A worker more than cores: a quarter of the time is waiting, for ranks, servers and time-outs.
+	@# One that crashes ends the run, as a failure: pytest-xdist starts another, then waits forever.
 	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
-	--dist loadfile --no-loadscope-reorder
+	--dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite

@@ -34,6 +34,8 @@ from serve_adapters import write_adapters
 from serve_load import Case, Figures, Workload, figures, load
 from serve_report import chart, tables, written_into
 
+from lite_runner.system.signals import deferred
+
 START_S = 900.0
 
 
@@ -107,13 +109,15 @@ def started(name: str, command: str, values: dict[str, str]) -> Iterator[str | N
         command = command.replace(f"{{{key}}}", value)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile("w+") as log:
+        process = None
         try:
-            process = subprocess.Popen(shlex.split(command), stdout=log, stderr=subprocess.STDOUT)
-        except OSError as error:
-            print(f"without {name}: {error}", file=sys.stderr)
-            yield None
-            return
-        try:
+            try:
+                with deferred():  # one that is started is known, and so is ended
+                    process = subprocess.Popen(shlex.split(command), stdout=log, stderr=log)
+            except OSError as error:
+                print(f"without {name}: {error}", file=sys.stderr)
+                yield None
+                return
             if answers(process, url):
                 yield url
             else:
@@ -122,8 +126,9 @@ def started(name: str, command: str, values: dict[str, str]) -> Iterator[str | N
                 print(f"without {name}: {said[-1] if said else 'no answer'}", file=sys.stderr)
                 yield None
         finally:
-            process.terminate()
-            process.wait()
+            if process is not None:
+                process.terminate()
+                process.wait()
 
 
 def answers(process: subprocess.Popen[bytes], url: str) -> bool:

@@ -58,11 +58,15 @@ NO_NETWORK = "without a network"
 DOWNLOADS = ("smollm2_gguf", "mindformers_package")  # the fixtures that need one
 
 
+def pytest_runtest_setup() -> None:
+    """Ctrl-C, which tests press, is Python's: a graph of MindSpore leaves a handler that ends
+    the process, and a shell that starts the tests in the background has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """One cache for a session, which its workers inherit: what a user's cache holds decides
     nothing. See smollm2_gguf for what is downloaded."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts it in the background
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
     if hasattr(config, "workerinput"):
         return
     from lite_runner.system.files import cache_dir
