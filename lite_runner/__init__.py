@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         init_context,
     )
     from lite_runner.api.exported import InferConfig
+    from lite_runner.api.llm import LLM, Output, Outputs
     from lite_runner.api.model import PreTrainedModel
     from lite_runner.api.network import (
         BloomLMHeadModel,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "PREFILL_MODEL_INPUT_MAP",
     "AutoConfig",
     "AutoModel",
@@ -120,6 +122,8 @@ __all__ = [
     "LlamaTokenizerFast",
     "LoraConfig",
     "MindFormerConfig",
+    "Output",
+    "Outputs",
     "ParallelContextConfig",
     "PetConfig",
     "PreTrainedModel",

@@ -37,6 +37,7 @@ PLAIN_LINE_AT_LAST_S = 60.0  # ... or this time
 SPEED_S = 1.0  # before that a speed says little
 BAR = 20  # characters
 ERASE = "\r\x1b[K"
+NOTEBOOK_WIDTH = 80
 Color = Literal["red", "dim"]
 _COLORS = {"red": "\x1b[31m", "dim": "\x1b[2m"}
 
@@ -264,8 +265,8 @@ class Progress:
         """Draw the live line, unless the cursor is behind unfinished text."""
         if self.verbosity > 0 and not self._breaks_text() and not _shown_by_logging():
             # Never as wide as the terminal: a wrapped line could not be erased.
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            sys.stderr.write(ERASE + escaped(text)[: width - 1])
+            shown_text = escaped(text)[: _width(sys.stderr) - 1]
+            sys.stderr.write(_erase_line(sys.stderr) + shown_text)
             sys.stderr.flush()
             self._live = True
 
@@ -291,7 +292,7 @@ class Progress:
 
     def _erase(self) -> None:
         if self._live:
-            sys.stderr.write(ERASE)
+            sys.stderr.write(_erase_line(sys.stderr))
             sys.stderr.flush()
             self._live = False
 
@@ -357,7 +358,25 @@ def _is_standard(stream: TextIO) -> bool:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    """A notebook is one: a line behind a carriage return replaces the one before."""
+    if stream is None:
+        return False
+    return _is_notebook(stream) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+
+
+def _is_notebook(stream: TextIO) -> bool:
+    return type(stream).__module__ == "ipykernel.iostream"
+
+
+def _width(stream: TextIO) -> int:
+    if _is_notebook(stream):
+        return NOTEBOOK_WIDTH
+    return os.get_terminal_size(stream.fileno()).columns or 80
+
+
+def _erase_line(stream: TextIO) -> str:
+    """Notebooks know the carriage return, and not how to erase."""
+    return f"\r{' ' * NOTEBOOK_WIDTH}\r" if _is_notebook(stream) else ERASE
 
 
 def _time(seconds: float) -> str:

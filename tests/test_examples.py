@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import io
 import json
 import os
 import runpy
+import types
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -76,6 +80,33 @@ def test_a_pipeline_online(online: str) -> None:
 )
 def test_generate(cache: Path, name: str, said: str) -> None:
     assert said in run(cache, EXAMPLES / name, "tiny_llama")
+
+
+@pytest.mark.usefixtures("smollm2_gguf")
+def test_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    table, _, answer, _ = [
+        asyncio.run(value_of("".join(cell["source"]), names))
+        for cell in cells
+        if cell["cell_type"] == "code"
+    ]
+    assert [one.text.split(".")[0] for one in table] == [" Paris", " Rome"]
+    assert "The capital of France is Paris." in capsys.readouterr().out
+    assert json.loads(answer) == {"city": "Paris"}
+
+
+async def value_of(cell: str, names: dict[str, Any]) -> Any:
+    """What a cell's last expression is; as in IPython it may `await`."""
+    *before, last = ast.parse(cell).body
+    assert isinstance(last, ast.Expr | ast.For)
+    if isinstance(last, ast.Expr):
+        last = ast.copy_location(ast.Assign([ast.Name("_", ast.Store())], last.value), last)
+    tree = ast.fix_missing_locations(ast.Module([*before, last], []))
+    code = compile(tree, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if (running := types.FunctionType(code, names)()) is not None:
+        await running
+    return names.get("_")
 
 
 def test_a_script_with_flags_of_its_own(

@@ -235,6 +235,17 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_notebook_shows_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    progress = Progress()
+    with progress.step("load " + "x" * 100, total=2, unit="tensors") as step:
+        step.advance(2)
+    live, *_, last = stream.getvalue().replace("\n", "\r").split("\r")[2:]
+    assert live == "load " + "x" * 74 and last == ""
+    assert "\x1b" not in stream.getvalue() and stream.getvalue().count("\n") == 1
+
+
 def test_who_has_configured_logging_sees_lines_once(capsys: pytest.CaptureFixture[str]) -> None:
     package = logging.getLogger("lite_runner")
     handler = logging.StreamHandler(sys.stderr)

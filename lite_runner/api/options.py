@@ -132,6 +132,12 @@ def checked_options(
     return given
 
 
+def stop_texts(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts that end a completion; `stop` may be one alone."""
+    stop = options.get("stop") or ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
 def without_call_options(config: GenerateOptions) -> GenerateOptions:
     """A config without the options of single calls: the one that a backend is loaded for."""
     chosen: dict[str, Any] = dict.fromkeys(("adapter_id", "predict_batch_size", *OPTIONS))

@@ -12,7 +12,7 @@ from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.exported import InferConfig, exported_config, exported_of, infer_config
 from lite_runner.api.loaded_model import AdapterIds
 from lite_runner.api.model import PreTrainedModel, texts_of
-from lite_runner.api.options import checked_options, is_option, merged_options
+from lite_runner.api.options import checked_options, is_option, merged_options, stop_texts
 from lite_runner.api.settings import read_batch_size
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
@@ -207,9 +207,8 @@ class TextGenerationPipeline:
             tokenizer=self.tokenizer,
             adapter_id=self._adapter_id if adapter_id is None else adapter_id,
         )
-        stop = options.get("stop") or ()
         found: list[list[str]] = [[] for _ in texts]
-        made = texts_of(completions, core, (stop,) if isinstance(stop, str) else stop)
+        made = texts_of(completions, core, stop_texts(options))
         for completion, text in zip(completions, made, strict=True):
             before = "" if chat else texts[completion.prompt_index]
             found[completion.prompt_index].append(before + text)
