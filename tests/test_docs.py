@@ -242,14 +242,6 @@ def help_of(script: str) -> str:
 
 
 @pytest.mark.usefixtures("reader")
-def test_the_command_of_the_unit_is_accepted() -> None:
-    (unit,) = re.findall(r"^ExecStart=\S+/run-lite (.*)$", page_text("deploy"), re.MULTILINE)
-    Path("key").write_text("0123456789abcdef")
-    words = unit.replace("/etc/lite-runner/key", "key").replace("/srv/models/model.gguf", TINY)
-    assert jobs_of(parse(shlex.split(words), heads()))
-
-
-@pytest.mark.usefixtures("reader")
 def test_what_is_typed_in_place_of_other_programs_is_accepted() -> None:
     """The commands of the table, and that a flag of it is refused with the key beside it."""
     page = page_text("coming-from-llama-cpp")

@@ -1,0 +1,83 @@
+"""deploy/: what its files start is a server that this version accepts, and ends in time."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lite_runner.config.argv import parse
+from lite_runner.run_modes import heads, resolve
+from lite_runner.serving.middleware import PROBES
+from tests.paths import ROOT
+
+DEPLOY = ROOT / "deploy"
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((DEPLOY / name).read_text(encoding="utf-8"))
+
+
+def unit() -> configparser.SectionProxy:
+    found = configparser.ConfigParser(interpolation=None, strict=False)
+    found.optionxform = str  # type: ignore[assignment,method-assign]
+    found.read(DEPLOY / "lite-runner.service")
+    return found["Service"]
+
+
+def pod() -> dict[str, Any]:
+    documents = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text(encoding="utf-8"))
+    spec: dict[str, Any] = next(documents)["spec"]["template"]["spec"]
+    return spec
+
+
+def arguments() -> dict[str, tuple[list[str], int]]:
+    """The arguments of each, and the seconds after which it is killed."""
+    compose = read("compose.yaml")["services"]["lite-runner"]
+    _, *of_unit = shlex.split(unit()["ExecStart"])
+    spec = pod()
+    return {
+        "compose": (
+            [one.replace("${MODEL:-smollm2_135m}", "smollm2_135m") for one in compose["command"]],
+            int(compose["stop_grace_period"].removesuffix("s")),
+        ),
+        "systemd": (of_unit, int(unit()["TimeoutStopSec"])),
+        "kubernetes": (spec["containers"][0]["args"], spec["terminationGracePeriodSeconds"]),
+    }
+
+
+@pytest.mark.parametrize("of", arguments())
+def test_its_command_is_accepted_and_may_end_by_itself(of: str, tmp_path: Path) -> None:
+    words, patience = arguments()[of]
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef")
+    words = [f"serve.api_key={key}" if "api_key=" in one else one for one in words]
+    words = ["model=tiny_qwen2" if one.startswith("model=") else one for one in words]
+    config, _ = resolve(parse(words, heads()))
+    assert patience > config.serve.drain_delay + config.serve.drain_timeout  # type: ignore[attr-defined]
+
+
+def test_containers_are_the_images() -> None:
+    image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    spec, compose = pod(), read("compose.yaml")["services"]
+    (container,) = spec["containers"]
+    assert f"USER {spec['securityContext']['runAsUser']}:" in image
+    (port,) = container["ports"]
+    assert f"EXPOSE {port['containerPort']}\n" in image
+    places = {one["mountPath"] for one in container["volumeMounts"]}
+    assert {"/cache", "/work", "/tmp"} <= places
+    assert {one.split(":")[1] for one in compose["lite-runner"]["volumes"]} == {"/cache", "/work"}
+    probes = [container[name]["httpGet"] for name in container if name.endswith("Probe")]
+    assert len(probes) == 3 and {one["path"] for one in probes} <= set(PROBES)
+    for volume in compose["grafana"]["volumes"]:
+        assert (DEPLOY / volume.split(":")[0]).is_file()
+    (asked,) = read("prometheus.yml")["scrape_configs"][0]["static_configs"]
+    assert asked["targets"] == [f"lite-runner:{port['containerPort']}"]
+
+
+def test_systemd_does_not_start_again_in_vain() -> None:
+    assert unit()["RestartPreventExitStatus"].split() == ["2", "4"]
