@@ -241,6 +241,27 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
+def test_the_first_page_is_the_same_in_chinese() -> None:
+    """Headings, commands, tables, figures, keys and links are; comments are translated."""
+    assert page_shape("README.zh-CN.md") == page_shape("README.md")
+
+
+def page_shape(name: str) -> list[list[str]]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    lines = "\n".join(code.findall(text)).splitlines()
+    prose = code.sub("", text)
+    rows = re.findall(r"^\|.*", prose, re.MULTILINE)
+    return [
+        [command for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line))],
+        re.findall(r"^#+(?= )", prose, re.MULTILINE),
+        ["row"] * len(rows),
+        [row for row in rows if "llama.cpp F32" in row or "lite-runner |" in row],
+        sorted(re.findall(r"`(.+?)`", re.sub(r"\s+", " ", prose))),
+        sorted(re.findall(r"\]\((?!README)(.*?)\)", prose)),
+    ]
+
+
 @pytest.mark.usefixtures("reader")
 def test_what_is_typed_in_place_of_other_programs_is_accepted() -> None:
     """The commands of the table, and that a flag of it is refused with the key beside it."""
