@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint wheel reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
+.PHONY: help run test lite mindformers clients lint wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,10 @@ wheel:  ## set up, then build dist/*.whl, which installs without a compiler in a
 	@scripts/setup.sh dev
 	@.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+bundle:  ## a folder that installs and runs a model without a network; ARGS="FOLDER model=... quant=..."
+	@scripts/setup.sh dev
+	@scripts/bundle.sh $(or $(ARGS),dist/bundle model=smollm2_135m)
 
 reference:  ## make the references of the tests anew with torch and transformers, and compare
 	@scripts/setup.sh peers
