@@ -174,7 +174,7 @@ bench-prefix:  ## measure 64 prompts that begin alike, with the prefix cache and
 	  .venv/bin/python benchmarks/prefix.py quant=$$quant $(ARGS); done
 
 SERVE = .venv/bin/python run_lite.py run_mode=serve model={gguf} serve.port={port} seed=1 \
-	context.threads={threads} serve.max_length=1024 serve.max_queue=1024
+	context.threads={threads} serve.max_length=1024 serve.max_queue=1024 prefix_cache=auto
 LLAMA_SERVER = build/llama.cpp/bin/llama-server --model {gguf} --port {port} --threads {threads} \
 	--parallel 8 --ctx-size 8192
 bench-serve:  ## measure the server under load against llama.cpp's and OpenVINO GenAI, and draw it

@@ -268,7 +268,14 @@ def memory(process: subprocess.Popen[str], name: str = "VmRSS") -> int:
 @contextmanager
 def server(overrides: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process, and its address."""
-    command = [sys.executable, ROOT / "run_lite.py", "run_mode=serve", "serve.port=0", *overrides]
+    command = [
+        sys.executable,
+        ROOT / "run_lite.py",
+        "run_mode=serve",
+        "serve.port=0",
+        "prefix_cache=auto",
+        *overrides,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

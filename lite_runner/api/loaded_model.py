@@ -213,7 +213,7 @@ class GrowingEngine:
         if self._engine is None:
             self._engine = Engine(
                 backend,
-                prefix_cache=config.prefix_cache == "auto",
+                prefix_cache=config.prefix_cache != "none",
                 speculate=config.speculate == "ngram",
             )
         with closing(TokenHooks(job, tokenizer, hooks.streamer)) as told:

@@ -60,6 +60,7 @@ class AdapterSlots:
         self.nbytes = pools.nbytes  # of all slots
         self._known: dict[str, tuple[Adapter, int]] = {}  # name -> adapter, version
         self._versions = count(1)
+        self._digests: dict[int, str] = {}  # by version
         self._loaded: dict[str, int] = {}  # name -> slot, least recently used first
         self._pins: Counter[str] = Counter()
         for adapter in adapters:
@@ -86,6 +87,16 @@ class AdapterSlots:
         Raises ConfigError for an unknown name, suggesting the nearest one.
         """
         return self._find(name)[1]
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of an adapter's values, and of how a slot holds them.
+
+        Raises ConfigError for an unknown name.
+        """
+        adapter, version = self._find(name)
+        if version not in self._digests:
+            self._digests[version] = adapter.digest(f"{self._size.rank} {self._size.bfloat16}")
+        return self._digests[version]
 
     def pin(self, name: str) -> int | None:
         """The slot of an adapter, loaded if necessary; it stays until it is unpinned as often as

@@ -92,6 +92,35 @@ def check_rows(rows: Sequence[Row], info: BackendInfo, adapter_slots: int = 0) -
             raise ValueError(f"adapter_slot: got {row.adapter_slot}, expected {expected}")
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """Blocks of tokens in the cache, read from files."""
+
+    slot: int  # for which they were read
+    start: int  # of their tokens in the text
+    end: int
+    blocks: Sequence[NDArray[np.uint8]]
+
+
+class StoredPrefixes(Protocol):
+    """Prefixes of prompts on disk: bit for bit what computing them gives."""
+
+    def find(
+        self, slot: int, tokens: NDArray[np.int32], adapter: str | None, start: int, cached: int
+    ) -> StoredPrefix | None:
+        """The longest stored prefix of a text for a slot that has its first `start` tokens, where
+        it is worth reading in place of `cached` tokens that any slot has."""
+        ...
+
+    def restore(self, prefix: StoredPrefix) -> None:
+        """Write it to its slot."""
+        ...
+
+    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None) -> None:
+        """Store what a slot has of these tokens, from position 0, in the background."""
+        ...
+
+
 class Backend(Protocol):
     """Computes rows over cache slots. A row's logits do not depend on other rows; see `exact`."""
 
@@ -135,4 +164,14 @@ class Growing(Backend, Protocol):
 
     def grow(self, slots: int, length: int) -> None:
         """Reallocate the cache for `slots` rows of `length` tokens; its contents are lost."""
+        ...
+
+
+@runtime_checkable
+class Storing(Backend, Protocol):
+    """A backend whose prefixes can be stored."""
+
+    @property
+    def stored(self) -> StoredPrefixes | None:
+        """None: they are not to be."""
         ...

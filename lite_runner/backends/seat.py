@@ -46,6 +46,11 @@ class RunOptions:
         return getattr(self.config, "speculate", "none") == "ngram"
 
     @property
+    def stores_prefixes(self) -> bool:
+        """True if prefixes of prompts are to be kept in files."""
+        return getattr(self.config, "prefix_cache", "none") == "disk"
+
+    @property
     def adapter_slots(self) -> int:
         """Adapters to keep loaded on the device; by default as many as can run in one batch."""
         if self.adapters is None or not isinstance(self.config, AdapterSlotOptions):

@@ -494,6 +494,7 @@ class SamplingOptions(RunConfig, RequestOptions):
 
 
 Speculation = Literal["none", "ngram"]
+PrefixCache = Literal["auto", "disk", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -526,7 +527,7 @@ class GenerateOptions(
     computes_here: ClassVar[bool] = True
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
-    prefix_cache: Literal["auto", "none"]
+    prefix_cache: PrefixCache
     speculate: Speculation
 
 

@@ -29,7 +29,14 @@ from lite_runner.sizing.memory import PROCESS, Memory, readable, shortage
 from lite_runner.system import cgroups, environment, memory, packages, processor
 from lite_runner.system.files import cache_dir, folder_size
 from lite_runner.system.packages import Requirement
-from lite_runner.weights.caches import EXPORTS, GRAPHS, PACKED, default_limit, limited_folders
+from lite_runner.weights.caches import (
+    EXPORTS,
+    GRAPHS,
+    PACKED,
+    PREFIXES,
+    default_limit,
+    limited_folders,
+)
 from lite_runner.weights.hubs import HUBS
 from lite_runner.weights.source import PACKAGES
 
@@ -63,6 +70,7 @@ def machine_checks(
     yield Check("compiled graphs", partial(cached, cache / GRAPHS))
     yield Check("exports", partial(cached, cache / EXPORTS))
     yield Check("packed layers", partial(cached, cache / PACKED))
+    yield Check("prefixes", partial(cached, cache / PREFIXES))
     yield Check("cache_limit", partial(cache_size, cache_limit))
     folders = (PACKAGES, *dict.fromkeys(hub.folder for hub in HUBS.values()))
     yield Check("downloads", partial(cached, *(cache / name for name in folders)))
@@ -211,10 +219,11 @@ def _standing(folder: Path) -> Path:
 
 
 def cache_size(limit: str | None) -> Finding:
-    """The share of context.cache_limit that packed layers, compiled graphs and exports take."""
+    """The share of context.cache_limit that the cache's entries take."""
     used = readable(sum(map(folder_size, limited_folders())))
     most = limit or f"{readable(default_limit())}, a quarter of the free disk,"
-    return Finding("ok", f"{used} of {most} for packed layers, compiled graphs and exports")
+    what = "packed layers, prefixes, compiled graphs and exports"
+    return Finding("ok", f"{used} of {most} for {what}")
 
 
 def cached(*folders: Path) -> Finding:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends.base import AdapterSlots, Backend
+from lite_runner.backends.base import AdapterSlots, Backend, Storing
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
     Completion,
@@ -111,6 +111,7 @@ class Engine:
     ) -> None:
         """The options are those of Scheduler. Raises ConfigError for a budget that does not fit."""
         self.backend = backend
+        self._stored = backend.stored if isinstance(backend, Storing) else None
         self.scheduler = Scheduler(
             backend.info,
             backend.adapters,
@@ -118,6 +119,7 @@ class Engine:
             prefix_cache=prefix_cache,
             step_s=step_s,
             speculate=speculate,
+            stored=self._stored,
         )
 
     @property
@@ -173,11 +175,15 @@ class Engine:
         return self.scheduler.events()
 
     def _execute(self, step: SchedulerOutput) -> NDArray[np.float32] | None:
-        """The logits of the rows, after the copies of slots; None without rows."""
+        """The logits of the rows, after the copies of slots and what files have of prompts; None
+        without rows."""
         if copies := self.scheduler.copies:
             with deferred():
                 while copies:
-                    self.backend.copy(*copies[0])
+                    if isinstance(copies[0], tuple):
+                        self.backend.copy(*copies[0])
+                    elif self._stored is not None:
+                        self._stored.restore(copies[0])
                     del copies[0]
         return self.backend.forward(step.rows) if step.rows else None
 

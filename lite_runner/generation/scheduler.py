@@ -16,7 +16,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row
+from lite_runner.backends.base import (
+    BASE,
+    AdapterSlots,
+    BackendInfo,
+    Row,
+    StoredPrefix,
+    StoredPrefixes,
+)
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.decoding import Beams, Samples, Search, SequenceGroup
@@ -29,7 +36,7 @@ from lite_runner.generation.request import (
     Token,
     check_lengths,
 )
-from lite_runner.generation.slots import Slots
+from lite_runner.generation.slots import Placement, Slots
 from lite_runner.generation.speculation import StepCost
 from lite_runner.system.signals import deferred
 
@@ -87,13 +94,14 @@ class Scheduler:
         prefix_cache: bool = True,
         step_s: float | None = None,
         speculate: bool = False,
+        stored: StoredPrefixes | None = None,
     ) -> None:
         """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
         backend's preference); `prefix_cache`: reuse cached prefixes of prompts; `step_s`: seconds
         of a step to aim at while sequences are decoding, by computing less of prompts (None: no
-        limit); `speculate`: compute drafted tokens ahead where that pays. Both go by the clock, so
-        ranks that share a model, whose clocks differ, do without; both take logits that are
-        batch-invariant.
+        limit); `speculate`: compute drafted tokens ahead where that pays; `stored`: prefixes in
+        files. The three go by the clock and the disk, so ranks that share a model do without; they
+        take logits that are batch-invariant.
 
         Raises ConfigError if the budget does not fit a chunk besides a token of all other slots.
         """
@@ -111,10 +119,12 @@ class Scheduler:
         self._pace = _Pace(step_s) if step_s is not None and self._info.exact else None
         reusable = info.exact and info.can_continue and info.short_length is None
         self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
+        self._stored = stored if prefix_cache and reusable and info.prefix is None else None
         self._cost = StepCost()
         self._waiting: list[SequenceGroup] = []  # both in queue order
         self._running: list[SequenceGroup] = []
-        self.copies: list[tuple[list[int], list[int]]] = []  # of slots, to be done and removed
+        # Copies of slots, and what comes to one from files: to be done in this order, and removed.
+        self.copies: list[tuple[list[int], list[int]] | StoredPrefix] = []
         self._unreported: list[Event] = []
         self._next_id = 0
 
@@ -309,8 +319,12 @@ class Scheduler:
             insort(self._running, group, key=lambda one: one.order)
             self._place(group, free, copies)
             free = [one for one in free if one not in group.slots]
+        self._flush(copies)
+
+    def _flush(self, copies: dict[int, int]) -> None:
         if copies:
             self.copies.append((list(copies.values()), list(copies)))
+            copies.clear()
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
@@ -327,6 +341,13 @@ class Scheduler:
         place = self._slots.place(prompt, self._version(group), free, ahead)
         others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
         group.slots = [place.slot, *others[: group.search.width - 1]]
+        if stored := self._stored_prefix(group, prompt[:-1], place):
+            self._flush(copies)
+            self.copies.append(stored)
+            group.cached = group.prefilled = stored.end
+            self._begin(group)
+            self._slots.restored(place.slot, stored.end)
+            return
         group.cached = group.prefilled = place.cached
         if place.source != place.slot and self._slots.cached(place.source) < place.cached:
             group.source, group.prefilled = place.source, 0
@@ -334,6 +355,15 @@ class Scheduler:
             copies[place.slot] = copies.get(place.source, place.source)
             self._slots.copied([place.source], [place.slot])
         self._begin(group)
+
+    def _stored_prefix(
+        self, group: SequenceGroup, text: NDArray[np.int32], place: Placement
+    ) -> StoredPrefix | None:
+        """What files have of a prompt, where that is worth more than what slots have."""
+        if self._stored is None:
+            return None
+        start = place.cached if place.source == place.slot else 0
+        return self._stored.find(place.slot, text, group.request.adapter, start, place.cached)
 
     def _begin(self, group: SequenceGroup) -> None:
         for slot, (_, text) in zip(group.filling, group.texts, strict=True):
@@ -426,6 +456,9 @@ class Scheduler:
         for group, row in zip(step.prompts, step.of_prompts, strict=True):
             chosen(group, *group.fill(len(row.tokens), logits[at : at + row.logits]))
             at += row.logits
+            if self._stored is not None:
+                text = self._slots.tokens(row.slot, row.position + len(row.tokens))
+                self._stored.save(row.slot, text, group.request.adapter)
         self._copy(sources, targets)
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:

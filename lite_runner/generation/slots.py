@@ -92,6 +92,14 @@ class Slots:
         """Abandon the rest of a prefill."""
         self._planned[slot] = self._cached[slot]
 
+    def tokens(self, slot: int, end: int) -> NDArray[np.int32]:
+        """The first tokens of a slot."""
+        return self._tokens[slot, :end]
+
+    def restored(self, slot: int, end: int) -> None:
+        """Record that the first tokens of a prompt that `begin` was given came from a file."""
+        self._cached[slot] = end
+
     def wrote(self, row: Row, *, of_prompt: bool) -> None:
         """Record a computed row."""
         self._touch(row.slot)

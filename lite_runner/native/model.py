@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from typing import Any
 
@@ -29,6 +29,10 @@ _CACHE_TYPES: dict[CacheType, tuple[int, type[np.generic]]] = {
     "fp16": (1, np.float16),
     "int8": (2, np.int8),
 }
+
+
+# Axis of the positions in a cache, and how many there are to a step of it: see _cache_shapes.
+_POSITIONS = {"keys": (1, PANEL), "values": (2, 1), "key_scales": (1, 1), "value_scales": (1, 1)}
 
 
 _FAILURES = {
@@ -113,6 +117,7 @@ class NativeModel:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
         self._caches: list[NDArray[np.generic]] = []
+        self._axes: list[tuple[int, int]] = []  # of each: see _POSITIONS
         self._recorder: Recorder | None = None  # that the layers are timed for
         self._times: Any = None
 
@@ -120,7 +125,7 @@ class NativeModel:
         """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
         rotary `table` of this shape."""
         shapes = _cache_shapes(self._config, options.slots, options.length, options.cache)
-        self._slots, self._caches = options.slots, []
+        self._slots, self._caches, self._axes = options.slots, [], []
         self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
         self._model.positions = options.length
@@ -134,6 +139,7 @@ class NativeModel:
                 setattr(bound, name, array.ctypes.data)
                 if array.size > 1:
                     self._caches.append(array)
+                    self._axes.append(_POSITIONS[name])
         self._x = _zeros((capacity, self._config.hidden_size), np.float32)
         self._logits = _zeros((options.slots, self._config.vocab_size), np.float32)
 
@@ -195,9 +201,36 @@ class NativeModel:
             slots = cache.reshape(self._slots, -1)
             slots[list(targets)] = slots[list(sources)]
 
+    def bytes_of(self, count: int) -> int:
+        """Bytes of so many positions of a slot."""
+        return sum(view.nbytes for view in self._views(0, 0, count))
+
+    def read_positions(self, slot: int, start: int, count: int) -> NDArray[np.uint8]:
+        """A copy of what a slot has at positions; `start` and `count` are multiples of PANEL."""
+        views = self._views(slot, start, count)
+        return np.concatenate(
+            [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in views]
+        )
+
+    def write_positions(self, slot: int, start: int, count: int, block: NDArray[np.uint8]) -> None:
+        """Write what `read_positions` gave."""
+        at = 0
+        for view in self._views(slot, start, count):
+            part = block[at : at + view.nbytes]
+            view[...] = part.view(view.dtype).reshape(view.shape)
+            at += view.nbytes
+
+    def _views(self, slot: int, start: int, count: int) -> Iterator[NDArray[np.generic]]:
+        """Of each cache the positions of a slot."""
+        for cache, (axis, unit) in zip(self._caches, self._axes, strict=True):
+            rows = len(cache) // self._slots
+            places = slice(start // unit, (start + count) // unit)
+            mine = cache[slot * rows : (slot + 1) * rows]
+            yield mine[(slice(None),) * axis + (places,)]
+
     def close(self) -> None:
         """Release the memory."""
-        self._blocks, self._caches = [], []
+        self._blocks, self._caches, self._axes = [], [], []
         if self._peers is not None:
             self._peers.close()
 

@@ -267,7 +267,7 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     backend = open_planned(plan, job)
     return Engine(
         backend,
-        prefix_cache=config.prefix_cache == "auto",
+        prefix_cache=config.prefix_cache != "none",
         speculate=config.speculate == "ngram",
     )
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.generate_checks import session_errors
-from lite_runner.config.schema import SessionOptions
+from lite_runner.config.schema import PrefixCache, SessionOptions
 from lite_runner.records import Count, Index, NotNegative, Positive, Range, dataclass
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
@@ -158,7 +158,7 @@ class ServeOptions(SessionOptions):
     batch_key: ClassVar[str] = "serve.max_running"
     length_key: ClassVar[str] = "serve.max_length"
 
-    prefix_cache: Literal["auto", "none"]
+    prefix_cache: PrefixCache
     serve: Serve
 
     @property

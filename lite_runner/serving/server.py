@@ -69,7 +69,7 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
         backend,
         plan.tokenizer,
         token_budget=config.serve.token_budget,
-        prefix_cache=config.prefix_cache == "auto",
+        prefix_cache=config.prefix_cache != "none",
         speculate=config.speculate == "ngram",
         max_queue=config.serve.max_queue,
         post=post,

@@ -1,4 +1,5 @@
-"""Packed layers, compiled graphs and exports in the cache: in use, or removed beyond a limit.
+"""Packed layers, prefixes, compiled graphs and exports in the cache: in use, or removed beyond a
+limit.
 
 An entry is a folder. Its time is that of its last use, and each process that uses it holds a shared
 lock on it until the process ends.
@@ -14,8 +15,8 @@ from pathlib import Path
 
 from lite_runner.system.files import cache_dir, folder_size, remove_orphans, temporary_beside
 
-# Folders below cache_dir(): compiled graphs, exports, packed layers.
-GRAPHS, EXPORTS, PACKED = "graphs", "artifacts", "packed"
+# Folders below cache_dir(): compiled graphs, exports, packed layers, prefixes of prompts by model.
+GRAPHS, EXPORTS, PACKED, PREFIXES = "graphs", "artifacts", "packed", "prefixes"
 
 _in_use: dict[Path, int] = {}  # entry -> its descriptor, which holds the lock
 
@@ -38,7 +39,7 @@ def use(entry: Path) -> bool:
 
 def limited_folders() -> list[Path]:
     """The folders whose entries `trim` removes."""
-    return [cache_dir() / name for name in (GRAPHS, EXPORTS, PACKED)]
+    return [cache_dir() / name for name in (GRAPHS, EXPORTS, PACKED, PREFIXES)]
 
 
 def default_limit() -> int:

@@ -269,14 +269,14 @@ def test_what_is_used_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path))
     assert (
         machine.cache_size("10GB").found
-        == "0 B of 10GB for packed layers, compiled graphs and exports"
+        == "0 B of 10GB for packed layers, prefixes, compiled graphs and exports"
     )
     for name in ("graphs", "artifacts", "hub"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(bytes(1_000_000))
     assert (
         machine.cache_size("10GB").found
-        == "2.0 MB of 10GB for packed layers, compiled graphs and exports"
+        == "2.0 MB of 10GB for packed layers, prefixes, compiled graphs and exports"
     )
 
 

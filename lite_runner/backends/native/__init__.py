@@ -10,7 +10,13 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend
 from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend
-from lite_runner.backends.native.packed_cache import packed_memory, packed_model
+from lite_runner.backends.native.packed_cache import (
+    entry_of,
+    is_cached,
+    packed_memory,
+    packed_model,
+)
+from lite_runner.backends.native.prefix_files import QUEUED, StoreSettings
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.backends.step_sizes import (
     cache_length,
@@ -18,6 +24,7 @@ from lite_runner.backends.step_sizes import (
     step_capacity,
     unchunked,
 )
+from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.config.quantization import CacheType
 from lite_runner.model.files import ModelFiles
@@ -78,7 +85,9 @@ class Native(Seat):
             options.adapter_bytes(model),
             process=PROCESS if options.ranks.size == 1 else WITH_MINDSPORE,  # by which ranks meet
             loading=loading,
-            work=_step_bytes(model, slots, length) + 2 * 4 * rows * model.vocab_size,
+            work=_step_bytes(model, slots, length)
+            + 2 * 4 * rows * model.vocab_size
+            + QUEUED * options.stores_prefixes,
         )
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
@@ -118,7 +127,13 @@ class Native(Seat):
         )
         sizes = NativeOptions(options.slots, options.length, config.kv_cache or CACHE, lora)
         threads = config.context.threads
-        return NativeBackend(files.model, layers, sizes, adapters, threads=threads, peers=peers)
+        store = None
+        if stores_prefixes(files, options):
+            limit, entry = config.context.cache_limit, entry_of(_as_computed(files, options))
+            store = StoreSettings(entry.name, None if limit is None else bytes_of(limit))
+        return NativeBackend(
+            files.model, layers, sizes, adapters, threads=threads, peers=peers, store=store
+        )
 
 
 SEAT = Native()
@@ -127,6 +142,12 @@ SEAT = Native()
 def _share(options: RunOptions) -> Share:
     ranks = options.ranks
     return Share(ranks.tensor_index, ranks.tensor, options.config.vocab_parallel)
+
+
+def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
+    """True if prefixes of prompts are kept in files: beside packed layers in the cache."""
+    share, cached = _share(options), options.config.context.cache
+    return options.stores_prefixes and is_cached(files, share, cached=cached)
 
 
 def _met(options: RunOptions) -> Peers:

@@ -17,6 +17,7 @@ from lite_runner import native
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
 from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
+from lite_runner.backends.native.prefix_files import PrefixFiles, StoreSettings
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
@@ -44,10 +45,11 @@ class NativeBackend:
         *,
         threads: int | None = None,
         peers: Peers | None = None,
+        store: StoreSettings | None = None,
     ) -> None:
         """`layers`: as `pack` returns them; `adapters`: the initial ones, if `options` have adapter
         slots; `threads` None: one per processor available to this process; `peers`: the ranks that
-        have the rest of each layer."""
+        have the rest of each layer; `store`: where prefixes are to be kept in files."""
         native.set_threads(threads)
         self._config = config
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
@@ -55,7 +57,12 @@ class NativeBackend:
         self.adapters = (
             AdapterSlots(model.adapters, adapters, options.lora) if options.lora else None
         )
+        self.stored: PrefixFiles | None = None
         self._configure(options)
+        if store is not None:
+            self.stored = PrefixFiles(
+                model, self._metadata.table, self.adapters, options.cache, store
+            )
 
     def _configure(self, options: NativeOptions) -> None:
         """Set everything that depends on the cache size."""
@@ -83,6 +90,8 @@ class NativeBackend:
     def grow(self, slots: int, length: int) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
         self._configure(replace(self._options, slots=slots, length=length))
+        if self.stored is not None:
+            self.stored.rotate(self._metadata.table)
 
     def prepare(self) -> None:
         """Nothing: there is no graph to compile."""
@@ -104,7 +113,10 @@ class NativeBackend:
         self._metadata.copy(sources, targets)
 
     def close(self) -> None:
-        """Release the model and its memory."""
+        """Release the model and its memory, once its prefixes are stored."""
+        if self.stored is not None:
+            self.stored.close()
+            self.stored = None
         if self._model is not None:
             self._model.close()
             self._model = self.adapters = None

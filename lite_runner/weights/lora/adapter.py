@@ -6,6 +6,7 @@ k and v, as in Hugging Face's gpt2 and bloom, becomes three of ours, which share
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -73,6 +74,15 @@ class Adapter:
             pair.a.dtype == pair.b.dtype == "BF16" and abs(math.frexp(pair.scale)[0]) == 0.5
             for pair in self.pairs.values()
         )
+
+    def digest(self, more: str) -> str:
+        """SHA-256 of all values, and of `more`."""
+        whole = hashlib.sha256(more.encode())
+        for name, pair in sorted(self.pairs.items()):
+            whole.update(f"{name} {pair.a.shape} {pair.b.shape}".encode())
+            for values in pair.values():
+                whole.update(np.ascontiguousarray(values).data)
+        return whole.hexdigest()
 
     def padded(
         self, name: str, rank: int, inputs: int, outputs: int, before: tuple[int, int] = (0, 0)

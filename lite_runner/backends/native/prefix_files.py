@@ -1,0 +1,223 @@
+"""Prefixes of prompts in files: keys and values that another process, or an earlier one, computed.
+
+A file holds a block of tokens in all layers. Its name is a hash of whatever its bits depend on: the
+packed layers, the kernels, the type of the cache, the adapter, the rotary angles, the tokens, and
+those of all blocks before. So what a file gives is, to the bit, what computing gives.
+
+A file begins with a SHA-256 over its name and the rest: one that is damaged is removed, and its
+tokens are computed again. Files appear complete or not at all (`atomic_write`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner import native, progress
+from lite_runner.backends.adapter_slots import AdapterSlots
+from lite_runner.backends.base import StoredPrefix
+from lite_runner.config.quantization import CacheType
+from lite_runner.errors import EnvironmentFault
+from lite_runner.native.fingerprint import sources
+from lite_runner.native.model import NativeModel
+from lite_runner.records import dataclass
+from lite_runner.system.files import atomic_write, cache_dir, make_folder
+from lite_runner.weights import caches
+
+BLOCK = 64  # tokens
+FORMAT = 1  # of the files
+QUEUED = 32 << 20  # bytes that wait to be written, at most; what does not fit is not stored
+PART = 4  # of the cache's limit that prefixes may take: packed layers are dearer
+_DIGEST = 32  # bytes
+_THREADS = 4  # hashing releases the interpreter
+_KEPT = 0.9  # of what prefixes may take, after the oldest were removed
+_DEAREST = 16  # tokens that are read for one that is not computed
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Which model's prefixes are stored, and how many."""
+
+    layers: str  # digest of what the packed layers are made from
+    limit: int | None  # bytes of the cache's entries; None: a share of the free disk
+
+
+class PrefixFiles:
+    """See `lite_runner.backends.base.StoredPrefixes`."""
+
+    def __init__(
+        self,
+        model: NativeModel,
+        table: NDArray[np.float32],
+        adapters: AdapterSlots | None,
+        cache: CacheType,
+        settings: StoreSettings,
+    ) -> None:
+        """`table`: of the rotary angles; `cache`: what its keys and values are."""
+        self._model, self._adapters, self._limit = model, adapters, settings.limit
+        self.rotate(table)
+        made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
+        self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
+        self._folder = cache_dir() / caches.PREFIXES / self._root.hex()[:_DIGEST]
+        self._known: set[str] = set()  # names of files that are there, or about to be
+        self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="read-prefix")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-prefix")
+        self._lock = threading.Lock()
+        self._queued = 0  # bytes; guarded by the lock
+        # The writer's own:
+        self._most: int | None = None  # bytes of all prefixes
+        self._room = 0  # bytes to write until they are counted again
+        caches.use(self._folder)
+
+    def rotate(self, table: NDArray[np.float32]) -> None:
+        """Take another rotary table."""
+        self._table = table
+        self._angles: list[bytes] = []  # digests, by block
+
+    def find(
+        self, slot: int, tokens: NDArray[np.int32], adapter: str | None, start: int, cached: int
+    ) -> StoredPrefix | None:
+        """See StoredPrefixes."""
+        first, names = start // BLOCK, self._names(tokens, adapter)
+        folder = self._folder
+        there = first
+        while there < len(names) and (folder / names[there]).exists():
+            there += 1
+        gained, read = there * BLOCK - cached, (there - first) * BLOCK
+        if gained < BLOCK or gained * _DEAREST < read:
+            return None
+        blocks: list[NDArray[np.uint8]] = []
+        for name, block in zip(
+            names[first:there], self._readers.map(self._read, names[first:there]), strict=True
+        ):
+            if block is None:
+                self._known.discard(name)
+                break
+            blocks.append(block)
+        end = (first + len(blocks)) * BLOCK
+        if end - cached < BLOCK:
+            return None
+        for name in reversed(names[:there]):  # the first ones are needed by all behind them
+            with contextlib.suppress(OSError):
+                os.utime(folder / name)
+        return StoredPrefix(slot, first * BLOCK, end, blocks)
+
+    def restore(self, prefix: StoredPrefix) -> None:
+        """See StoredPrefixes."""
+        for place, block in enumerate(prefix.blocks):
+            self._model.write_positions(prefix.slot, prefix.start + place * BLOCK, BLOCK, block)
+
+    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None) -> None:
+        """See StoredPrefixes."""
+        for place, name in enumerate(self._names(tokens, adapter)):
+            if name in self._known:
+                continue
+            if not (self._folder / name).exists():
+                block = self._model.read_positions(slot, place * BLOCK, BLOCK)
+                with self._lock:
+                    if self._queued and self._queued + block.nbytes > QUEUED:
+                        return
+                    self._queued += block.nbytes
+                self._writer.submit(self._write, name, block)
+            self._known.add(name)
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+    def _names(self, tokens: NDArray[np.int32], adapter: str | None) -> list[str]:
+        """Of the files of the whole blocks of a text."""
+        own = "" if adapter is None or self._adapters is None else self._adapters.digest(adapter)
+        link, names = hashlib.sha256(self._root + own.encode()).digest(), []
+        for place in range(len(tokens) // BLOCK):
+            part = np.ascontiguousarray(tokens[place * BLOCK : (place + 1) * BLOCK], "<i4")
+            link = hashlib.sha256(link + self._angle(place) + part.tobytes()).digest()
+            names.append(link.hex())
+        return names
+
+    def _angle(self, place: int) -> bytes:
+        """A digest of the rotary angles of a block."""
+        for one in range(len(self._angles), place + 1):
+            rows = self._table[one * BLOCK : (one + 1) * BLOCK]
+            self._angles.append(hashlib.sha256(rows.tobytes()).digest())
+        return self._angles[place]
+
+    def _read(self, name: str) -> NDArray[np.uint8] | None:
+        """The block in a file; None where it is not whole."""
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                content = file.read(_DIGEST + self._model.bytes_of(BLOCK) + 1)
+        except OSError:
+            return None
+        block = memoryview(content)[_DIGEST:]
+        whole = len(block) == self._model.bytes_of(BLOCK)
+        if not whole or _checksum(name, block) != content[:_DIGEST]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            progress.note(f"{path}: damaged, and removed; its tokens are computed again")
+            return None
+        return np.frombuffer(block, np.uint8)
+
+    def _write(self, name: str, block: NDArray[np.uint8]) -> None:
+        """Write a file; without one where the disk takes no more."""
+        try:
+            if block.nbytes > self._room:
+                self._room = self._trim(block.nbytes)
+            if block.nbytes <= self._room:
+                make_folder(cache_dir())
+                with contextlib.suppress(OSError):  # which the next line tells of
+                    self._folder.parent.mkdir(mode=0o700, exist_ok=True)
+                with atomic_write(self._folder / name, block.nbytes) as file:
+                    file.write(_checksum(name, block.data))
+                    file.write(block.data)
+                self._room -= block.nbytes
+                caches.use(self._folder)
+        except EnvironmentFault as error:
+            progress.detail(f"a prefix is not stored: {error.message}")
+        finally:
+            with self._lock:
+                self._queued -= block.nbytes
+
+    def _trim(self, needed: int) -> int:
+        """Remove the oldest prefixes where there is no room; the bytes to write until the next
+        time, since other processes write, too."""
+        if self._most is None:
+            limit = caches.default_limit() if self._limit is None else self._limit
+            self._most = limit // PART
+        found = sorted(_files(self._folder.parent))
+        used = sum(size for _, size, _ in found)
+        if used + needed > self._most:
+            for _, size, path in found:
+                if used + needed <= _KEPT * self._most:
+                    break
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    used -= size
+        return min(self._most - used, max(needed, self._most // PART))
+
+
+def _checksum(name: str, block: memoryview) -> bytes:
+    whole = hashlib.sha256(name.encode())
+    whole.update(block)
+    return whole.digest()
+
+
+def _files(folder: Path) -> Sequence[tuple[float, int, Path]]:
+    """Time of the last use, size and path of all prefixes."""
+    found = []
+    for path in folder.glob("*/[!.]*"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            state = path.stat()
+            found.append((state.st_mtime, state.st_size, path))
+    return found
