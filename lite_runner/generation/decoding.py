@@ -40,6 +40,7 @@ class _Sequence:
     sampler: Sampler
     logprobs: LogprobCollector | None
     drafter: Drafter | None
+    drafts: int = 0
     drafted: int = 0
     accepted: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -147,6 +148,7 @@ class Samples:
             events += self._next(sequence, row)
             if sequence.finish_reason is not None or sequence.tokens[-1] != draft:
                 break
+        sequence.drafts += bool(drafted)
         sequence.drafted += len(drafted)
         sequence.accepted += sum(isinstance(one, Token) for one in events[1:])
         if sequence.drafter is not None and sequence.finish_reason is None:
@@ -186,6 +188,7 @@ class Samples:
             list(sequence.tokens),
             reason,
             end_token=sequence.end_token,
+            drafts=sequence.drafts,
             drafted_tokens=sequence.drafted,
             accepted_tokens=sequence.accepted,
             logprobs=logprobs,

@@ -75,6 +75,7 @@ class Completion:
     score: float | None = None  # beams: log-probability over length ** length_penalty
     end_token: int | None = None  # the eos token that ended it, if any
     cached_tokens: int = 0  # prompt tokens reused from the prefix cache
+    drafts: int = field(default=0, compare=False)  # steps with drafted tokens
     drafted_tokens: int = field(default=0, compare=False)  # by speculative decoding
     accepted_tokens: int = field(default=0, compare=False)  # of these
     logprobs: Logprobs | None = None  # of `drawn`

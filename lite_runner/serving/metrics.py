@@ -57,6 +57,7 @@ class Metrics:
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.")
+        self.drafts = counter("spec_decode_num_drafts", "Steps of a sequence that drafted tokens.")
         self.drafted = counter("spec_decode_num_draft_tokens", "Tokens computed ahead.")
         self.accepted = counter("spec_decode_num_accepted_tokens", "Of these, that were chosen.")
         self.first_token = histogram("time_to_first_token_seconds", "To the first token.")
@@ -186,6 +187,7 @@ class RequestStats:
         completion = ended.completion
         self.usage.drafted += completion.drafted_tokens
         self.usage.accepted += completion.accepted_tokens
+        self._metrics.drafts.inc(completion.drafts)
         self._metrics.drafted.inc(completion.drafted_tokens)
         self._metrics.accepted.inc(completion.accepted_tokens)
         if completion.end_token is not None:

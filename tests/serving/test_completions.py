@@ -208,12 +208,12 @@ def test_a_stop_string_among_drafted_tokens(start: Start, monkeypatch: pytest.Mo
         assert cut.choices[0].finish_reason == "stop"
         assert cut.usage.completion_tokens == text.index(stop) + len(stop)
     metrics = urllib.request.urlopen(f"{server.url}/metrics").read().decode()
-    count = r"^vllm:spec_decode_num_{}_tokens_total\S+ (\S+)$"
-    drafted, accepted = (
+    count = r"^vllm:spec_decode_num_{}_total\S+ (\S+)$"
+    drafts, drafted, accepted = (
         float(re.search(count.format(one), metrics, re.MULTILINE)[1])
-        for one in ("draft", "accepted")
+        for one in ("drafts", "draft_tokens", "accepted_tokens")
     )
-    assert 0 < accepted <= drafted
+    assert 0 < accepted <= drafted <= 4 * drafts <= 4 * drafted
 
 
 def test_tokens_may_end_it_too_or_nothing_does(start: Start) -> None:
