@@ -338,3 +338,18 @@ def test_values_that_float16_cannot_hold_are_an_error_that_names_the_cache(
     assert main(line) == 1
     assert "kv_cache=fp32" in capsys.readouterr().err
     assert len(run(*line, "kv_cache=fp32")["results"][0]["token_ids"]) == 2
+
+
+def test_a_later_run_reads_the_prefix_from_the_disk(
+    run: Run,
+    write_tiny_llama: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
+    write_tokenizer(byte_tokenizer(), write_tiny_llama("model", {"vocab_size": 320}))
+    asked = ["model=model", "max_new_tokens=4", f"predict_data={'long ' * 16}end"]
+    found = [run(*asked, f"prefix_cache={one}") for one in ("auto", "disk", "disk", "auto")]
+    (first, *others) = [one["results"][0] for one in found]
+    assert [one["cached_tokens"] for one in others] == [0, 64, 0]
+    assert all(one["token_ids"] == first["token_ids"] for one in others)
