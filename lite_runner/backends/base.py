@@ -34,6 +34,18 @@ class Row:
 
 
 @dataclass(frozen=True)
+class CacheMemory:
+    """Memory of cache slots that take it as they grow, block by block."""
+
+    block: int  # tokens
+    blocks: int  # that all slots may have together
+
+    def blocks_of(self, length: int) -> int:
+        """Blocks of a slot with so many tokens."""
+        return -(-length // self.block)
+
+
+@dataclass(frozen=True)
 class BackendInfo:
     """A backend's sizes and capabilities."""
 
@@ -54,6 +66,7 @@ class BackendInfo:
     # prefilled again, and keys are reused on the same side of it only.
     short_length: int | None = None
     prefix: Prefix | None = None  # required in prompts, which are computed as a whole
+    memory: CacheMemory | None = None  # None: there is enough for all slots in full
 
     def prompt_error(self, prompt: NDArray[np.int32]) -> str | None:
         """The validation error of a prompt without the prefix that the model needs, or None."""
@@ -162,8 +175,18 @@ class Backend(Protocol):
 class Growing(Backend, Protocol):
     """A backend whose cache can be reallocated while its weights stay."""
 
-    def grow(self, slots: int, length: int) -> None:
-        """Reallocate the cache for `slots` rows of `length` tokens; its contents are lost."""
+    def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
+        """Reallocate the cache for `slots` rows of `length` tokens; its contents are lost.
+        `cache_bytes`: see RunOptions."""
+        ...
+
+
+@runtime_checkable
+class Paged(Backend, Protocol):
+    """A backend whose cache slots take memory as they grow; see BackendInfo.memory."""
+
+    def release(self, slot: int, length: int) -> None:
+        """Give back the memory of a slot's tokens from `length` on."""
         ...
 
 

@@ -39,6 +39,7 @@ class RunOptions:
     adapters: AdapterJob | None = None  # None: the base model alone
     tokenizer: Tokenizer | None = None  # None: the checkpoint has none, or nobody opened it yet
     folder: Path | None = None  # of the run, for files of an engine
+    cache_bytes: int | None = None  # that the KV cache may take; None: all that it can hold
 
     @property
     def speculates(self) -> bool:

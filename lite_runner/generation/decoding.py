@@ -376,6 +376,7 @@ class SequenceGroup:
     texts: list[tuple[int, NDArray[np.int32]]] = field(init=False)
     prefilled: int = 0  # tokens of the first of them in its slot
     begun: bool = False  # the prompt's prefill is complete
+    preempted: bool = False  # it waits to be computed again
     queued: float = field(default_factory=time.perf_counter)
     admitted: float | None = None  # when it got its slots
     _logits: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # after later texts
@@ -411,11 +412,14 @@ class SequenceGroup:
         length = len(self.request.prompt) - 1
         return sum(length + len(tokens) for _, tokens in self.search.tokens())
 
+    def lanes_in_use(self) -> list[int]:
+        """The running lanes, and those of the prefill."""
+        running = self.search.lanes()
+        return sorted({*running, *(lane for lane, _ in self.texts)}) if running else []
+
     def slots_in_use(self) -> list[int]:
         """Slots of the running lanes, and of the prefill."""
-        running = self.search.lanes()
-        lanes = {*running, *(lane for lane, _ in self.texts)} if running else ()
-        return [self.slots[lane] for lane in sorted(lanes)]
+        return [self.slots[lane] for lane in self.lanes_in_use()]
 
     @property
     def unscored(self) -> int:
@@ -464,6 +468,20 @@ class SequenceGroup:
             (lane, np.concatenate([prompt, np.array(tokens, np.int32)]))
             for lane, tokens in self.search.tokens()
         ]
+
+    def preempt(self) -> None:
+        """Give up the slots, until `resume`."""
+        self.slots, self.source, self.prefilled, self.preempted = [], None, 0, True
+        self._logits.clear()
+        top = self.request.options.prompt_logprobs
+        if top is not None and not self.begun:
+            self.prompt_logprobs = LogprobCollector(top)
+
+    def resume(self) -> None:
+        """Compute again what was in the slots."""
+        self.preempted = False
+        if self.begun:
+            self.restart()
 
     def completed(self, events: Sequence[Event]) -> list[Event]:
         """Events of the search, the completions with prompt logprobs and cached tokens."""

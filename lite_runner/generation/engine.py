@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends.base import AdapterSlots, Backend, Storing
+from lite_runner.backends.base import AdapterSlots, Backend, Paged, Storing
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
     Completion,
@@ -22,7 +22,12 @@ from lite_runner.generation.request import (
     Request,
     Token,
 )
-from lite_runner.generation.scheduler import Scheduler, SchedulerOutput
+from lite_runner.generation.scheduler import (
+    CopySlots,
+    ReleaseSlot,
+    Scheduler,
+    SchedulerOutput,
+)
 from lite_runner.system.signals import deferred
 
 # (prompt index, return index, token id); a true result ends the sequence.
@@ -175,16 +180,18 @@ class Engine:
         return self.scheduler.events()
 
     def _execute(self, step: SchedulerOutput) -> NDArray[np.float32] | None:
-        """The logits of the rows, after the copies of slots and what files have of prompts; None
-        without rows."""
-        if copies := self.scheduler.copies:
+        """The logits of the rows, after what slots need before; None without rows."""
+        if work := self.scheduler.slot_work:
             with deferred():
-                while copies:
-                    if isinstance(copies[0], tuple):
-                        self.backend.copy(*copies[0])
+                while work:
+                    if isinstance(first := work[0], CopySlots):
+                        self.backend.copy(first.sources, first.targets)
+                    elif isinstance(first, ReleaseSlot):
+                        assert isinstance(self.backend, Paged)
+                        self.backend.release(first.slot, first.length)
                     elif self._stored is not None:
-                        self._stored.restore(copies[0])
-                    del copies[0]
+                        self._stored.restore(first)
+                    del work[0]
         return self.backend.forward(step.rows) if step.rows else None
 
     def run(

@@ -183,6 +183,7 @@ class GenerationTiming:
     decode_tokens: int = 0  # tokens sampled after each sequence's first, eos included
     drafted_tokens: int = 0  # computed ahead, by speculative decoding
     accepted_tokens: int = 0  # of these, that were chosen
+    preemptions: int = 0  # sequences that made room for others, and were computed again
 
     @property
     def prefill_tok_s(self) -> float | None:

@@ -37,11 +37,30 @@ from lite_runner.generation.request import (
     check_lengths,
 )
 from lite_runner.generation.slots import Placement, Slots
-from lite_runner.generation.speculation import StepCost
+from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 from lite_runner.system.signals import deferred
 
 _FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
 _LEAST_CHUNK = 16  # however long they take: fewer are hardly faster
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlots:
+    """Slot sources[i] is copied to targets[i]; all are read before any is written."""
+
+    sources: list[int]
+    targets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlot:
+    """The memory of a slot's tokens from `length` on is given back."""
+
+    slot: int
+    length: int
+
+
+SlotWork = CopySlots | ReleaseSlot | StoredPrefix
 
 
 @dataclass(slots=True)
@@ -121,10 +140,11 @@ class Scheduler:
         self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
         self._stored = stored if prefix_cache and reusable and info.prefix is None else None
         self._cost = StepCost()
+        # Recomputing a text gives the same keys: the youngest may make room, and come again.
+        self._preempts = info.exact and info.can_continue
         self._waiting: list[SequenceGroup] = []  # both in queue order
         self._running: list[SequenceGroup] = []
-        # Copies of slots, and what comes to one from files: to be done in this order, and removed.
-        self.copies: list[tuple[list[int], list[int]] | StoredPrefix] = []
+        self.slot_work: list[SlotWork] = []  # before the next rows, to be done and removed
         self._unreported: list[Event] = []
         self._next_id = 0
 
@@ -147,6 +167,14 @@ class Scheduler:
     def cached_tokens(self) -> int:
         """Tokens of the running sequences in the KV cache."""
         return sum(group.cached_tokens for group in self._running)
+
+    @property
+    def cache_usage(self) -> float:
+        """Share of the KV cache that the running sequences use."""
+        info = self._info
+        if info.memory is None:
+            return self.cached_tokens / (info.slots * info.max_length)
+        return sum(map(self._blocks, self._running)) / info.memory.blocks
 
     @property
     def adapters(self) -> tuple[set[str], set[str]]:
@@ -181,18 +209,22 @@ class Scheduler:
         ended = [event for event in unreported if isinstance(event, Finished)]
         for group in [one for one in (*self._running, *self._waiting) if one.id == id]:
             ended += group.finish(reason, index)
-        self._waiting = [group for group in self._waiting if group.search.lanes()]
+        for group in [group for group in self._waiting if not group.search.lanes()]:
+            self._waiting.remove(group)
+            if group.preempted:
+                self._unpin(group)
         self._retire()
         return ended
 
     def schedule(self) -> SchedulerOutput:
-        """The rows of the next step; `copies` of slots come before them. Until `update`, the next
-        call gives the same rows, but for what is added or finished between."""
+        """The rows of the next step; `slot_work` comes before them. Until `update`, the next call
+        gives the same rows, but for what is added or finished between."""
         if self._changes:
             with deferred():
                 self._copy_prefixes()
                 self._restart()
                 self._admit()
+                self._make_room()
         return self._compose()
 
     def update(
@@ -217,6 +249,7 @@ class Scheduler:
         return bool(
             self._waiting
             or self._info.short_length is not None
+            or self._info.memory is not None
             or any(group.source is not None for group in self._running)
         )
 
@@ -248,6 +281,15 @@ class Scheduler:
             raise ConfigError("prompt_logprobs: each token of a prefix sees those behind it")
         if request.adapter is not None:
             self._adapters(request.adapter).version(request.adapter)
+        if info.memory is not None:
+            length = options.max_sequence(len(request.prompt), info.max_length)
+            need = options.num_beams * info.memory.blocks_of(length)
+            if need > info.memory.blocks:
+                raise ConfigError(
+                    f"{request.name}: got {options.num_beams} beams of up to {length} tokens, but"
+                    f" there is memory for {info.memory.blocks * info.memory.block} in all",
+                    "fewer beams, or fewer new tokens",
+                )
 
     def _adapters(self, name: str) -> AdapterSlots:
         if self._adapter_slots is None:
@@ -261,6 +303,8 @@ class Scheduler:
         if options.num_beams > 1:
             return [Beams(id, request, limit)]
         # More sequences than slots: one prefill for every full set of slots.
+        if (memory := self._info.memory) is not None:
+            slots = min(slots, memory.blocks // memory.blocks_of(length + limit))
         returns = range(options.num_return_sequences)
         parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
         return [Samples(id, request, part, limit, speculate=self._speculates) for part in parts]
@@ -299,14 +343,14 @@ class Scheduler:
         free = [slot for slot in range(self._info.slots) if slot not in taken]
         blocked = False
         for group in list(self._waiting) if free else ():
-            if group.search.width > len(free):
+            if group.search.width > len(free) or not self._fits(group):
                 break
             # While a group waits for an adapter slot, only base-model groups may overtake it:
             # others could starve it by keeping their adapters pinned.
             if blocked and group.request.adapter is not None:
                 continue
             try:
-                slot = self._pin(group.request.adapter)
+                slot = group.adapter_slot if group.preempted else self._pin(group.request.adapter)
             except RunnerError as error:
                 self._waiting.remove(group)
                 self._unreported += [replace(one, error=error) for one in group.finish("error")]
@@ -314,7 +358,10 @@ class Scheduler:
             if slot is None:
                 blocked = True
                 continue
-            group.adapter_slot, group.admitted = slot, time.perf_counter()
+            group.adapter_slot = slot
+            group.admitted = group.admitted or time.perf_counter()
+            if group.preempted:
+                group.resume()
             self._waiting.remove(group)
             insort(self._running, group, key=lambda one: one.order)
             self._place(group, free, copies)
@@ -323,32 +370,93 @@ class Scheduler:
 
     def _flush(self, copies: dict[int, int]) -> None:
         if copies:
-            self.copies.append((list(copies.values()), list(copies)))
+            self.slot_work.append(CopySlots(list(copies.values()), list(copies)))
             copies.clear()
+
+    def _fits(self, group: SequenceGroup) -> bool:
+        """True if there is memory for a group, and for those that run to grow."""
+        if (memory := self._info.memory) is None or not self._running:
+            return True
+        used = sum(self._blocks(one) + len(one.lanes_in_use()) for one in self._running)
+        return used + self._blocks(group) <= memory.blocks
+
+    def _blocks(self, group: SequenceGroup) -> int:
+        """Blocks of memory that a group needs to decode its next token."""
+        assert self._info.memory is not None
+        blocks = self._info.memory.blocks_of(self._length(group))
+        return len(group.lanes_in_use()) * blocks
+
+    def _length(self, group: SequenceGroup) -> int:
+        """Tokens of each of its sequences that memory is needed for."""
+        prompt = len(group.request.prompt)
+        most = group.request.options.max_sequence(prompt, self._info.max_length)
+        if not self._preempts:
+            return most
+        drafted = MOST_DRAFTED if self._speculates else 0
+        new = max((len(tokens) for _, tokens in group.search.tokens()), default=0)
+        return min(most, prompt + new + drafted)
+
+    def _make_room(self) -> None:
+        """Give back memory until what runs fits: what nobody uses, then the youngest group's."""
+        if (memory := self._info.memory) is None:
+            return
+        while (needed := sum(map(self._blocks, self._running))) > memory.blocks:
+            self._preempt(self._running[-1])
+        taken = set()
+        for group in self._running:
+            for slot in group.slots_in_use():
+                taken.add(slot)
+                self._release(slot, self._length(group))  # of a longer text before
+        idle = [slot for slot in range(self._info.slots) if slot not in taken]
+        for slot in self._slots.by_last_use(idle):
+            if needed + self._slots.blocks(idle) <= memory.blocks:
+                break
+            self._release(slot, 0)
+
+    def _preempt(self, group: SequenceGroup) -> None:
+        """Take a group's slots, until it is admitted again and recomputed."""
+        self._running.remove(group)
+        for slot in group.slots_in_use():
+            self._release(slot, 0)
+        group.preempt()
+        insort(self._waiting, group, key=lambda one: one.order)
+        self.timing.preemptions += 1
+
+    def _release(self, slot: int, length: int) -> None:
+        if self._slots.release(slot, length):
+            self.slot_work.append(ReleaseSlot(slot, length))
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
 
     def _place(self, group: SequenceGroup, free: Sequence[int], copies: dict[int, int]) -> None:
         """Assign slots to a group and find its cached prefix."""
-        prompt = group.request.prompt
-        if group.prompt_logprobs is not None:
+        prompt = group.texts[0][1]
+        if group.scored is not None:
             prompt = prompt[: group.request.scored_from]
         # Waiting for the prefill of a later group would invert the order.
         ahead = {
-            slot for one in self._running if one.order < group.order for slot in one.filling[:1]
+            slot
+            for one in self._running
+            if one.order < group.order and not group.begun
+            for slot in one.filling[:1]
         }
         place = self._slots.place(prompt, self._version(group), free, ahead)
         others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
-        group.slots = [place.slot, *others[: group.search.width - 1]]
+        group.slots = others[: group.search.width - 1]
+        group.slots.insert(group.texts[0][0], place.slot)
         if stored := self._stored_prefix(group, prompt[:-1], place):
             self._flush(copies)
-            self.copies.append(stored)
-            group.cached = group.prefilled = stored.end
+            self.slot_work.append(stored)
+            group.prefilled = stored.end
+            if not group.begun:
+                group.cached = stored.end
             self._begin(group)
             self._slots.restored(place.slot, stored.end)
             return
-        group.cached = group.prefilled = place.cached
+        group.prefilled = place.cached
+        if not group.begun:
+            group.cached = place.cached
         if place.source != place.slot and self._slots.cached(place.source) < place.cached:
             group.source, group.prefilled = place.source, 0
         elif place.source != place.slot:
@@ -366,10 +474,10 @@ class Scheduler:
         return self._stored.find(place.slot, text, group.request.adapter, start, place.cached)
 
     def _begin(self, group: SequenceGroup) -> None:
-        for slot, (_, text) in zip(group.filling, group.texts, strict=True):
+        for place, (slot, (_, text)) in enumerate(zip(group.filling, group.texts, strict=True)):
             if group.scored is not None and not self._info.exact:
                 text = text[:0]  # chunked differently, so not reusable as a prefix
-            self._slots.truncate(slot, group.prefilled)
+            self._slots.truncate(slot, 0 if place else group.prefilled)
             self._slots.begin(slot, text, self._version(group))
 
     def _version(self, group: SequenceGroup) -> int:
@@ -463,7 +571,7 @@ class Scheduler:
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         if targets:
-            self.copies.append((sources, targets))
+            self.slot_work.append(CopySlots(sources, targets))
             self._slots.copied(sources, targets)
 
     def _retire(self) -> None:
@@ -473,8 +581,11 @@ class Scheduler:
             self._running.remove(group)
             for slot in group.filling:  # other slots may be another group's by now
                 self._slots.abandon(slot)
-            if group.request.adapter is not None:
-                self._adapters(group.request.adapter).unpin(group.request.adapter)
+            self._unpin(group)
+
+    def _unpin(self, group: SequenceGroup) -> None:
+        if (adapter := group.request.adapter) is not None:
+            self._adapters(adapter).unpin(adapter)
 
     def _count(self, step: SchedulerOutput, seconds: float) -> None:
         """Account for a step's seconds, without compiling; every token has an equal share."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,20 @@ class Slots:
         self._adapter = [-1] * info.slots
         self._used = [0] * info.slots
         self._clock = 0
+        self._blocks = [0] * info.slots  # of memory that each has
+
+    def blocks(self, slots: Iterable[int]) -> int:
+        """Blocks of memory that some slots have."""
+        return sum(self._blocks[slot] for slot in slots)
+
+    def release(self, slot: int, length: int) -> bool:
+        """Give back the memory after the first `length` tokens; True if there is some."""
+        assert self._info.memory is not None
+        self.truncate(slot, length)
+        blocks = self._info.memory.blocks_of(length)
+        released = blocks < self._blocks[slot]
+        self._blocks[slot] = min(blocks, self._blocks[slot])
+        return released
 
     def cached(self, slot: int) -> int:
         """Tokens that another sequence can reuse."""
@@ -99,12 +113,14 @@ class Slots:
     def restored(self, slot: int, end: int) -> None:
         """Record that the first tokens of a prompt that `begin` was given came from a file."""
         self._cached[slot] = end
+        self._grew(slot, end)
 
     def wrote(self, row: Row, *, of_prompt: bool) -> None:
         """Record a computed row."""
         self._touch(row.slot)
         slot, start, end = row.slot, row.position, row.position + len(row.tokens)
         self._tokens[slot, start:end] = row.tokens
+        self._grew(slot, end)
         cached = min(self._cached[slot], start)
         # If logits are not batch-invariant, only prefilled tokens are reused.
         if cached == start and (of_prompt or self._info.exact):
@@ -119,7 +135,8 @@ class Slots:
             for target, value in zip(targets, [array[one] for one in sources], strict=True):
                 array[target] = value
         self._tokens[list(targets)] = self._tokens[list(sources)]
-        for target in targets:
+        for source, target in zip(sources, targets, strict=True):
+            self._blocks[target] = max(self._blocks[source], self._blocks[target])
             self._touch(target)
 
     def _prefixes(
@@ -138,6 +155,10 @@ class Slots:
             length -= length % self._info.chunk
             if length:
                 yield slot, length
+
+    def _grew(self, slot: int, length: int) -> None:
+        if (memory := self._info.memory) is not None:
+            self._blocks[slot] = max(self._blocks[slot], memory.blocks_of(length))
 
     def _touch(self, slot: int) -> None:
         self._clock += 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import mmap
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 from typing import Any
 
@@ -21,7 +23,9 @@ from lite_runner.native.structs import PANEL, aligned
 from lite_runner.profiler import LayerTime, Recorder
 from lite_runner.records import dataclass
 
-_CHUNK = 128  # keys that are reduced together: the cache length is a multiple
+BLOCK = 128  # keys that are reduced together: the cache length is a multiple
+_PAGE = mmap.PAGESIZE
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which mmap names from Python 3.13 on
 
 
 _CACHE_TYPES: dict[CacheType, tuple[int, type[np.generic]]] = {
@@ -31,17 +35,13 @@ _CACHE_TYPES: dict[CacheType, tuple[int, type[np.generic]]] = {
 }
 
 
-# Axis of the positions in a cache, and how many there are to a step of it: see _cache_shapes.
-_POSITIONS = {"keys": (1, PANEL), "values": (2, 1), "key_scales": (1, 1), "value_scales": (1, 1)}
+CACHE = ("keys", "values", "key_scales", "value_scales")
 
 
 _FAILURES = {
     1: "a packed layer of unknown kind",
     2: "a step names tokens, slots, positions or rows that the model does not have",
 }
-
-
-CACHE = ("keys", "values", "key_scales", "value_scales")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class NativeOptions:
     length: int  # maximum tokens per slot, prompt and generated
     cache: CacheType = "fp32"
     lora: LoraSize | None = None  # adapter slots; None: base model only
+    cache_bytes: int | None = None  # of the cache that may be in use; None: all of it
 
 
 class BoundLayer(Structure):
@@ -116,16 +117,16 @@ class NativeModel:
             if pool is not None:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
-        self._caches: list[NDArray[np.generic]] = []
-        self._axes: list[tuple[int, int]] = []  # of each: see _POSITIONS
+        self._caches: list[CacheArray] = []
         self._recorder: Recorder | None = None  # that the layers are timed for
         self._times: Any = None
 
     def resize(self, options: NativeOptions, capacity: int, table: NDArray[np.float32]) -> None:
         """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
         rotary `table` of this shape."""
-        shapes = _cache_shapes(self._config, options.slots, options.length, options.cache)
-        self._slots, self._caches, self._axes = options.slots, [], []
+        self._caches = []  # before others are allocated
+        sizes = _cache_sizes(self._config, options.cache)
+        length = -(-options.length // BLOCK) * BLOCK
         self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
         self._model.positions = options.length
@@ -133,13 +134,11 @@ class NativeModel:
         self._model.rope_rows = len(table) if self._config.rotaries else options.length
         for bound in self._bound[1:-1:2]:
             bound.cache_type = _CACHE_TYPES[options.cache][0]
-            bound.cache_length = _cached_positions(options.length)
-            for name, (shape, dtype) in shapes.items():
-                array = _zeros(shape, dtype)
-                setattr(bound, name, array.ctypes.data)
-                if array.size > 1:
-                    self._caches.append(array)
-                    self._axes.append(_POSITIONS[name])
+            bound.cache_length = length
+            for name, (rows, width, dtype) in sizes.items():
+                cache = CacheArray(options.slots, rows, length, width, dtype)
+                setattr(bound, name, cache.address)
+                self._caches.append(cache)
         self._x = _zeros((capacity, self._config.hidden_size), np.float32)
         self._logits = _zeros((options.slots, self._config.vocab_size), np.float32)
 
@@ -195,69 +194,116 @@ class NativeModel:
             )
         self._model.times = self._times
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy cache slot sources[i] to targets[i]; all are read before any is written."""
+    def block_bytes(self, cache: CacheType) -> int:
+        """Bytes of BLOCK positions of a slot, of all layers."""
+        sizes = _cache_sizes(self._config, cache).values()
+        number = sum(rows * width * np.dtype(dtype).itemsize for rows, width, dtype in sizes)
+        return self._config.num_layers * BLOCK * number
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Copy lengths[i] tokens of cache slot sources[i] to targets[i]; all are read before any is
+        written."""
+        # Keys are in panels of positions.
+        whole = [-(-length // PANEL) * PANEL for length in lengths]
         for cache in self._caches:
-            slots = cache.reshape(self._slots, -1)
-            slots[list(targets)] = slots[list(sources)]
+            cache.copy(sources, targets, whole)
+
+    def release(self, slot: int, length: int) -> None:
+        """Give back the memory of a slot's tokens from `length` on."""
+        whole = -(-length // BLOCK) * BLOCK
+        for cache in self._caches:
+            cache.release(slot, whole)
 
     def bytes_of(self, count: int) -> int:
         """Bytes of so many positions of a slot."""
-        return sum(view.nbytes for view in self._views(0, 0, count))
+        return sum(cache.positions(0, 0, count).nbytes for cache in self._caches)
 
     def read_positions(self, slot: int, start: int, count: int) -> NDArray[np.uint8]:
         """A copy of what a slot has at positions; `start` and `count` are multiples of PANEL."""
-        views = self._views(slot, start, count)
+        parts = [cache.positions(slot, start, count) for cache in self._caches]
         return np.concatenate(
-            [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in views]
+            [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
         )
 
     def write_positions(self, slot: int, start: int, count: int, block: NDArray[np.uint8]) -> None:
         """Write what `read_positions` gave."""
         at = 0
-        for view in self._views(slot, start, count):
-            part = block[at : at + view.nbytes]
-            view[...] = part.view(view.dtype).reshape(view.shape)
-            at += view.nbytes
-
-    def _views(self, slot: int, start: int, count: int) -> Iterator[NDArray[np.generic]]:
-        """Of each cache the positions of a slot."""
-        for cache, (axis, unit) in zip(self._caches, self._axes, strict=True):
-            rows = len(cache) // self._slots
-            places = slice(start // unit, (start + count) // unit)
-            mine = cache[slot * rows : (slot + 1) * rows]
-            yield mine[(slice(None),) * axis + (places,)]
+        for cache in self._caches:
+            part = cache.positions(slot, start, count)
+            numbers = block[at : at + part.nbytes].view(part.dtype)
+            part[...] = numbers.reshape(part.shape)
+            at += part.nbytes
 
     def close(self) -> None:
         """Release the memory."""
-        self._blocks, self._caches, self._axes = [], [], []
+        self._blocks, self._caches = [], []
         if self._peers is not None:
             self._peers.close()
 
 
-def _cached_positions(length: int) -> int:
-    """Cache positions per slot for rows of at most `length` tokens."""
-    return -(-length // _CHUNK) * _CHUNK
+def _cache_sizes(model: Decoder, cache: CacheType) -> dict[str, tuple[int, int, type[np.generic]]]:
+    """Rows of a slot, numbers of a position in a row, and their type, of a layer's keys, values and
+    their scales.
 
-
-def _cache_shapes(
-    model: Decoder, slots: int, length: int, cache: CacheType
-) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
-    """Shape and type of a layer's keys, values and their scales, by name; `length`: maximum tokens
-    per slot. The first axis is slot-major.
-
-    Keys: [slots * kv_heads, length / 32, head_dim, 32]; values: [slots * kv_heads, head_dim / 32,
-    length, 32]; their scales, with int8: [slots * kv_heads, length], else [1, 1].
+    Keys: [slots, kv_heads, length / 32, head_dim, 32]; values: [slots, kv_heads, head_dim / 32,
+    length, 32]; their scales, with int8: [slots, kv_heads, length].
     """
-    rows, dim, dtype = slots * model.n_kv_heads, model.head_dim, _CACHE_TYPES[cache][1]
-    positions = _cached_positions(length)
-    scaled = (rows, positions) if cache == "int8" else (1, 1)
-    return {
-        "keys": ((rows, positions // PANEL, dim, PANEL), dtype),
-        "values": ((rows, -(-dim // PANEL), positions, PANEL), dtype),
-        "key_scales": (scaled, np.float32),
-        "value_scales": (scaled, np.float32),
+    heads, dim, dtype = model.n_kv_heads, model.head_dim, _CACHE_TYPES[cache][1]
+    sizes: dict[str, tuple[int, int, type[np.generic]]] = {
+        "keys": (heads, dim, dtype),
+        "values": (heads * -(-dim // PANEL), PANEL, dtype),
     }
+    if cache == "int8":
+        sizes |= dict.fromkeys(CACHE[2:], (heads, 1, np.float32))
+    return sizes
+
+
+class CacheArray:
+    """Keys, values or their scales of one layer: [slots, rows, length, width], where a row has a
+    width of numbers for each position.
+
+    Addresses are reserved for all slots in full. The system gives memory page by page as it is
+    written, and takes it back.
+    """
+
+    def __init__(self, slots: int, rows: int, length: int, width: int, dtype: Any) -> None:
+        shape = slots, rows, length, width
+        self.nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self._map = mmap.mmap(-1, self.nbytes, flags=flags)
+        self._numbers = np.frombuffer(self._map, dtype).reshape(shape)
+        self.address = self._numbers.ctypes.data
+
+    def positions(self, slot: int, start: int, count: int) -> NDArray[np.generic]:
+        """What a slot has at positions, as it is in memory; keys in panels of PANEL of them."""
+        return self._numbers[slot, :, start : start + count]
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """See NativeModel.copy."""
+        held = [
+            self._numbers[one, :, :length] for one, length in zip(sources, lengths, strict=True)
+        ]
+        if not set(targets).isdisjoint(sources):
+            held = [one.copy() for one in held]
+        for target, one in zip(targets, held, strict=True):
+            self._numbers[target, :, : one.shape[1]] = one
+
+    def release(self, slot: int, length: int) -> None:
+        """Give back the memory of a slot's positions from `length` on."""
+        numbers = self._numbers
+        if length == 0:  # the rows lie one behind the other
+            self._give_back(slot * numbers.strides[0], (slot + 1) * numbers.strides[0])
+        elif length < numbers.shape[2]:
+            for row in range(numbers.shape[1]):
+                start = slot * numbers.strides[0] + row * numbers.strides[1]
+                end = start + numbers.strides[1]
+                self._give_back(start + length * numbers.strides[2], end)
+
+    def _give_back(self, start: int, end: int) -> None:
+        """Whole pages: beside them others have theirs."""
+        start, end = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
+        if start < end:
+            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:

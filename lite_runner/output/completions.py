@@ -74,6 +74,7 @@ class RankResult:
             time_to_first_token_s=None if first is None else self.load_s + self.prepare_s + first,
             drafted_tokens=measured.drafted_tokens,
             accepted_tokens=measured.accepted_tokens,
+            preemptions=measured.preemptions,
         )
 
     def to_bytes(self) -> bytes:
@@ -126,6 +127,7 @@ def merge(results: Sequence[RankResult], ranks_per_replica: int) -> RankResult:
             decode_tokens=sum(one.generation.decode_tokens for one in replicas),
             drafted_tokens=sum(one.generation.drafted_tokens for one in replicas),
             accepted_tokens=sum(one.generation.accepted_tokens for one in replicas),
+            preemptions=sum(one.generation.preemptions for one in replicas),
         ),
         load_s=max(one.load_s for one in replicas),
         compile_s=max(one.compile_s for one in replicas),

@@ -113,6 +113,7 @@ class Timing:
     time_to_first_token_s: float | None = None
     drafted_tokens: int | None = None  # by speculate=ngram
     accepted_tokens: int | None = None  # of these
+    preemptions: int | None = None  # sequences that were computed again, for lack of memory
 
 
 def peak_rss_mib() -> float:

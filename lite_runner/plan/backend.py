@@ -15,7 +15,7 @@ from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import Memory, check_memory
+from lite_runner.sizing.memory import Memory, cache_limit, check_memory
 from lite_runner.text.tokenizer import Tokenizer
 
 Computing = TypeVar("Computing", bound=ComputeOptions)
@@ -132,11 +132,15 @@ def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bo
         return False
     if backend.adapters is not None and backend.adapters.slots < options.adapter_slots:
         return False
+    limit = None
     if options.device == "CPU":
         info, alone = backend.info, replace(options, ranks=Ranks())
         held = replace(alone, slots=info.slots, length=info.max_length)
         chosen = seat(options.config.backend)
-        now, then = (chosen.memory(files, one).cache for one in (held, alone))
-        check_memory(Memory(0, max(0, then - now)))
-    backend.grow(options.slots, options.length)
+        now, then = (chosen.memory(files, one) for one in (held, alone))
+        need = Memory(0, max(0, then.cache - now.cache), more_cache=then.more_cache)
+        check_memory(need)
+        if (limit := cache_limit(need)) is not None:
+            limit += then.cache - need.cache
+    backend.grow(options.slots, options.length, limit)
     return True

@@ -89,9 +89,10 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
     config, model, job, need = plan.config, plan.model.model, plan.work, plan.memory
     assert need is not None
     each = " in each rank" if config.use_parallel else ""
+    cache = need.cache + need.more_cache
     lines = model_lines(config.run_mode, config.model_name, model, plan.model.location()) | {
         "weights": f"{readable(need.weights)} as {plan.dtype}{each}",
-        "cache": f"{readable(need.cache)} for {job.slots} x {job.length} tokens{each}"
+        "cache": f"{readable(cache)} for {job.slots} x {job.length} tokens{each}"
         if config.use_past
         else "none (use_past=false)",
     }

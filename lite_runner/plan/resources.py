@@ -27,8 +27,10 @@ from lite_runner.plan.backend import choose, others, run_options
 from lite_runner.plan.job import Job
 from lite_runner.plan.plan import Plan, described
 from lite_runner.sizing.memory import (
+    ROOM,
     Memory,
     MemoryHint,
+    cache_limit,
     check_memory,
     free_text,
     machine_memory,
@@ -40,7 +42,6 @@ from lite_runner.sizing.memory import (
 from lite_runner.system import environment, memory
 from lite_runner.weights.source import weights_to_fetch
 
-ROOM = 0.9  # of the free memory, for what a run with chosen sizes holds
 SHORTEST = 2048  # tokens: a shorter context is not chosen
 WORTHWHILE = 0.95  # a hint must save 5 % at least
 
@@ -121,7 +122,9 @@ def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = N
     chosen = seat(config.backend)
     if chosen.elastic and options.device == "CPU" and options.ranks.size == 1:
         hints = partial(memory_hints, files, options)
-        check_memory(need or chosen.memory(files, options), hints)
+        need = need or chosen.memory(files, options)
+        check_memory(need, hints)
+        options = replace(options, cache_bytes=cache_limit(need))
     with profiler.phase("read"):
         return chosen.open(files, options)
 

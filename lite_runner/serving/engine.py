@@ -91,7 +91,8 @@ class Load:
 
     running: int  # sequences in cache slots
     waiting: int
-    cache_usage: float  # share of the KV cache's tokens that is in use
+    cache_usage: float  # share of the KV cache that is in use
+    preemptions: int  # sequences so far that made room for others
     adapters: tuple[set[str], set[str]]  # of running sequences, and of waiting ones
 
 
@@ -127,8 +128,9 @@ class EngineThread:
         # The thread's own:
         self._handles: dict[int, Handle] = {}
         self._outputs: list[tuple[Put, Output]] = []
-        # Of the last step: sequences in cache slots, share of the KV cache, adapters.
-        self._running: tuple[int, float, tuple[set[str], set[str]]] = 0, 0.0, (set(), set())
+        # Of the last step.
+        self._running: tuple[int, float, int, tuple[set[str], set[str]]]
+        self._running = 0, 0.0, 0, (set(), set())
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -142,8 +144,9 @@ class EngineThread:
     @property
     def load(self) -> Load:
         """As of the last step."""
-        running, usage, adapters = self._running
-        return Load(running, max(0, self._sequences - running), usage, adapters)
+        running, usage, preemptions, adapters = self._running
+        waiting = max(0, self._sequences - running)
+        return Load(running, waiting, usage, preemptions, adapters)
 
     @property
     def idle(self) -> bool:
@@ -306,9 +309,9 @@ class EngineThread:
             self._sequences -= count
 
     def _flush(self) -> None:
-        scheduler, info = self._engine.scheduler, self.info
-        usage = scheduler.cached_tokens / (info.slots * info.max_length)
-        self._running = scheduler.running, usage, scheduler.adapters
+        scheduler = self._engine.scheduler
+        preemptions = scheduler.timing.preemptions
+        self._running = scheduler.running, scheduler.cache_usage, preemptions, scheduler.adapters
         outputs, self._outputs = self._outputs, []
         if outputs:
             self._post(outputs)

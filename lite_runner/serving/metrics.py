@@ -57,6 +57,8 @@ class Metrics:
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up.")
         self.prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the cache.")
+        self._preemptions = counter("num_preemptions", "Sequences that made room for others.")
+        self._preempted = 0  # of these the ones that are counted
         self.drafts = counter("spec_decode_num_drafts", "Steps of a sequence that drafted tokens.")
         self.drafted = counter("spec_decode_num_draft_tokens", "Tokens computed ahead.")
         self.accepted = counter("spec_decode_num_accepted_tokens", "Of these, that were chosen.")
@@ -115,6 +117,9 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""
+        preempted = self._load().preemptions
+        self._preemptions.inc(preempted - self._preempted)
+        self._preempted = preempted
         self._adapters.clear()
         running, waiting = (",".join(sorted(names)) for names in self._load().adapters)
         self._adapters.labels(str(self._slots), waiting, running).set(time.time())

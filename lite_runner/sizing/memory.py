@@ -23,6 +23,7 @@ from lite_runner.system import memory
 
 BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 PROCESS = 440 << 20  # Python with MindSpore, NumPy and the tokenizer
+ROOM = 0.9  # of the free memory, for what a run with chosen sizes holds
 PROCESS_ADDRESSES = 2250 << 20  # reserved by MindSpore: libraries, threads, a pool of 1 GiB
 
 
@@ -31,11 +32,12 @@ class Memory:
     """Memory requirements in bytes: on a device the first three, in a CPU process all."""
 
     weights: int
-    cache: int  # KV cache of all slots
+    cache: int  # KV cache: of all slots, or what a run cannot do without
     adapters: int = 0  # the LoRA pool
     process: int = 0  # Python and MindSpore
     loading: int = 0  # peak beyond `weights` while these are loaded
     work: int = 0  # graphs, activations, logits
+    more_cache: int = 0  # of all slots in full, taken as far as memory is free
 
     @property
     def held(self) -> int:
@@ -50,7 +52,7 @@ class Memory:
     @property
     def addresses(self) -> int:
         """Address space that a process needs on top of what it has before importing MindSpore."""
-        return self.total - self.process + PROCESS_ADDRESSES
+        return self.total + self.more_cache - self.process + PROCESS_ADDRESSES
 
     def parts(self) -> str:
         """The breakdown as text."""
@@ -62,7 +64,10 @@ class Memory:
             "graphs and steps": self.work,
             "more while loading": max(0, self.loading - self.cache - self.adapters - self.work),
         }
-        return ", ".join(f"{name} {readable(size)}" for name, size in named.items() if size)
+        parts = [f"{name} {readable(size)}" for name, size in named.items() if size]
+        if self.more_cache:
+            parts.append(f"up to {readable(self.more_cache)} more cache where it is free")
+        return ", ".join(parts)
 
 
 def parameter_count(model: Decoder) -> int:
@@ -122,6 +127,12 @@ def check_memory(need: Memory, hints: Callable[[], Sequence[MemoryHint]] = list)
     found = shortage(need)
     if found is not None:
         raise EnvironmentFault(f"memory: the run {found}", memory_remedy(hints()))
+
+
+def cache_limit(need: Memory) -> int | None:
+    """Bytes that the KV cache of a run may take of the free memory; None: all of it fits."""
+    left = int(ROOM * free_for(need)) - need.total
+    return None if left >= need.more_cache else need.cache + max(0, left)
 
 
 def free_for(need: Memory) -> int:

@@ -102,6 +102,7 @@ class MockBackend:
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[list[int], list[int]]] = []
         self._logits = logits
+        self.blocks = [0] * slots  # of memory that each slot has
         # Of each slot its tokens, each with the adapter that it was computed by, its row.length,
         # and whether its row was beyond the length that longrope's short factors are for.
         self._history: list[list[tuple[int, int, int, bool]]] = [[] for _ in range(slots)]
@@ -116,6 +117,11 @@ class MockBackend:
         assert sum(row.logits for row in rows if row.logits > 1) <= self.info.most_logits
         self.steps.append(list(rows))
         found = [logits for row in rows for logits in self._run(row)]
+        if (memory := self.info.memory) is not None:
+            for row in rows:
+                blocks = memory.blocks_of(row.position + len(row.tokens))
+                self.blocks[row.slot] = max(self.blocks[row.slot], blocks)
+            assert sum(self.blocks) <= memory.blocks
         logits = np.array(found, np.float32).reshape(-1, self.info.vocab_size)
         logits.flags.writeable = False
         return logits
@@ -145,6 +151,15 @@ class MockBackend:
         taken = [list(self._history[source]) for source in sources]
         for target, history in zip(targets, taken, strict=True):
             self._history[target] = history
+        for source, target in zip(sources, targets, strict=True):
+            self.blocks[target] = max(self.blocks[source], self.blocks[target])
+
+    def release(self, slot: int, length: int) -> None:
+        assert self.info.memory is not None
+        blocks = self.info.memory.blocks_of(length)
+        assert blocks < self.blocks[slot]
+        self.blocks[slot] = blocks
+        del self._history[slot][length:]
 
     @property
     def prefilled(self) -> list[list[int]]:

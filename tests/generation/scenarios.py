@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends.base import CacheMemory, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
 from lite_runner.generation.decoding import SequenceGroup
@@ -27,7 +27,7 @@ STEMS[1, :20] = STEMS[0, :20]
 class Scenario:
     """What happens: times are numbers of steps."""
 
-    info: Mapping[str, Any]  # of the mock
+    info: Mapping[str, Any]  # of the mock; its memory is no more than some sequences need
     budget: int  # above the least
     prefix_cache: bool
     speculate: bool
@@ -55,6 +55,11 @@ def scenarios(draw: st.DrawFn, requests: int = 9) -> Scenario:
         "can_continue": draw(st.sampled_from([True, True, True, False])),
         "short_length": draw(st.sampled_from([None, None, 9, 25, 50])),
     }
+    if draw(st.booleans()):
+        block = draw(st.sampled_from([4, 8, 16]))
+        widest = min(3, info["slots"]) if info["can_copy"] else 1
+        most = widest * LENGTH // block
+        info["memory"] = CacheMemory(block, most + draw(st.integers(0, most)))
     moments = st.integers(0, 14)
     asked = draw(st.lists(st.tuples(moments, _requests(info)), min_size=1, max_size=requests))
     numbered = [(when, replace(one, seed_key=(7, i))) for i, (when, one) in enumerate(asked)]
@@ -72,6 +77,8 @@ def scenarios(draw: st.DrawFn, requests: int = 9) -> Scenario:
 
 def _requests(info: Mapping[str, Any]) -> st.SearchStrategy[Request]:
     widest = info["slots"] if info["can_copy"] else 1
+    if "memory" in info:
+        widest = min(3, widest)
     some = st.sampled_from([None, None, 0, 2])
     options = st.builds(
         GenerationConfig,
@@ -139,7 +146,8 @@ class Run:
         """All of it. The number of steps is bounded: while there is work, a step does some."""
         todo, cancels = list(self.scenario.requests), list(self.scenario.cancels)
         ids: list[int] = []
-        for now in range(21 + sum(map(_most_steps, todo))):
+        again = 4 if "memory" in self.scenario.info else 1  # those that make room for others
+        for now in range(21 + again * sum(map(_most_steps, todo))):
             while todo and todo[0][0] <= now:
                 request = todo.pop(0)[1]
                 ids.append(self.engine.add(request))
@@ -165,7 +173,8 @@ class Run:
     def step(self) -> None:
         line, expected = list(self.engine.scheduler._waiting), [*self._first_in_line()]
         events = self.engine.step()
-        assert [job for job in line if job not in self.engine.scheduler._waiting] == expected
+        admitted = [job for job in line if job not in self.engine.scheduler._waiting]
+        assert admitted == expected or "memory" in self.scenario.info
         self.check_slots()
         for event in events:
             if isinstance(event, Finished):
@@ -177,9 +186,12 @@ class Run:
 
     def check_slots(self) -> None:
         """No slot is two requests', and an adapter is pinned as often as requests with it run."""
-        jobs = self.engine.scheduler._running
+        scheduler = self.engine.scheduler
+        jobs, line = scheduler._running, scheduler._waiting
         slots = [slot for job in jobs for slot in job.slots_in_use()]
         assert len(set(slots)) == len(slots) and all(job.search.lanes() for job in jobs)
+        assert line == sorted(line, key=lambda job: job.order)
+        jobs = [*jobs, *(job for job in line if job.preempted)]
         pins = Counter(job.request.adapter for job in jobs if job.request.adapter)
         assert pins == Counter(self.backend.adapters.pins)
 
@@ -249,7 +261,7 @@ def _most_steps(asked: tuple[int, Request]) -> int:
 def alone(scenario: Scenario, request: Request, logits: Logits = cached_logits) -> Run:
     """The request by itself, on a fresh backend."""
     single = replace(scenario, requests=((0, request),), cancels=(), prefix_cache=False, budget=100)
-    single = replace(single, speculate=False)
+    single = replace(single, speculate=False, info={**scenario.info, "memory": None})
     return Run(single, logits).go()
 
 

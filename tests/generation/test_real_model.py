@@ -141,17 +141,70 @@ def alone(backend: Backend, request: Request) -> Heard:
 def test_own_operators_to_the_bit(
     case: str, quant: Any, cache: Any, reference: Callable[[str], Any]
 ) -> None:
+    backend, adapters = own_operators(case, quant, cache, reference)
+    together = check_to_the_bit(backend, adapters)
+    shared = sum(one.cached_tokens > 0 for one in together.completions.values())
+    assert (shared > 10) == backend.info.can_continue
+    assert together.engine.scheduler.timing.preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "quant", "cache"),
+    [
+        ("llama", "none", "fp16"),  # with adapters
+        ("mistral", "a16w8", "int8"),  # with adapters, a window
+        ("llama_rope_dynamic", "a16w8", "fp32"),  # what is cached tells of its text's length
+        ("phi3_long", "none", "fp32"),  # what is cached is another one beyond a length
+    ],
+)
+def test_with_little_memory_to_the_bit(
+    case: str,
+    quant: Any,
+    cache: Any,
+    reference: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Enough for three of five sequences that grow to twice their prompts."""
+    monkeypatch.setattr("lite_runner.backends.native.backend.BLOCK", 1)
+    backend, adapters = own_operators(case, quant, cache, reference)
+    assert backend._model is not None
+    backend.grow(SLOTS, LENGTH, 3 * 44 * backend._model.block_bytes(cache))
+    together = check_to_the_bit(backend, adapters, longest_prompt=20, times_new=3)
+    preempted = together.engine.scheduler.timing.preemptions
+    assert (preempted > 0) == backend.info.can_continue
+
+
+def own_operators(
+    case: str, quant: Any, cache: Any, reference: Callable[[str], Any]
+) -> tuple[NativeBackend, list[Adapter]]:
     known = reference(case)
     adapters, lora = adapters_of(case, known.config)
     options = NativeOptions(SLOTS, LENGTH, cache=cache, lora=lora)
     weights = QuantizedWeights(known.tensors(quant), known.config)
     layers = pack(known.config, weights, lora, rounded_input=quant == "a8w8")
-    backend = NativeBackend(known.config, layers, options, adapters)
-    random = np.random.default_rng(len(case))
+    return NativeBackend(known.config, layers, options, adapters), adapters
+
+
+def check_to_the_bit(
+    backend: NativeBackend,
+    adapters: Sequence[Adapter],
+    *,
+    longest_prompt: int = LENGTH,
+    times_new: int = 1,
+) -> Heard:
+    """In company each request gets what it gets alone. `longest_prompt`: others are cut;
+    `times_new`: as many new tokens as of `random_requests`."""
+    random = np.random.default_rng(len(adapters))
     requests = list(random_requests(random, [None, *(one.name for one in adapters)]))
+    requests = [
+        replace(
+            one,
+            prompt=one.prompt[:longest_prompt],
+            options=replace(one.options, max_new_tokens=times_new * one.options.max_new_tokens),
+        )
+        for one in requests
+    ]
     together = in_company(backend, requests, random)
-    shared = sum(one.cached_tokens > 0 for one in together.completions.values())
-    assert (shared > 10) == backend.info.can_continue
     assert backend.adapters is None or backend.adapters.loads >= len(adapters) > 1
     whole = 0
     for id, request in together.requests.items():
@@ -166,6 +219,7 @@ def test_own_operators_to_the_bit(
             assert same(got, wanted[0, index])
             whole += 1
     assert whole > REQUESTS
+    return together
 
 
 @pytest.mark.parametrize("case", ["llama", "llama_rope_dynamic"])

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from lite_runner.backends.base import CacheMemory
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished
-from lite_runner.generation.request import Event
+from lite_runner.generation.request import Adjustments, Event
 from tests.generation.mock import Logits, asked, cached_logits, served, tokens_alone
 from tests.generation.scenarios import Run, Scenario, alone, begins, same, scenarios
 
@@ -45,6 +46,8 @@ def check_texts(run: Run, logits: Logits = cached_logits) -> None:
                 assert options.num_beams > 1 or begins(got, wanted[0, index])
                 continue
             assert same(got, wanted[0, index])
+            if "memory" in run.scenario.info:
+                continue  # some of it may have been computed twice
             part = index // run.scenario.info["slots"] if options.num_beams == 1 else 0
             assert got.cached_tokens == len(request.prompt) - run.computed[id, part]
 
@@ -273,3 +276,76 @@ def test_prompts_beside_decoding_are_cut_by_the_time_that_they_take(
     assert min(prompts[:-1]) >= 16
     alone = [served(Engine(backend(slots=2, max_length=2000)), [one])[0] for one in requests]
     assert [found[0].token_ids, found[1].token_ids] == [one.token_ids for one in alone]
+
+
+class Another:
+    """A grammar of texts in which no token follows itself."""
+
+    token = -1
+
+    def mask(self, scores: NDArray[np.floating[Any]]) -> None:
+        if self.token >= 0:
+            scores[self.token] = -np.inf
+
+    def take(self, token: int) -> None:
+        self.token = token
+
+
+def test_the_youngest_makes_room_and_comes_again(backend: Callable[..., Any]) -> None:
+    """Whatever it draws, it draws the same."""
+    options = {"do_sample": True, "temperature": 2.0, "repetition_penalty": 1.3}
+    guided = Adjustments(guide=Another)
+    requests = [
+        asked(TEXT[start : start + 8], 24, options=options, seed_key=(1, start), adjustments=guided)
+        for start in range(4)
+    ]
+    mock = backend(memory=CacheMemory(4, 16))
+    engine = Engine(mock)
+    found = served(engine, requests)
+    assert engine.scheduler.timing.preemptions > 0
+    assert [found[id].token_ids for id in range(4)] == tokens_alone(backend, requests)
+    assert list(found) == sorted(found)  # the oldest stays
+    assert max(len(step) for step in mock.steps) > 1
+
+
+def test_what_has_made_room_can_be_cancelled(backend: Callable[..., Any]) -> None:
+    mock = backend(memory=CacheMemory(4, 16))
+    engine = Engine(mock)
+    first, second = (engine.add(asked(TEXT[:20], 40, adapter=name)) for name in ("a", "b"))
+    while not engine.scheduler.timing.preemptions:
+        engine.step()
+    assert (engine.scheduler.running, engine.scheduler.waiting) == (1, 1)
+    assert mock.adapters.pins == {"a": 1, "b": 1}  # it must not be replaced meanwhile
+    (ended,) = engine.finish(second)
+    assert ended.completion.token_ids and mock.adapters.pins["b"] == 0
+    assert list(served(engine)) == [first]
+
+
+def test_a_cache_that_nobody_uses_is_given_back_first(backend: Callable[..., Any]) -> None:
+    mock = backend(memory=CacheMemory(4, 20))
+    engine = Engine(mock)
+    served(engine, [asked(TEXT[:30])])
+    served(engine, [asked(TEXT[::-1])])
+    assert engine.scheduler.timing.preemptions == 0 and sum(mock.blocks) <= 20
+    (again,) = served(engine, [asked(TEXT[::-1])]).values()
+    assert again.cached_tokens == len(TEXT) - 1
+
+
+def test_beams_that_memory_never_suffices_for_are_refused(backend: Callable[..., Any]) -> None:
+    engine = Engine(backend(memory=CacheMemory(4, 16)))
+    with pytest.raises(ConfigError, match="3 beams of up to 40 tokens, but there is memory for 64"):
+        engine.add(asked(TEXT[:20], 20, options={"num_beams": 3}))
+    assert len(served(engine, [asked(TEXT[:20], 20, options={"num_return_sequences": 3})])) == 1
+
+
+def test_texts_that_cannot_be_computed_again_have_all_memory_at_once(
+    backend: Callable[..., Any],
+) -> None:
+    """Their keys would be others than those of their first tokens."""
+    engine = Engine(backend(memory=CacheMemory(4, 16), can_continue=False))
+    requests = [asked(TEXT[start : start + 8], 24) for start in range(3)]
+    found = served(engine, requests)
+    assert engine.scheduler.timing.preemptions == 0
+    assert [found[id].token_ids for id in range(3)] == tokens_alone(
+        lambda: backend(can_continue=False), requests
+    )

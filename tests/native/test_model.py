@@ -18,7 +18,7 @@ from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.backends.native.batch_metadata import BatchMetadata, empty_metadata
 from lite_runner.config.argv import parse
 from lite_runner.native.lora_pool import LoraSize
-from lite_runner.native.model import NativeModel, NativeOptions
+from lite_runner.native.model import CacheArray, NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.layouts import random_checkpoint
@@ -115,3 +115,25 @@ def test_a_step_without_memory_is_a_memory_error() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limit)
     np.testing.assert_array_equal(found.forward([Row(0, tokens[:4], 0)]), wanted)
+
+
+def test_memory_of_a_slot_is_taken_as_it_grows_and_given_back() -> None:
+    rows, length, width = 4, 4096, 256  # 8 MiB a slot
+    cache = CacheArray(64, rows, length, width, np.float16)
+    before = psutil.Process().memory_info().rss
+
+    def taken() -> int:
+        return (psutil.Process().memory_info().rss - before) >> 20
+
+    cache._numbers[7] = 1.0
+    assert 7 <= taken() <= 10
+    cache.copy([7, 7], [8, 9], [1024, 1024])
+    assert 11 <= taken() <= 14
+    cache.release(7, 2048)
+    assert 7 <= taken() <= 10
+    assert (cache._numbers[7, :, :2048] == 1.0).all()
+    assert (cache._numbers[7, :, 2048:] == 0.0).all() and (cache._numbers[8, :, :1024] == 1.0).all()
+    for slot in (7, 8, 9):
+        cache.release(slot, 0)
+    assert taken() <= 2 and not cache._numbers[8].any()
+    cache.copy([1, 2], [2, 1], [128, 128])  # nobody wrote there

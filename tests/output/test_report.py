@@ -165,7 +165,9 @@ def test_result_json_has_the_schema(tmp_path: Path) -> None:
     assert content["timing"] == {
         "load_s": 0.5,
         **dict.fromkeys(("compile_s", "prefill_s", "decode_s", "prefill_tok_s", "decode_tok_s")),
-        **dict.fromkeys(("time_to_first_token_s", "drafted_tokens", "accepted_tokens")),
+        **dict.fromkeys(
+            ("time_to_first_token_s", "drafted_tokens", "accepted_tokens", "preemptions")
+        ),
     }
     assert content["peak_rss_mib"] > 1
 

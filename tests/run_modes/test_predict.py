@@ -181,6 +181,7 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
         "time_to_first_token_s",
         "drafted_tokens",
         "accepted_tokens",
+        "preemptions",
     }
     assert timing["compile_s"] > 0
     # 19 tokens of a tiny model: with the compiling in it, the rate would be a tenth.

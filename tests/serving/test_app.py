@@ -100,6 +100,7 @@ def test_health_version_and_metrics(start: Start) -> None:
         'vllm:num_requests_running{model_name="base"} 0.0',
         'vllm:num_requests_waiting{model_name="base"} 0.0',
         'vllm:kv_cache_usage_perc{model_name="base"} 0.0',
+        'vllm:num_preemptions_total{model_name="base"} 0.0',
         'vllm:prompt_tokens_total{model_name="base"} 5.0',
         'vllm:prefix_cache_queries_total{model_name="base"} 5.0',
         'vllm:time_to_first_token_seconds_count{model_name="base"} 1.0',

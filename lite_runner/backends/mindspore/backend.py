@@ -130,7 +130,7 @@ class MindSporeBackend:
         )
         self._graphs = GraphCache(_graph_key(network, config, options))
 
-    def grow(self, slots: int, length: int) -> None:
+    def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
         assert self._network is not None
         self._compiled.clear()

@@ -79,15 +79,19 @@ class Native(Seat):
         if options.prompt_logits:
             capacity = step_capacity(slots, unchunked(model, length))
             rows = rows_at_once(model.vocab_size, max(length, capacity))
+        slot = cache_bytes(local, "float32", 1, positions, options.config.kv_cache or CACHE)
+        # Ranks schedule alike, so that none can have less memory than another.
+        least = min(slots, options.width) if options.ranks.size == 1 else slots
         return Memory(
             weights,
-            cache_bytes(local, "float32", slots, positions, options.config.kv_cache or CACHE),
+            least * slot,
             options.adapter_bytes(model),
             process=PROCESS if options.ranks.size == 1 else WITH_MINDSPORE,  # by which ranks meet
             loading=loading,
             work=_step_bytes(model, slots, length)
             + 2 * 4 * rows * model.vocab_size
             + QUEUED * options.stores_prefixes,
+            more_cache=(slots - least) * slot,
         )
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
@@ -125,7 +129,8 @@ class Native(Seat):
             ranks=options.ranks,
             share=_share(options),
         )
-        sizes = NativeOptions(options.slots, options.length, config.kv_cache or CACHE, lora)
+        cache = config.kv_cache or CACHE
+        sizes = NativeOptions(options.slots, options.length, cache, lora, options.cache_bytes)
         threads = config.context.threads
         store = None
         if stores_prefixes(files, options):

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
+from lite_runner.backends.base import (
+    BASE,
+    AdapterSlots,
+    BackendInfo,
+    CacheMemory,
+    Row,
+    check_rows,
+)
 from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
 from lite_runner.backends.native.prefix_files import PrefixFiles, StoreSettings
 from lite_runner.backends.step_sizes import (
@@ -24,7 +31,7 @@ from lite_runner.backends.step_sizes import (
     step_capacity,
     unchunked,
 )
-from lite_runner.native.model import NativeModel
+from lite_runner.native.model import BLOCK, NativeModel
 from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.native.packed_model import Packed
 from lite_runner.native.peers import Peers
@@ -61,7 +68,7 @@ class NativeBackend:
         self._configure(options)
         if store is not None:
             self.stored = PrefixFiles(
-                model, self._metadata.table, self.adapters, options.cache, store
+                model, self._metadata.table, self.adapters, options.cache, store, self._wrote
             )
 
     def _configure(self, options: NativeOptions) -> None:
@@ -70,6 +77,11 @@ class NativeBackend:
         config = self._config
         length = cache_length(options.length, config.seq_length)
         self._options = options = replace(options, length=length)
+        memory, block_bytes = None, self._model.block_bytes(options.cache)
+        if options.cache_bytes is not None:
+            one = -(-length // BLOCK)  # a sequence of full length fits in any case
+            blocks = max(one, options.cache_bytes // block_bytes)
+            memory = CacheMemory(BLOCK, blocks) if blocks < options.slots * one else None
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
         self.info = BackendInfo(
@@ -83,13 +95,16 @@ class NativeBackend:
             can_continue=config.keys_reusable,
             short_length=config.short_length,
             prefix=config.prefix,
+            memory=memory,
         )
         self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)
+        self._written = [0] * options.slots  # tokens of each slot that have been computed
         self._model.resize(options, self._capacity, self._metadata.table)
 
-    def grow(self, slots: int, length: int) -> None:
+    def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
-        self._configure(replace(self._options, slots=slots, length=length))
+        options = self._options
+        self._configure(replace(options, slots=slots, length=length, cache_bytes=cache_bytes))
         if self.stored is not None:
             self.stored.rotate(self._metadata.table)
 
@@ -100,6 +115,8 @@ class NativeBackend:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
         every, info = TokenBatch.of(rows), self.info
+        for row in rows:
+            self._wrote(row.slot, row.position + len(row.tokens))
         logits = np.empty((len(every.wanted), info.vocab_size), np.float32)
         most = max(info.slots, info.most_logits)
         for part, here in every.parts(self._capacity, most, whole_rows=info.prefix is not None):
@@ -109,8 +126,20 @@ class NativeBackend:
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
         assert self._model is not None
-        self._model.copy(sources, targets)
+        lengths = [self._written[source] for source in sources]
+        self._model.copy(sources, targets, lengths)
         self._metadata.copy(sources, targets)
+        for target, length in zip(targets, lengths, strict=True):
+            self._wrote(target, length)
+
+    def release(self, slot: int, length: int) -> None:
+        """Give back the memory of a slot's tokens from `length` on."""
+        assert self._model is not None
+        self._model.release(slot, length)
+        self._written[slot] = min(self._written[slot], length)
+
+    def _wrote(self, slot: int, end: int) -> None:
+        self._written[slot] = max(self._written[slot], end)
 
     def close(self) -> None:
         """Release the model and its memory, once its prefixes are stored."""

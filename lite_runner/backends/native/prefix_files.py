@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,9 +61,12 @@ class PrefixFiles:
         adapters: AdapterSlots | None,
         cache: CacheType,
         settings: StoreSettings,
+        wrote: Callable[[int, int], None],
     ) -> None:
-        """`table`: of the rotary angles; `cache`: what its keys and values are."""
+        """`table`: of the rotary angles; `cache`: what its keys and values are; `wrote` is told
+        the slot and the end of what was restored."""
         self._model, self._adapters, self._limit = model, adapters, settings.limit
+        self._wrote = wrote
         self.rotate(table)
         made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
@@ -115,6 +118,7 @@ class PrefixFiles:
         """See StoredPrefixes."""
         for place, block in enumerate(prefix.blocks):
             self._model.write_positions(prefix.slot, prefix.start + place * BLOCK, BLOCK, block)
+        self._wrote(prefix.slot, prefix.end)
 
     def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None) -> None:
         """See StoredPrefixes."""

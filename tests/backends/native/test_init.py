@@ -70,7 +70,7 @@ def test_levers_are_those_that_help() -> None:
     assert all(total < now for total in found.values())
     assert found["quant=a16w8"] == need_of("quant=a16w8").total
     long = hints_of("max_length=8192", "quant=a16w4")
-    assert list(long) == ["predict_batch_size=1", "max_length=4096", "kv_cache=int8"]
+    assert list(long) == ["max_length=4096", "kv_cache=int8"]
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
