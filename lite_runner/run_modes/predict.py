@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.lite.ge import FILE_NAME, ge_config, render
 from lite_runner.backends.seat import RunOptions
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generate_checks import ComparedOptions
@@ -231,6 +230,10 @@ def _write_side_files(plan: Plan, folder: RunFolder) -> Plan:
     assert isinstance(config, GenerateOptions)
     if config.parallel.strategy_ckpt_save_file and plan.ranks.rank == 0:
         write_strategy_files(plan)
+    if not config.infer.has_ge_options:
+        return plan
+    from lite_runner.backends.lite.ge import FILE_NAME, ge_config, render
+
     ge = ge_config(config.infer)
     if ge is None or not ge.sections or config.infer.ge_preset is not None:
         return plan

@@ -35,7 +35,6 @@ from lite_runner.weights.formats.safetensors_file import (
     open_safetensors,
     stored_tensors,
 )
-from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
@@ -158,6 +157,8 @@ def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, Lazy
     if looks_like_safetensors(file):
         others: dict[str, StoredTensor] = {}
         return unpack(open_safetensors(file, ignore, others), others, file)
+    from lite_runner.weights.formats.torch_file import looks_like_torch, open_torch
+
     if file.suffix in PICKLES or looks_like_torch(file):
         return open_torch(file, ignore)
     # A damaged file keeps its suffix: the reader of that format has the best error.

@@ -14,7 +14,6 @@ from lite_runner.system.json_file import read_json
 from lite_runner.weights.formats.fused import by_name, fuse, fused_experts, separated, split
 from lite_runner.weights.formats.packed_matrices import unpack
 from lite_runner.weights.formats.safetensors_file import StoredTensor, open_safetensors
-from lite_runner.weights.formats.torch_file import open_torch
 from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor, derived, same_values, shifted, transposed
 
@@ -57,6 +56,8 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
                 "fetch the missing file; the download may have been interrupted",
             )
         if index.name == TORCH_INDEX:
+            from lite_runner.weights.formats.torch_file import open_torch
+
             found = open_torch(shard, is_buffer)
         else:
             found = open_safetensors(shard, is_buffer, others)

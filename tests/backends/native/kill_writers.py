@@ -30,7 +30,8 @@ def files() -> PrefixFiles:
     """Of a model whose slots hold what `content` says."""
     model = SimpleNamespace(bytes_of=lambda _: SIZE, read_positions=content)
     table = np.zeros((BLOCKS * BLOCK, 4), np.float32)
-    return PrefixFiles(model, table, None, "fp16", StoreSettings("of nothing", 1 << 32))  # type: ignore[arg-type]
+    settings = StoreSettings("of nothing", 1 << 32)
+    return PrefixFiles(model, table, None, "fp16", settings, lambda *_: None)  # type: ignore[arg-type]
 
 
 def text(slot: int) -> NDArray[np.int32]:
