@@ -21,6 +21,25 @@ sys.path.insert(0, str(ROOT))
 
 from lite_runner.architectures import KNOWN  # noqa: E402
 
+# What the published classes of Llama's descendants share.
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_NEWER = {"num_key_value_heads": None, "pretraining_tp": 1}
+_NEWER |= {"rope_theta": 10000.0, "rope_scaling": None}
 # Families whose class comes with the checkpoint, as {"aliases": {}, "defaults": {}}.
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "chatglm": {
@@ -74,6 +93,54 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
             "quantization_bit": 0,
             "pre_seq_len": None,
             "prefix_projection": False,
+        },
+    },
+    **{
+        name: {"aliases": {}, "defaults": _LLAMA | defaults}
+        for name, defaults in {
+            "baichuan": {"vocab_size": 125696, "z_loss_weight": 0},
+            "internlm": {"bias": True, "rotary": {"base": 10000, "type": "dynamic"}},
+            "internlm2": _NEWER | {"bias": True, "attn_implementation": None},
+            "minicpm": {
+                **_NEWER,
+                "attention_bias": False,
+                "attention_dropout": 0.0,
+                "scale_emb": 1,
+                "dim_model_base": 1,
+                "scale_depth": 1,
+                "tie_word_embeddings": True,
+            },
+        }.items()
+    },
+    "qwen": {
+        "aliases": {},
+        "defaults": {
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "emb_dropout_prob": 0.0,
+            "attn_dropout_prob": 0.0,
+            "layer_norm_epsilon": 1e-6,
+            "initializer_range": 0.02,
+            "max_position_embeddings": 8192,
+            "scale_attn_weights": True,
+            "use_cache": True,
+            "bf16": False,
+            "fp16": False,
+            "fp32": False,
+            "kv_channels": 128,
+            "rotary_pct": 1.0,
+            "rotary_emb_base": 10000,
+            "use_dynamic_ntk": True,
+            "use_logn_attn": True,
+            "use_flash_attn": "auto",
+            "intermediate_size": 22016,
+            "no_bias": True,
+            "tie_word_embeddings": False,
+            "use_cache_quantization": False,
+            "use_cache_kernel": False,
+            "softmax_in_fp32": False,
         },
     },
 }

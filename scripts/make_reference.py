@@ -217,7 +217,8 @@ def load(folder: Path) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
-        attn_implementation="eager",
+        # Falcon's eager attention adds ALiBi twice, its sdpa once.
+        attn_implementation="sdpa" if folder.name == "falcon_alibi" else "eager",
         experts_implementation="eager",  # others want sizes that are multiples of 16 bytes
     ).eval()
 
@@ -248,7 +249,7 @@ def left_padded(
     steps = []
     for step in range(forced.shape[1] + 1):
         options = {}
-        if model.config.model_type != "bloom":
+        if model.config.model_type not in ("bloom", "mpt"):
             options["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         output = model(ids, attention_mask=mask, past_key_values=cache, use_cache=True, **options)
         steps.append(output.logits[:, -1].numpy())

@@ -6,16 +6,23 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import (
+    BloomConfig,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
     DeepseekV3Config,
     Ernie4_5Config,
     Exaone4Config,
+    FalconConfig,
     GemmaConfig,
     Glm4MoeConfig,
+    GPT2Config,
+    GPTNeoXConfig,
     GptOssConfig,
     GraniteMoeConfig,
     HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    MptConfig,
     NemotronConfig,
     Olmo3Config,
     OlmoeConfig,
@@ -51,8 +58,18 @@ def newer_cases() -> list[Windowed]:
     router |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
     olmo = {"sliding_attention": rope(500.0), "full_attention": rope(500.0)}
     olmo["full_attention"] |= {"rope_type": "linear", "factor": 4.0}
+    latent = {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
+    latent |= {"num_key_value_heads": 4}
     shared = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 40}
+    early = {"vocab_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}
+    falcon = {one: value for one, value in sizes.items() if one != "intermediate_size"}
+    del falcon["num_key_value_heads"]
     return [
+        (
+            "bloom_normed",
+            BloomConfig(**early, hidden_size=32, apply_residual_connection_post_layernorm=True),
+            PLAIN,
+        ),
         ("cohere", CohereConfig(**sizes, **plain, logit_scale=0.3), PLAIN),
         (
             "cohere_normed",
@@ -65,13 +82,8 @@ def newer_cases() -> list[Windowed]:
         (
             "deepseek_v3",
             DeepseekV3Config(
-                **sizes | {"num_key_value_heads": 4},
-                **router,
-                kv_lora_rank=12,
+                **sizes | latent | router,
                 q_lora_rank=10,
-                qk_rope_head_dim=4,
-                qk_nope_head_dim=6,
-                v_head_dim=8,
                 rms_norm_eps=1e-5,
                 rope_parameters=rope(
                     100.0,
@@ -86,11 +98,50 @@ def newer_cases() -> list[Windowed]:
             ),
             PLAIN,
         ),
+        (
+            "deepseek_v2",
+            DeepseekV2Config(
+                **sizes | latent | router | {"topk_method": "group_limited_greedy"},
+                **plain,
+                q_lora_rank=None,
+                routed_scaling_factor=1.5,
+            ),
+            PLAIN,
+        ),
+        (
+            "deepseek_v3_direct",  # Moonlight
+            DeepseekV3Config(
+                **sizes | latent | router,
+                **plain,
+                q_lora_rank=None,
+                attention_bias=True,
+                rope_interleave=False,
+            ),
+            PLAIN,
+        ),
         ("ernie4_5", Ernie4_5Config(**own, **plain, use_bias=True), PLAIN),
         ("exaone4", Exaone4Config(**own | window, **plain, sliding_window_pattern=2), CROSSING),
         (
             "exaone4_whole",
             Exaone4Config(**own, **plain, sliding_window=None, layer_types=["full_attention"] * 2),
+            PLAIN,
+        ),
+        ("falcon", FalconConfig(**falcon, **plain), PLAIN),
+        (
+            "falcon_alibi",
+            FalconConfig(**falcon, alibi=True, bias=True, multi_query=False, parallel_attn=False),
+            PLAIN,
+        ),
+        (
+            "falcon_new",
+            FalconConfig(
+                **falcon,
+                **plain,
+                new_decoder_architecture=True,
+                num_kv_heads=2,
+                ffn_hidden_size=48,
+                tie_word_embeddings=False,
+            ),
             PLAIN,
         ),
         ("gemma", GemmaConfig(**own, **plain), PLAIN),
@@ -106,6 +157,28 @@ def newer_cases() -> list[Windowed]:
                 norm_topk_prob=False,
                 routed_scaling_factor=0.5,
                 num_mtp_layers=0,
+            ),
+            PLAIN,
+        ),
+        (
+            "gpt2_by_layer",
+            GPT2Config(
+                **early,
+                n_embd=32,
+                n_positions=64,
+                activation_function="gelu",
+                scale_attn_by_inverse_layer_idx=True,
+                **tokens,
+            ),
+            PLAIN,
+        ),
+        (
+            "gpt_neox_linear",
+            GPTNeoXConfig(
+                **falcon,
+                intermediate_size=48,
+                hidden_act="relu",
+                rope_parameters=rope(rope_type="linear", factor=4.0, partial_rotary_factor=0.5),
             ),
             PLAIN,
         ),
@@ -140,6 +213,25 @@ def newer_cases() -> list[Windowed]:
             PLAIN,
         ),
         ("hunyuan", HunYuanDenseV1Config(**own, **plain, attention_bias=True), PLAIN),
+        (
+            "hunyuan_moe",
+            HunYuanMoEV1Config(
+                **own | {"intermediate_size": 16}, **plain, num_experts=4, moe_topk=2
+            ),
+            PLAIN,
+        ),
+        (
+            "mpt",
+            MptConfig(
+                vocab_size=64,
+                d_model=32,
+                n_heads=4,
+                n_layers=2,
+                max_seq_len=64,
+                attn_config={"softmax_scale": 0.4},
+            ),
+            PLAIN,
+        ),
         ("nemotron", NemotronConfig(**own, **half, attention_bias=True, mlp_bias=True), PLAIN),
         (
             "olmo3",

@@ -11,13 +11,15 @@ from lite_runner.architectures.architecture import GGUF as GGUF
 from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
+from lite_runner.architectures.baichuan import BAICHUAN
 from lite_runner.architectures.bloom import BLOOM
 from lite_runner.architectures.chatglm import CHATGLM
 from lite_runner.architectures.chatglm_6b import CHATGLM_6B
 from lite_runner.architectures.cohere import COHERE, COHERE2
-from lite_runner.architectures.deepseek import DEEPSEEK_V3
+from lite_runner.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from lite_runner.architectures.ernie4_5 import ERNIE4_5
 from lite_runner.architectures.exaone4 import EXAONE4
+from lite_runner.architectures.falcon import FALCON
 from lite_runner.architectures.gemma import GEMMA
 from lite_runner.architectures.gemma2 import GEMMA2
 from lite_runner.architectures.gemma3 import GEMMA3, GEMMA3_TEXT
@@ -28,10 +30,13 @@ from lite_runner.architectures.gpt_neox import GPT_NEOX
 from lite_runner.architectures.gpt_oss import GPT_OSS
 from lite_runner.architectures.granite import GRANITE
 from lite_runner.architectures.granite_moe import GRANITE_MOE
-from lite_runner.architectures.hunyuan import HUNYUAN
+from lite_runner.architectures.hunyuan import HUNYUAN, HUNYUAN_MOE
+from lite_runner.architectures.internlm import INTERNLM, INTERNLM2
 from lite_runner.architectures.llama import LLAMA
+from lite_runner.architectures.minicpm import MINICPM
 from lite_runner.architectures.mistral import MISTRAL
 from lite_runner.architectures.mixtral import MIXTRAL
+from lite_runner.architectures.mpt import MPT
 from lite_runner.architectures.naming import Parameter as Parameter
 from lite_runner.architectures.naming import Part, Role, Rows, parameters_of
 from lite_runner.architectures.nemotron import NEMOTRON
@@ -41,6 +46,7 @@ from lite_runner.architectures.olmoe import OLMOE
 from lite_runner.architectures.opt import OPT
 from lite_runner.architectures.phi import PHI
 from lite_runner.architectures.phi3 import PHI3
+from lite_runner.architectures.qwen import QWEN
 from lite_runner.architectures.qwen2 import QWEN2, QWEN2_5_VL, QWEN2_VL
 from lite_runner.architectures.qwen2_moe import QWEN2_MOE
 from lite_runner.architectures.qwen3 import QWEN3, QWEN3_VL
@@ -59,7 +65,8 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(STARCODER2, GPT_NEOX),
     *(QWEN2_MOE, GLM4_MOE, GPT_OSS, OLMOE, GRANITE_MOE, PHI, STABLELM, COHERE, COHERE2, GEMMA),
     *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
-    *(DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
+    *(DEEPSEEK_V2, DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
+    *(BAICHUAN, FALCON, HUNYUAN_MOE, INTERNLM, INTERNLM2, MINICPM, MPT, QWEN),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}
@@ -150,7 +157,7 @@ def parameters(model: Decoder) -> tuple[Parameter, ...]:
 def _parameters(architecture: Architecture, model: Decoder) -> tuple[Parameter, ...]:
     custom = architecture.custom
     if custom is None:
-        return tuple(parameters_of(model, architecture.names))
+        return tuple(parameters_of(model, {**architecture.names, **architecture.renamed(model)}))
     head = [one for one in parameters_of(model, {}) if one.role == "head"]
     return (*custom.tensors(model), *head)
 

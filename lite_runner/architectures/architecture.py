@@ -83,13 +83,14 @@ class Architecture:
     no_effect: Mapping[str, str] = field(default_factory=dict)
     conv1d: bool = False  # transformers stores its linear layers as Conv1D, [in, out]
     stored_rows: StoredRows = stacked  # of tensors that checkpoints fuse or reorder
-    always_tied: bool = False  # the head is always the embedding
+    always_tied: bool = False  # in MindFormers the head is always the embedding
     text_of: str = ""  # a model with other parts, of which this architecture's text model is read
     norms_less_one: bool = False  # transformers stores the weights of norms less 1
     next_token_layers: bool = False  # files have layers behind the model's that predict further
     custom: CustomNetwork | None = None
     # What of a model transformers' of that name computes otherwise; its config.json is ours then.
     not_theirs: Callable[[Decoder], str | None] = lambda model: None
+    renamed: Callable[[Decoder], Names] = lambda model: {}  # names that a model has others of
 
 
 _SHARED = (

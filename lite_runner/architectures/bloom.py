@@ -46,7 +46,6 @@ def decoder(*, norm_eps: float, **rest: Any) -> Decoder:
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    fields.neutral(apply_residual_connection_post_layernorm=False)
     slices = fields.integer("pretraining_tp", default=1)
     if fields.flag("slow_but_exact", False) and slices > 1:
         raise ArtifactError(
@@ -58,8 +57,10 @@ def read(fields: Fields) -> Decoder:
     if wide != 4 * hidden:
         raise fields.invalid("n_inner", wide, f"4 * hidden_size = {4 * hidden}")
     fields.choice("hidden_act", ("gelu", gpt2.QUICK_GELU))
+    normed = fields.flag("apply_residual_connection_post_layernorm", False)
     return decoder(
         **gpt2.sizes(fields, hidden),
+        normed_residual=1.0 if normed else None,
         intermediate_size=wide,
         activation=gpt2.QUICK_GELU if fields.raw.get("hidden_act") == gpt2.QUICK_GELU else None,
         seq_length=fields.integer("seq_length", default=2048),
@@ -76,6 +77,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "layer_norm_epsilon": model.norm_eps,
         "seq_length": model.seq_length,
         **({"hidden_act": gpt2.QUICK_GELU} if gpt2.quick(model) else {}),
+        "apply_residual_connection_post_layernorm": model.blocks[0].normed_residual is not None,
     }
 
 

@@ -1,5 +1,5 @@
-"""DeepSeek V3 and R1: latent attention, experts in groups that are chosen by sigmoids and a bias, a
-network beside them, and dense layers first."""
+"""DeepSeek V2, V3 and R1, Moonlight: latent attention, experts in groups, a network beside them,
+and dense layers first. V3's experts are chosen by sigmoids and a bias, V2's by a softmax."""
 
 from __future__ import annotations
 
@@ -33,28 +33,62 @@ NAMES: Names = {
     **_OTHERS,
     **experts.GROUPED_NAMES,
 }
-_WIDTH = 2048
+_DIRECT: Names = {"query": Name(f"{_OURS}.wq", f"{_LAYER}.q_proj", gguf="blk.{}.attn_q")}
+_WIDTH, _IN_GROUPS = 2048, "group_limited_greedy"
 _EPS = 1e-6  # of the norms of latent vectors, whatever rms_norm_eps is
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
+    """From config.json of DeepSeek V3."""
+    found = experts.grouped(fields, count=256, chosen=8, groups=(8, 4), scale=2.5, width=_WIDTH)
+    mixture = Mixture(
+        found,
+        fields.integer("moe_intermediate_size", default=_WIDTH),
+        range(fields.index("first_k_dense_replace", 3)),
+    )
+    return decoder(fields, "deepseek_v3", mixture, interleaved=fields.flag("rope_interleave", True))
+
+
+def read_v2(fields: Fields) -> Decoder:
+    """From config.json of DeepSeek V2."""
+    fields = fields.with_defaults(n_shared_experts=2)
+    # The published code leaves out routed_scaling_factor then, and transformers does not norm.
+    fields.neutral(norm_topk_prob=False, mlp_bias=False)
+    fields.choice("topk_method", ("greedy", _IN_GROUPS))
+    if fields.raw.get("topk_method") != _IN_GROUPS:
+        fields = fields.with_values(n_group=1, topk_group=1)
+    found = experts.grouped(fields, count=64, chosen=6, groups=(1, 1), scale=1.0, width=1407)
+    found = dataclasses.replace(
+        found, renormalized=False, sigmoid=False, choice_bias=False, best_of_group=1
+    )
+    mixture = Mixture(
+        found,
+        fields.integer("moe_intermediate_size", default=1407),
+        range(fields.index("first_k_dense_replace", 0)),
+    )
+    return decoder(fields, "deepseek_v2", mixture)
+
+
+def decoder(
+    fields: Fields, architecture: str, mixture: Mixture, *, interleaved: bool = True
+) -> Decoder:
+    """A decoder with latent attention."""
+    plain_queries = "q_lora_rank" in fields.raw and fields.raw["q_lora_rank"] is None
     latent = Latent(
         rank=fields.integer("kv_lora_rank", default=512),
         rotated=fields.integer("qk_rope_head_dim", default=64),
         plain=fields.integer("qk_nope_head_dim", default=128),
         value=fields.integer("v_head_dim", default=128),
         norm=Norm("rms", _EPS),
-        query_rank=fields.integer("q_lora_rank", default=1536),
+        query_rank=None if plain_queries else fields.integer("q_lora_rank", default=1536),
+        interleaved=interleaved,
     )
     if latent.rotated % 2 or latent.rank % 2:
         raise fields.invalid("qk_rope_head_dim", latent.rotated, "even numbers, as kv_lora_rank")
-    fields.neutral(rope_interleave=True)
-    if "q_lora_rank" in fields.raw and fields.raw["q_lora_rank"] is None:  # Moonlight
-        raise fields.invalid("q_lora_rank", None, "an integer: queries come from a latent vector")
     heads = fields.integer("num_attention_heads")
     same = fields.with_values(head_dim=latent.rotated, num_key_value_heads=heads)
-    sizes = llama_like.sizes(same, positions=4096)
+    positions = 4096 if architecture == "deepseek_v3" else 2048
+    sizes = llama_like.sizes(same, positions=positions)
     rotary: Rotary = sizes["rotary"]
     scale, scaling = (latent.plain + latent.rotated) ** -0.5, rotary.scaling
     if scaling is not None and scaling.mscale_all_dim:
@@ -68,15 +102,11 @@ def read(fields: Fields) -> Decoder:
     }
     bias = fields.flag("attention_bias", False)
     model = llama_like.decoder(
-        architecture="deepseek_v3",
+        architecture=architecture,
         qkv_bias=bias,
         out_bias=bias,
         scale=scale,
-        mixture=Mixture(
-            experts.grouped(fields, count=256, chosen=8, groups=(8, 4), scale=2.5, width=_WIDTH),
-            fields.integer("moe_intermediate_size", default=_WIDTH),
-            range(fields.index("first_k_dense_replace", 3)),
-        ),
+        mixture=mixture,
         **sizes,
     )
     return llama_like.changed(model, {"latent": latent})
@@ -88,11 +118,16 @@ def write(model: Decoder) -> dict[str, Any]:
     assert latent is not None
     found = llama_like.shared(model)
     del found["head_dim"]
+    if model.architecture == "deepseek_v2":
+        found["topk_method"] = _IN_GROUPS
+    elif not latent.interleaved:
+        found["rope_interleave"] = False
+    name = "DeepseekV2" if model.architecture == "deepseek_v2" else "DeepseekV3"
     return (
         found
         | experts.grouped_to_settings(model)
         | {
-            "architectures": ["DeepseekV3ForCausalLM"],
+            "architectures": [f"{name}ForCausalLM"],
             "attention_bias": model.attention.out_bias,
             "num_key_value_heads": model.num_heads,
             "kv_lora_rank": latent.rank,
@@ -105,9 +140,9 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
-    """The two of each rotation lie side by side."""
+    """The two of each rotation lie side by side, but for some V3."""
     latent = model.attention.latent
-    if parameter.role not in ("query", "latent") or latent is None:
+    if parameter.role not in ("query", "latent") or latent is None or not latent.interleaved:
         return None
     import numpy as np  # not for a start that reads no weights
 
@@ -119,11 +154,18 @@ def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     return found
 
 
+def renamed(model: Decoder) -> Names:
+    """Queries that come from x itself."""
+    latent = model.attention.latent
+    return _DIRECT if latent is not None and latent.query_rank is None else {}
+
+
 DEEPSEEK_V3 = Architecture(
     "deepseek_v3",
     read,
     NAMES,
     write,
+    renamed=renamed,
     no_effect=experts.NO_EFFECT
     | experts.NEXT_TOKEN
     | {
@@ -140,4 +182,12 @@ DEEPSEEK_V3 = Architecture(
     },
     stored_rows=stored_rows,
     next_token_layers=True,
+)
+DEEPSEEK_V2 = dataclasses.replace(
+    DEEPSEEK_V3,
+    name="deepseek_v2",
+    read=read_v2,
+    no_effect={
+        name: reason for name, reason in DEEPSEEK_V3.no_effect.items() if name != "topk_method"
+    },
 )

@@ -107,7 +107,8 @@ def grouped(
     fields: Fields, *, count: int, chosen: int, groups: tuple[int, int], scale: float, width: int
 ) -> Experts:
     """Experts that are chosen by sigmoids and a bias, in groups; the arguments are defaults."""
-    count = fields.integer("n_routed_experts", "num_local_experts", default=count, most=MAX_EXPERTS)
+    names = ("n_routed_experts", "num_local_experts", "num_experts")
+    count = fields.integer(*names, default=count, most=MAX_EXPERTS)
     of_token = fields.integer("num_experts_per_tok", default=chosen)
     group_count = fields.integer("n_group", default=groups[0], most=count)
     chosen_groups = fields.integer("topk_group", default=groups[1])

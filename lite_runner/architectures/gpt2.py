@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from lite_runner.architectures.spec import (
     FeedForward,
     Norm,
 )
-from lite_runner.errors import show
+from lite_runner.errors import ConfigError, show
 from lite_runner.records import Count, Positive, dataclass
 
 QUICK_GELU: Activation = "quick_gelu"
@@ -54,27 +55,53 @@ def decoder(
     norm_eps: float,
     alibi: bool = False,
     activation: Activation | None = None,
+    normed_residual: float | None = None,
     **rest: Any,
 ) -> Decoder:
     """A decoder with the blocks of GPT-2 and BLOOM; `rest` are fields of Decoder."""
     norm = Norm("layer", norm_eps)
     attention = Attention(num_heads, num_heads, head_dim, alibi=alibi, qkv_bias=True, out_bias=True)
-    block = Block(norm, attention, FeedForward(intermediate_size, False, True, activation))
+    feed_forward = FeedForward(intermediate_size, False, True, activation)
+    block = Block(norm, attention, feed_forward, normed_residual=normed_residual)
     rest.setdefault("learned_positions", not alibi)
     return Decoder(architecture, blocks=(block,) * num_layers, norm=norm, **rest)
 
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    fields.neutral(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
-    fields.choice("activation_function", (*TANH_GELU, QUICK_GELU))
     hidden = fields.integer("hidden_size", "n_embd")
-    return decoder(
+    model = decoder(
         **sizes(fields, hidden),
         intermediate_size=fields.integer("n_inner", default=4 * hidden),
-        activation=QUICK_GELU if fields.raw.get("activation_function") == QUICK_GELU else None,
+        activation=read_activation(fields, "activation_function"),
         seq_length=fields.integer("max_position_embeddings", "n_positions", "n_ctx", default=1024),
     )
+    scaled = fields.flag("scale_attn_weights", True)
+    by_layer = fields.flag("scale_attn_by_inverse_layer_idx", False)
+    if scaled and not by_layer:
+        return model
+    scale = model.head_dim**-0.5 if scaled else 1.0
+    blocks = (
+        dataclasses.replace(
+            block,
+            attention=dataclasses.replace(
+                block.attention, scale=scale / (layer + 1) if by_layer else scale
+            ),
+        )
+        for layer, block in enumerate(model.blocks)
+    )
+    return dataclasses.replace(model, blocks=tuple(blocks))
+
+
+def read_activation(fields: Fields, key: str) -> Activation | None:
+    """The activation that config.json names; None: the tanh form of GELU."""
+    fields.choice(key, (*TANH_GELU, QUICK_GELU, "gelu", "relu"))
+    named: dict[str, Activation] = {
+        "quick_gelu": "quick_gelu",
+        "gelu": "gelu_exact",
+        "relu": "relu",
+    }
+    return named.get(fields.raw.get(key) or "")
 
 
 def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
@@ -82,7 +109,6 @@ def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
 
     Where a size has two keys, the one that transformers prefers comes first.
     """
-    fields.neutral(tie_word_embeddings=True)
     heads = fields.integer("num_attention_heads", "n_head")
     vocab_size = fields.integer("vocab_size")
     return {
@@ -92,13 +118,16 @@ def sizes(fields: Fields, hidden: int) -> dict[str, Any]:
         "num_heads": heads,
         "head_dim": fields.head_dim(hidden, heads),
         "norm_eps": fields.number("layer_norm_epsilon", 1e-5),
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", True),
         **fields.tokens(vocab_size),
     }
 
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json, with keys that both transformers 4 and 5 read."""
+    first = model.attention.scale
+    scaled = first is None or first != 1.0
+    by_layer = any(block.attention.scale != first for block in model.blocks)
     return {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": model.hidden_size,
@@ -107,8 +136,19 @@ def write(model: Decoder) -> dict[str, Any]:
         "n_inner": model.intermediate_size,
         "n_positions": model.seq_length,
         "layer_norm_epsilon": model.norm_eps,
-        "activation_function": QUICK_GELU if quick(model) else "gelu_new",
+        "activation_function": ACTIVATIONS[model.feed_forward.function],
+        "scale_attn_weights": scaled,
+        "scale_attn_by_inverse_layer_idx": by_layer,
     }
+
+
+# transformers' names.
+ACTIVATIONS: dict[Activation, str] = {
+    "gelu": "gelu_new",
+    "gelu_exact": "gelu",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+}
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -117,7 +157,7 @@ class LayerNormSettings(DecoderSettings):
 
     expand_ratio: Count  # feed-forward width / hidden_size
     layernorm_epsilon: Positive
-    hidden_act: Literal["gelu", "fast_gelu"]
+    hidden_act: Literal["gelu", "fast_gelu", "gelu_exact", "relu"]  # gelu: the tanh form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +168,19 @@ class GPT2Settings(LayerNormSettings):
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """Settings of MindFormers' GPT2Config and BloomConfig besides the shared ones."""
+    """Settings of MindFormers' GPT2Config and BloomConfig besides the shared ones; ConfigError for
+    what these have no words for."""
+    first = model.blocks[0]
+    if first.normed_residual is not None or first.attention.scale is not None:
+        raise ConfigError(
+            f"{model.architecture}: MindFormers has no words for its residual connections, or for"
+            " how its scores are scaled",
+            "backend=native",
+        )
     return {
         "expand_ratio": model.intermediate_size // model.hidden_size,
         "layernorm_epsilon": model.norm_eps,
-        "hidden_act": "fast_gelu" if quick(model) else "gelu",
+        "hidden_act": "fast_gelu" if quick(model) else model.feed_forward.function,
     }
 
 
@@ -147,8 +195,15 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": given["hidden_size"] // given["num_heads"],
         "intermediate_size": given["expand_ratio"] * given["hidden_size"],
         "norm_eps": given["layernorm_epsilon"],
-        "activation": QUICK_GELU if given["hidden_act"] == "fast_gelu" else None,
+        "activation": _OF_SETTINGS.get(given["hidden_act"]),
     }
+
+
+_OF_SETTINGS: dict[str, Activation] = {
+    "fast_gelu": "quick_gelu",
+    "gelu_exact": "gelu_exact",
+    "relu": "relu",
+}
 
 
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:

@@ -54,8 +54,6 @@ def read(fields: Fields) -> Decoder:
     )
     attention = found["attention"]
     rotary = attention.rotary
-    if rotary.scaling is not None:
-        raise fields.invalid("rope_parameters: rope_type", rotary.scaling.type, "default")
     if rotary.dims == attention.head_dim:
         whole = dataclasses.replace(rotary, dims=None)
         found["attention"] = dataclasses.replace(attention, rotary=whole)
@@ -68,7 +66,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json, with keys that both transformers 4 and 5 read."""
     rotary = model.rotary or Rotary()
     found = starcoder2.shared(model)
-    for key in ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling"):
+    for key in ("num_key_value_heads", "head_dim", "rope_theta"):
         del found[key]
     return found | {
         "architectures": ["GPTNeoXForCausalLM"],

@@ -1,14 +1,17 @@
-"""Hunyuan, dense: a Llama with RMSNorm on each query and key head behind their rotation."""
+"""Hunyuan: a Llama with RMSNorm on each query and key head behind their rotation, dense or with
+experts, beside which is a network that every token takes."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from lite_runner.architectures import llama_like
+from lite_runner.architectures import experts, llama_like
 from lite_runner.architectures.architecture import Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
+from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.spec import Decoder, Experts
 
 _LAYER = "model.layers.{}"
 NAMES: Names = {
@@ -18,21 +21,55 @@ NAMES: Names = {
 }
 
 
-def read(fields: Fields) -> Decoder:
+MOE_NAMES: Names = {
+    **{role: name for role, name in NAMES.items() if role not in ("gate", "up", "down")},
+    **experts.names(
+        ("feed_forward.routed_experts.router.dense", "mlp.gate.wg"),
+        ("feed_forward.routed_experts.ffn", "mlp.experts"),
+        ("gate_proj", "down_proj", "up_proj"),
+    ),
+    **experts.shared_names("feed_forward.shared_experts", "mlp.shared_mlp"),
+}
+
+
+def read(fields: Fields, architecture: str = "hunyuan_v1_dense") -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(
         rms_norm_eps=1e-5,
     )
     fields = _with_plain_theta(fields)
     bias = fields.flag("attention_bias", False)
+    sizes, mixture = llama_like.sizes(fields, positions=2048), None
+    if architecture == "hunyuan_v1_moe":
+        fields.neutral(use_qk_norm=True, use_cla=False, use_mla=False)
+        width = sizes["intermediate_size"]
+        given = {name: _same_of_layers(fields, name) for name in _OF_LAYERS}
+        fields = fields.with_values(**given).with_defaults(num_experts_per_tok=given["moe_topk"])
+        fields.neutral(num_shared_expert=1, moe_intermediate_size=width)
+        count, chosen = experts.counts(fields, experts=1, chosen=1)
+        mixture = Mixture(Experts(count, chosen, shared=width), width)
     model = llama_like.decoder(
-        architecture="hunyuan_v1_dense",
+        architecture=architecture,
+        mixture=mixture,
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=True,
-        **llama_like.sizes(fields, positions=2048),
+        **sizes,
     )
     return llama_like.changed(model, {"qk_norm_late": True})
+
+
+_OF_LAYERS = ("moe_intermediate_size", "moe_topk", "num_experts", "num_shared_expert")
+
+
+def _same_of_layers(fields: Fields, key: str) -> Any:
+    """A number that files may have once or of each layer, where it must be the same."""
+    value = fields.raw.get(key)
+    if not isinstance(value, list):
+        return value
+    if not value or any(one != value[0] for one in value):
+        raise fields.invalid(key, value, "the same of all layers")
+    return value[0]
 
 
 def _with_plain_theta(fields: Fields) -> Fields:
@@ -69,6 +106,16 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def write_moe(model: Decoder) -> dict[str, Any]:
+    """config.json of the model with experts."""
+    given = experts.to_settings(model)
+    return write(model) | {
+        "architectures": ["HunYuanMoEV1ForCausalLM"],
+        "num_experts": given["num_experts"],
+        "moe_topk": given["num_experts_per_tok"],
+    }
+
+
 HUNYUAN = Architecture(
     "hunyuan_v1_dense",
     read,
@@ -78,4 +125,12 @@ HUNYUAN = Architecture(
         "eod_token_id": "of the tokenizer",
         "pretraining_tp": KERNEL,
     },
+)
+HUNYUAN_MOE = dataclasses.replace(
+    HUNYUAN,
+    name="hunyuan_v1_moe",
+    read=lambda fields: read(fields, "hunyuan_v1_moe"),
+    names=MOE_NAMES,
+    write=write_moe,
+    no_effect={**HUNYUAN.no_effect, **experts.NO_EFFECT, "use_mixed_mlp_moe": KERNEL},
 )

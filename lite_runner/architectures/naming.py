@@ -461,13 +461,16 @@ def stacked(parameter: Parameter, model: Decoder) -> slice | None:
 
 
 def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
-    """q, k and v of each head; as many key/value heads as query heads."""
+    """Of each key/value head its query heads, k and v."""
     import numpy as np
 
     if parameter.part is None:
         return None
-    first = (3 * np.arange(model.num_heads) + parameter.part) * model.head_dim
-    return (first[:, None] + np.arange(model.head_dim)).reshape(-1)
+    group = model.num_heads // model.n_kv_heads
+    places = np.arange(model.n_kv_heads * (group + 2)).reshape(-1, group + 2)
+    heads = (places[:, :-2], places[:, -2:-1], places[:, -1:])[parameter.part]
+    first = heads.reshape(-1, 1) * model.head_dim
+    return (first + np.arange(model.head_dim)).reshape(-1)
 
 
 def _rotated_heads(parameter: Parameter, model: Decoder) -> int:

@@ -162,7 +162,8 @@ def attention(
     scores = capped(np.einsum("qhd,khd->hqk", query, key) * scale, given.softcap)
     distance = np.arange(len(x))[:, None] - np.arange(len(x))  # query position - key position
     if given.alibi:
-        scores = scores - alibi_slopes(given.heads)[:, None, None] * distance
+        slopes = alibi_slopes(given.heads) * given.alibi_scale
+        scores = scores - slopes[:, None, None] * distance
     visible = distance >= 0
     if given.window is not None:
         visible &= distance < given.window

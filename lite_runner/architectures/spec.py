@@ -85,6 +85,7 @@ class Latent:
     value: int  # numbers of a head's value
     norm: Norm  # of the latent vector, and of the queries'
     query_rank: int | None = None  # queries are linear in a latent vector too; None: in x
+    interleaved: bool = True  # in Hugging Face's files: the two of each rotation lie side by side
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class Attention:
     kv_heads: int  # divides heads; fewer than heads: grouped-query attention
     head_dim: int  # may differ from hidden_size / heads
     rotary: Rotary | None = None
-    alibi: bool = False  # a linear bias by distance, with a slope per head
+    alibi: bool = False  # a linear bias by distance, with a slope per head ..
+    alibi_scale: float = 1.0  # .. which is multiplied by this
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Norm | None = None  # of queries and keys, before RoPE
@@ -195,6 +197,7 @@ class Decoder:
     logits_scaling: float = 1.0  # logits are divided by it
     logits_softcap: float | None = None  # then they become softcap * tanh(logit / softcap)
     head_bias: bool = False  # of an untied head
+    normed_head: bool = False  # files have a head whose rows are divided by their lengths
     prefix: Prefix | None = None  # None: causal attention throughout
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()

@@ -13,7 +13,6 @@ from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import RotarySettings
 from lite_runner.architectures.spec import (
-    Activation,
     Attention,
     Block,
     Decoder,
@@ -62,11 +61,11 @@ def sizes(
     `bias`, `eps`: keys of the flag for biases, and of the norms' epsilon; the others are those of
     llama_like.sizes.
     """
-    fields.choice("hidden_act", (EXACT_GELU, *gpt2.TANH_GELU))
+    activation = gpt2.read_activation(fields, "hidden_act")
     epsilon = fields.number(eps, 1e-5)
     same = fields.with_values(hidden_act=None, rms_norm_eps=epsilon)
     found = llama_like.sizes(same, positions=positions, partial=partial)
-    biased, exact = fields.flag(bias, True), fields.raw["hidden_act"] == EXACT_GELU
+    biased = fields.flag(bias, True)
     found["attention"] = Attention(
         found.pop("num_heads"),
         found.pop("n_kv_heads"),
@@ -75,7 +74,6 @@ def sizes(
         qkv_bias=biased,
         out_bias=biased,
     )
-    activation: Activation | None = "gelu_exact" if exact else None
     width = found.pop("intermediate_size")
     return found | {"feed_forward": FeedForward(width, False, biased, activation)}
 
@@ -100,8 +98,8 @@ def read(fields: Fields) -> Decoder:
 
 def shared(model: Decoder) -> dict[str, Any]:
     """The part of config.json that StarCoder2 and GPT-NeoX share."""
-    exact = model.feed_forward.function == "gelu_exact"
-    found = llama_like.shared(model) | {"hidden_act": EXACT_GELU if exact else gpt2.TANH_GELU[1]}
+    name = gpt2.ACTIVATIONS[model.feed_forward.function]
+    found = llama_like.shared(model) | {"hidden_act": name}
     del found["rms_norm_eps"]
     return found
 
@@ -121,7 +119,7 @@ class RotaryLayerNormSettings(RotarySettings):
     """Settings of StarCoder2 and GPT-NeoX."""
 
     layernorm_epsilon: Positive
-    activation: Literal["gelu", "gelu_exact"]  # gelu: the tanh form
+    activation: Literal["gelu", "gelu_exact", "quick_gelu", "relu"]  # gelu: the tanh form
     use_parallel_residual: bool = False  # attention and feed-forward take the same input
 
 

@@ -195,6 +195,8 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("queries and keys are normed behind RoPE, or by weights of each head")
     if any(one.latent is not None for one in attentions):
         reasons.append("attention is latent")
+    if len({one.scale for one in attentions}) > 1:
+        reasons.append("its layers scale scores differently")
     if any(one.sinks for one in attentions):
         reasons.append("attention has sinks")
     if model.head_bias or model.position_offset:
@@ -323,7 +325,9 @@ class Positions:
         """`length`: number of position ids."""
         self.slopes: Array | None = None  # [K, G]; None: no ALiBi
         if model.attention.alibi:
-            self.slopes = alibi_slopes(model.num_heads).reshape(model.n_kv_heads, -1)
+            self.slopes = (model.attention.alibi_scale * alibi_slopes(model.num_heads)).reshape(
+                model.n_kv_heads, -1
+            )
         if model.rotary is not None:
             self._angles = RotaryAngles(model.rotary, model.head_dim)
             self._table: tuple[Array, Array] | None = None  # None: dynamic scaling

@@ -279,7 +279,7 @@ class _Packer:
             self._packed(outward, self._summed_bias("attention_out", layer, parts.out_bias)),
             inward_norm,
             layout,
-            slopes=self._slopes(parts.heads) if parts.alibi else None,
+            slopes=self._slopes(parts) if parts.alibi else None,
             latent=latent,
             sinks=self._weights.vector(self._name("sinks", layer)) if parts.sinks else None,
             query_norm=query_norm,
@@ -441,9 +441,10 @@ class _Packer:
         bias = self._bias(role, layer) if there else None
         return bias if self._share.index == 0 else None
 
-    def _slopes(self, heads: int) -> Floats:
-        first = self._share.index * heads
-        return alibi_slopes(self._share.count * heads)[first : first + heads]
+    def _slopes(self, parts: spec.Attention) -> Floats:
+        first = self._share.index * parts.heads
+        every = alibi_slopes(self._share.count * parts.heads) * np.float32(parts.alibi_scale)
+        return every[first : first + parts.heads]
 
     def _surplus(self, down: Weight, width: int) -> tuple[int, int]:
         return matrices.surplus(down, self._share.index * width, width)

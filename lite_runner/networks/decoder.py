@@ -502,10 +502,11 @@ class DecoderCell(nn.Cell):
 
 def _slopes(model: Decoder, options: BuildOptions) -> Array:
     """ALiBi slopes of this rank's heads."""
+    scale = np.float32(model.attention.alibi_scale)
     if options.parallel is None:
-        return alibi_slopes(model.num_heads)
+        return alibi_slopes(model.num_heads) * scale
     heads = model.num_heads * options.parallel.ranks.tensor
-    return alibi_slopes(heads)[options.parallel.heads(model.num_heads)]
+    return alibi_slopes(heads)[options.parallel.heads(model.num_heads)] * scale
 
 
 Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]

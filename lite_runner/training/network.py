@@ -117,7 +117,8 @@ class _Pass:
         self.angles = {one: self._angles(one) for one in self.model.rotaries}
         self.slopes: Array | None = None
         if self.model.attention.alibi:
-            self.slopes = alibi_slopes(self.model.num_heads)
+            attention = self.model.attention
+            self.slopes = attention.alibi_scale * alibi_slopes(attention.heads)
 
     def loss(self, weight: float) -> float:
         """The sum of the targets' cross entropies; gradients are those of `weight` times it."""

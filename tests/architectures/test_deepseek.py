@@ -11,8 +11,16 @@ from lite_runner.weights.hf import model_config_from_hf
 from tests.paths import REFERENCE
 
 
-def test_queries_without_a_latent_vector_are_refused() -> None:
-    raw = json.loads((REFERENCE / "deepseek_v3/config.json").read_text())
-    assert model_config_from_hf(raw, "config.json").attention.latent is not None
-    with pytest.raises(ArtifactError, match="q_lora_rank is None, expected an integer"):
-        model_config_from_hf(raw | {"q_lora_rank": None}, "config.json")
+def test_groups_count_only_where_experts_are_chosen_by_groups() -> None:
+    raw = json.loads((REFERENCE / "deepseek_v2/config.json").read_text())
+    for method, groups in (("group_limited_greedy", 4), ("greedy", 1)):
+        model = model_config_from_hf(raw | {"topk_method": method}, "config.json")
+        assert model.sparse is not None and model.sparse.experts is not None
+        assert model.sparse.experts.groups == groups
+
+
+def test_normed_probabilities_of_v2_are_refused() -> None:
+    """The published code leaves out the scale with them; transformers does not norm them at all."""
+    raw = json.loads((REFERENCE / "deepseek_v2/config.json").read_text())
+    with pytest.raises(ArtifactError, match="norm_topk_prob=true is not supported"):
+        model_config_from_hf(raw | {"norm_topk_prob": True}, "config.json")

@@ -25,6 +25,7 @@ OTHER: dict[str, Any] = {
     "layer_norm_epsilon": 1e-3,
     "layer_types": ["sliding_attention"] + ["full_attention"] * 63,
     "mlp_only_layers": [0],
+    "n_group": 4,
     "n_inner": 100,
     "no_rope_layers": [0] * 64,
     "num_key_value_heads": 1,
@@ -34,12 +35,19 @@ OTHER: dict[str, Any] = {
     "pruned_heads": {"0": [1]},
     "rms_norm_eps": 1e-3,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+    "rotary": {"base": 500, "type": "dynamic"},
+    "topk_group": 2,
 }
 # What a field needs beside it to mean anything.
 BESIDE: dict[str, dict[str, Any]] = {
     "intermediate_size": {"mlp_only_layers": [0]},
     "layer_types": {"use_sliding_window": True, "sliding_window": 8},
     "multi_query_group_num": {"multi_query_attention": True},
+    "moe_topk": {"num_experts": 4},
+    "n_group": {"topk_method": "group_limited_greedy"},
+    "num_kv_heads": {"new_decoder_architecture": True},
+    "num_ln_in_parallel_attn": {"new_decoder_architecture": True},
+    "topk_group": {"topk_method": "group_limited_greedy", "n_group": 4},
     "max_window_layers": {"use_sliding_window": True, "max_window_layers": 1},
     "original_max_position_embeddings": {
         "rope_parameters": {
@@ -55,7 +63,10 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 # Of Qwen2-MoE the first layers have windows.
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 9}
-BESIDE_OF = {"qwen2_moe": dict.fromkeys(("layer_types", *_WINDOWS), _WINDOWS)}
+BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
+    "deepseek_v2": {"intermediate_size": {"first_k_dense_replace": 1}},
+    "qwen2_moe": dict.fromkeys(("layer_types", *_WINDOWS), _WINDOWS),
+}
 # What published config.json files have beside the fields of the classes.
 PUBLISHED = {
     "bloom": {
@@ -145,7 +156,9 @@ REFUSED = {
 def read(name: str, **changes: Any) -> Decoder | str:
     """What a config.json with all defaults but `changes` (Ellipsis: absent) says, or the fault."""
     raw = {"model_type": name, **CLASSES[name]["defaults"], **SOUND.get(name, {}), **changes}
-    layers = next(raw[key] for key in ("num_hidden_layers", "n_layer", "num_layers") if key in raw)
+    layers = next(
+        raw[key] for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in raw
+    )
     listed = ("layer_types", "no_rope_layers")
     raw |= {key: raw[key][:layers] for key in listed if raw.get(key) not in (None, ...)}
     try:
@@ -231,6 +244,7 @@ def test_a_missing_field_has_the_default_of_transformers() -> None:
             right = " is None, expected an integer" in found  # required here
         else:  # absent: none, unless another file beside it has them
             right = field.endswith("_token_id") or found == read(name)
+            right |= (name, field) == ("baichuan", "max_position_embeddings")  # ALiBi, then
         if not right:
             wrong.append(f"{name}.{field}")
     assert not wrong

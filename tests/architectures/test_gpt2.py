@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from lite_runner.architectures import gpt2
+from lite_runner.errors import ConfigError
 from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from tests.models import reference_model
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2}
 
@@ -22,3 +25,9 @@ def test_a_config_json_says_which_gelu(model_type: str, key: str, usual: str) ->
     quick = model_config_from_hf({**raw, key: "quick_gelu"}, "config.json")
     assert quick.feed_forward.activation == "quick_gelu"
     assert model_config_from_hf(hf_from_model_config(quick), "config.json") == quick
+
+
+@pytest.mark.parametrize("case", ["gpt2_by_layer", "bloom_normed"])
+def test_mindformers_has_no_words_for_scaled_scores_and_normed_residuals(case: str) -> None:
+    with pytest.raises(ConfigError, match="MindFormers has no words"):
+        gpt2.settings(reference_model(case))

@@ -6,6 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner.architectures import KNOWN, Parameter, architecture_of, parameters, stored_rows
 from lite_runner.architectures.spec import Decoder
@@ -211,11 +215,21 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
     conv1d = _is_conv1d(parameter, config)
     if _is_less_one(parameter, config):
         return shifted(tensor, 1.0)
+    if parameter.role == "head" and config.normed_head:
+        return derived(tensor, parameter.shape, _normed_rows)
     if _is_by_head(parameter, config):
         tensor = derived(tensor, parameter.shape, lambda array: array)
     if stored_rows(parameter, config) is not None:
         return split(transposed(tensor) if conv1d else tensor, parameter, config)
     return tensor if conv1d == parameter.transposed else transposed(tensor)
+
+
+def _normed_rows(head: NDArray[Any]) -> NDArray[Any]:
+    """A head as Baichuan2 computes with it."""
+    wide = head.astype(np.float32)
+    lengths = np.sqrt((wide * wide).sum(-1, keepdims=True))
+    normed: NDArray[Any] = (wide / np.maximum(lengths, 1e-12)).astype(head.dtype)
+    return normed
 
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:

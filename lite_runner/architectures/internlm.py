@@ -1,0 +1,69 @@
+"""InternLM: a Llama with biases of attention; InternLM2: a Llama whose q, k and v are fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures import llama_like, naming
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import KERNEL, Fields
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.spec import Decoder
+
+_OURS = "model.layers.{}"
+_FUSED = f"{_OURS}.attention.wqkv"
+NAMES: Names = {
+    "embedding": Name("model.tok_embeddings.embedding_weight", "model.tok_embeddings"),
+    "query": Name(f"{_OURS}.attention.wq", _FUSED, 0),
+    "key": Name(f"{_OURS}.attention.wk", _FUSED, 1),
+    "value": Name(f"{_OURS}.attention.wv", _FUSED, 2),
+    "attention_out": Name(f"{_OURS}.attention.wo", f"{_OURS}.attention.wo"),
+    "gate": Name(f"{_OURS}.feed_forward.w1", f"{_OURS}.feed_forward.w1"),
+    "down": Name(f"{_OURS}.feed_forward.w2", f"{_OURS}.feed_forward.w2"),
+    "up": Name(f"{_OURS}.feed_forward.w3", f"{_OURS}.feed_forward.w3"),
+    "attention_norm": Name(f"{_OURS}.attention_norm", f"{_OURS}.attention_norm"),
+    "feed_forward_norm": Name(f"{_OURS}.ffn_norm", f"{_OURS}.ffn_norm"),
+    "norm": Name("model.norm_out", "model.norm"),
+    "head": Name("lm_head", "output"),
+}
+
+
+def read(fields: Fields, architecture: str) -> Decoder:
+    """From config.json."""
+    if architecture == "internlm":
+        # Its "dynamic" rotation differs from the usual one behind max_position_embeddings only.
+        rotary = fields.section("rotary")
+        rotary.choice("type", ("origin", "dynamic"))
+        fields = fields.with_defaults(rope_theta=rotary.number("base", 10000.0))
+    bias = fields.flag("bias", True)
+    return llama_like.decoder(
+        architecture=architecture,
+        qkv_bias=bias,
+        out_bias=bias,
+        **llama_like.sizes(fields, positions=2048),
+    )
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    found = llama_like.shared(model) | {"bias": model.attention.out_bias}
+    if model.architecture == "internlm":
+        theta = found.pop("rope_theta")
+        return found | {
+            "architectures": ["InternLMForCausalLM"],
+            "rotary": {"base": theta, "type": "origin"},
+        }
+    return found | {"architectures": ["InternLM2ForCausalLM"]}
+
+
+INTERNLM = Architecture(
+    "internlm", lambda fields: read(fields, "internlm"), llama_like.NAMES, write
+)
+INTERNLM2 = Architecture(
+    "internlm2",
+    lambda fields: read(fields, "internlm2"),
+    NAMES,
+    write,
+    no_effect={"pretraining_tp": KERNEL},
+    stored_rows=naming.by_head,
+)
