@@ -239,6 +239,11 @@ def newer_cases() -> list[Windowed]:
             CROSSING,
         ),
         ("olmoe", OlmoeConfig(**moe | {"intermediate_size": 16}, **plain, num_experts=5), PLAIN),
+        (
+            "olmoe_clipped",
+            OlmoeConfig(**moe | {"intermediate_size": 16}, **plain, num_experts=5, clip_qkv=0.8),
+            PLAIN,
+        ),
         ("opt", OPTConfig(**opt), PLAIN),
         ("opt_bare", OPTConfig(**opt, enable_bias=False, activation_function="gelu"), PLAIN),
         ("phi", PhiConfig(**sizes, **half), PLAIN),

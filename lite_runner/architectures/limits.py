@@ -64,6 +64,8 @@ def unsupported(model: Decoder) -> list[str]:
         reasons.append("a head with a bias is tied, or its logits are scaled")
     if any(one.latent and one.head_dim % 2 for one in attentions):
         reasons.append("latent attention of an odd rank")
+    if any(one.clip is not None and (one.latent or one.qk_norm_late) for one in attentions):
+        reasons.append("queries are clipped before a norm, or of latent attention")
     if any(one.qk_norm_late and not one.qk_norm_by_head for one in attentions):
         reasons.append("queries and keys are normed over all heads behind RoPE")
     if model.rotary is not None and model.head_dim % 2:

@@ -32,14 +32,21 @@ def read(fields: Fields) -> Decoder:
     fields.neutral(no_bias=True, logit_scale=None, expansion_ratio=4)
     inner = fields.section("attn_config")
     inner.neutral(alibi=True, alibi_bias_max=8, attn_type="multihead_attention", qk_ln=False)
-    inner.neutral(clip_qkv=None, prefix_lm=False, attn_uses_sequence_id=False)
+    inner.neutral(prefix_lm=False, attn_uses_sequence_id=False)
     if heads & (heads - 1):  # of other numbers its slopes are not BLOOM's
         raise fields.invalid("n_heads", heads, "a power of 2")
     norm = Norm("layer", fields.number("layer_norm_epsilon", 1e-5), bias=False)
     scale = inner.optional_number("softmax_scale")
     block = Block(
         norm,
-        Attention(heads, heads, fields.head_dim(hidden, heads), alibi=True, scale=scale),
+        Attention(
+            heads,
+            heads,
+            fields.head_dim(hidden, heads),
+            alibi=True,
+            scale=scale,
+            clip=inner.optional_number("clip_qkv"),
+        ),
         FeedForward(4 * hidden, False, False, "gelu_exact"),
     )
     vocab_size = fields.integer("vocab_size")
@@ -64,7 +71,10 @@ def write(model: Decoder) -> dict[str, Any]:
         "n_layers": model.num_layers,
         "max_seq_len": model.seq_length,
         "layer_norm_epsilon": model.norm_eps,
-        "attn_config": {"softmax_scale": model.attention.scale},
+        "attn_config": {
+            "softmax_scale": model.attention.scale,
+            "clip_qkv": model.attention.clip,
+        },
     }
 
 

@@ -25,13 +25,11 @@ NAMES: Names = {
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(rms_norm_eps=1e-5)
-    if fields.raw.get("clip_qkv") is not None:
-        raise fields.invalid("clip_qkv", fields.raw["clip_qkv"], "null: nothing is clipped")
     bias = fields.flag("attention_bias", False)
     sizes = llama_like.sizes(fields, positions=4096)
     count, chosen = experts.counts(fields, experts=64, chosen=8)
     renormalized = fields.flag("norm_topk_prob", False)
-    return llama_like.decoder(
+    model = llama_like.decoder(
         architecture="olmoe",
         qkv_bias=bias,
         out_bias=bias,
@@ -40,6 +38,7 @@ def read(fields: Fields) -> Decoder:
         mixture=Mixture(Experts(count, chosen, renormalized), sizes["intermediate_size"]),
         **sizes,
     )
+    return llama_like.changed(model, {"clip": fields.optional_number("clip_qkv")})
 
 
 def write(model: Decoder) -> dict[str, Any]:
@@ -50,6 +49,7 @@ def write(model: Decoder) -> dict[str, Any]:
         llama_like.shared(model)
         | {name: given[name] for name in names}
         | {"architectures": ["OlmoeForCausalLM"], "attention_bias": model.attention.qkv_bias}
+        | {"clip_qkv": model.attention.clip}
     )
 
 

@@ -152,6 +152,8 @@ def attention(
     value = heads("value", given.kv_heads)
     if not given.qk_norm_late:
         query, key = normed(query, "query_norm"), normed(key, "key_norm")
+    if given.clip is not None:
+        query, key, value = (np.clip(one, -given.clip, given.clip) for one in (query, key, value))
     if given.rotary is not None:
         query, key = (apply_rotary(given.rotary, one, prefix) for one in (query, key))
     if given.qk_norm_late:

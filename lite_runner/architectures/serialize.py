@@ -128,6 +128,8 @@ def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
             yield f"model: groups of experts are too small for {experts.chosen} experts a token"
     if one.window is not None and one.window < 1:
         yield f"model: window is {one.window}, expected at least 1"
+    if one.clip is not None and not 0 < one.clip <= MAX_SIZE:
+        yield f"model: clip is {one.clip}, expected a number above 0"
     for norm in (block.norm, block.post_norm):
         if norm is not None and not 0 < norm.eps < 1:
             yield f"model: eps of a norm is {norm.eps}, expected a number between 0 and 1"

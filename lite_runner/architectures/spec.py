@@ -105,6 +105,7 @@ class Attention:
     qk_norm_apart: bool = False  # by head, and each head has weights of its own
     qk_norm_late: bool = False  # behind RoPE
     scale: float | None = None  # of scores; None: head_dim^-1/2
+    clip: float | None = None  # queries, keys and values are from -clip to clip, before RoPE
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     window: int | None = None  # sliding window in tokens, the current one included; None: full
     latent: Latent | None = None

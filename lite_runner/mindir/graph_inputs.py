@@ -197,6 +197,8 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("attention is latent")
     if len({one.scale for one in attentions}) > 1:
         reasons.append("its layers scale scores differently")
+    if any(one.clip is not None for one in attentions):
+        reasons.append("queries, keys and values are clipped")
     if any(one.sinks for one in attentions):
         reasons.append("attention has sinks")
     if model.head_bias or model.position_offset:

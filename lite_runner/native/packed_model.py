@@ -267,6 +267,7 @@ class _Packer:
             late_norm=parts.qk_norm_late,
             scale=parts.head_dim**-0.5 if parts.scale is None else parts.scale,
             softcap=parts.softcap or 0.0,
+            clip=parts.clip or 0.0,
             residual=self._residual(block),
         )
         if parts.latent is not None:

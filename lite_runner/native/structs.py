@@ -179,6 +179,7 @@ class AttentionLayer(Structure):
         ("latent_query_norm", Norm),
         ("scale", c_double),
         ("softcap", c_double),
+        ("clip", c_double),
         *_integers("query_key_value projection"),
         ("norm", Norm),
         ("query_norm", Norm),

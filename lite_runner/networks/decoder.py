@@ -293,6 +293,7 @@ class BlockCell(nn.Cell):
         self.feed_forward_post_norm = parts.norm(block.post_norm, "feed_forward_post_norm", layer)
         rotaries = parts.model.rotaries
         self.rotary = -1 if attention.rotary is None else rotaries.index(attention.rotary)
+        self.clip = attention.clip or 0.0  # 0: none
         self.rotate = Rotate(self.query_width, attention.head_dim)
         heads = parts.model.num_heads, parts.model.n_kv_heads
         sinks = parts.tensor("sinks", layer) if attention.sinks else None
@@ -346,6 +347,8 @@ class BlockCell(nn.Cell):
             v = k
         if not self.norm_late:
             q, k = self.normed(q, k)
+        if self.clip > 0.0:
+            q, k, v = self.clipped(q), self.clipped(k), self.clipped(v)
         if self.rotary >= 0:
             q, k = self.rotate(q, k, angles[self.rotary])
         if self.norm_late:
@@ -367,6 +370,10 @@ class BlockCell(nn.Cell):
         if self.feed_forward_post_norm is not None:
             h = self.feed_forward_post_norm(h)
         return self.added(x, h)
+
+    def clipped(self, x: Tensor) -> Tensor:
+        """Between -clip and clip."""
+        return ops.maximum(ops.minimum(x, self.clip), -self.clip)
 
     def residual(self, x: Tensor, normed: Tensor) -> Tensor:
         """The residual that a layer's output is added to."""

@@ -70,6 +70,7 @@ BLOCK = ("blocks", 0)
         (("hidden_size",), 0, "hidden_size"),
         ((*BLOCK, "attention", "kv_heads"), 3, "do not divide"),
         ((*BLOCK, "attention", "head_dim"), 7, "even"),
+        ((*BLOCK, "attention", "clip"), -1.0, "clip is -1.0"),
         ((*BLOCK, "attention", "rotary"), None, "4 heads of 16 make 64"),
         (("architecture",), "zzz", "'zzz' is not known"),
         (("norm", "eps"), -1.0, "eps"),

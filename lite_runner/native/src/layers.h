@@ -229,6 +229,7 @@ struct AttentionLayer : Layer {
   Norm latent_norm, latent_query_norm;
   double scale;             // of scores
   double softcap;           // that tanh keeps scores within; 0: none
+  double clip;              // of queries, keys and values behind their norms; 0: none
   int64_t query_key_value;  // Matrix [(heads + 2 kv_heads) * head_dim, hidden]
   int64_t projection;       // Matrix [hidden, heads * head_dim]
   Norm norm;                // of the input; gamma 0: none, here and below

@@ -369,6 +369,10 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
       normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : layer.kv_heads, keys);
     };
     if (!layer.late_norm) normalize_both();
+    for (int64_t i = 0; layer.clip > 0 && i < queries + 2 * keys; ++i) {
+      const float most = static_cast<float>(layer.clip);
+      query[i] = query[i] > most ? most : query[i] < -most ? -most : query[i];
+    }
     if (layer.rotary)
       for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
         rotate(query + head * dim, rope + step.rope[row] * layer.rope_width, dim);
