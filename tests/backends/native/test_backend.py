@@ -174,6 +174,7 @@ def test_a_rounded_cache_is_close(
                 *("cohere_normed", "cohere2", "ernie4_5", "exaone4", "gemma", "glm4_moe"),
                 *("gpt_oss", "granitemoe", "hunyuan", "nemotron", "olmo3", "olmoe", "opt"),
                 *("phi", "qwen2_moe", "seed_oss", "stablelm"),
+                *("falcon_new", "hunyuan_moe", "mpt"),
             )
         ),
     ],
