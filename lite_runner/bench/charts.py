@@ -72,6 +72,7 @@ class Panel:
     x_label: str
     y_label: str
     lines: Sequence[Line]
+    curve: bool = False  # many points, without markers
     log: bool = False  # figures of several magnitudes, all above 0
 
 
@@ -161,7 +162,17 @@ def _draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
     plain(axes)
     values = list(dict.fromkeys(x for line in panel.lines for x, _ in line.points))
     numbers = sorted(x for x in values if not isinstance(x, str))
-    if len(numbers) == len(values) and len(values) > 1:
+    if panel.curve:
+        for line in panel.lines:
+            index = names.index(line.name)
+            axes.plot(
+                [float(x) for x, _ in line.points],
+                [spread.median for _, spread in line.points],
+                label=line.name,
+                color=COLORS[index % len(COLORS)],
+                linewidth=1.2,
+            )
+    elif len(numbers) == len(values) and len(values) > 1:
         _lines(axes, panel, names, numbers)
     else:
         _bars(axes, panel, names, values)

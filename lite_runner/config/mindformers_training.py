@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,10 +86,11 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
             )
     loader = at(raw, "train_dataset.data_loader.type")
     data = found.get("data")
-    if data is not None and not str(data).endswith((".jsonl", ".json", ".csv")):
+    known = re.search(r"\.(jsonl?|csv|mindrecord\d*)$", str(data))
+    if data is not None and not known:
         errors.append(
             f"train_dataset.data_loader.dataset_dir: got {show(data)} of {loader}, which is not"
-            " read here; finetune.data= names a .jsonl, .json or .csv file"
+            " read here; finetune.data= names a .jsonl, .json, .csv or .mindrecord file"
         )
         del found["data"]
     if found.get("clip") is not None and at(raw, "runner_wrapper.use_clip_grad") is False:

@@ -36,11 +36,11 @@ SCRIPTS = {
     "export.py",
     "generate_custom.py",
     "hccl_tools.py",
+    "make_mindrecord.py",
     "merge_hccl.py",
     "run_infer_main.py",
     "transform_checkpoint.py",
 }
-TRAINING_DATA = "make_mindrecord.py"
 RUN_MINDFORMER = {"run_mindformer.py", "run_mindformers.py"}
 
 
@@ -70,11 +70,6 @@ def find(script: str) -> Path:
     for ours in (root / "scripts" / path.name, root / "examples" / path.name):
         if path.name in SCRIPTS and ours.is_file():
             return ours
-    if path.name == TRAINING_DATA:
-        raise ConfigError(
-            f"{script}: it writes data to train with, and nothing is trained here",
-            "prepare the data and train with MindFormers: its checkpoints are run here",
-        )
     raise ConfigError(f"{script}: no such file", f"python -m {MODULE} SCRIPT.py ARGS")
 
 

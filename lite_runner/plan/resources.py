@@ -298,7 +298,7 @@ def check_ranks_fit(plan: Plan) -> None:
     if isinstance(config, GenerateOptions) and not config.in_mindformers:
         first = plan.work.share(plan.ranks)  # the first replica has the most prompts
         hints = partial(memory_hints, plan.model, options_of(plan, first))
-    elif not config.in_mindformers:
+    elif not config.in_mindformers and config.run_mode != "finetune":
         return
     device = environment.resolve_device(config.context.device_target)
     check_machine(cluster_of(config), device, need, hints)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
+
+import numpy as np
 
 from lite_runner import progress
 from lite_runner.architectures import custom_network, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import check_fits
+from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.errors import ConfigError
 from lite_runner.model.files import ModelFiles
@@ -24,20 +29,33 @@ from lite_runner.records import dataclass
 from lite_runner.sizing.memory import Memory, check_memory, model_lines, parameter_count, readable
 from lite_runner.system.files import make_folder
 from lite_runner.system.processor import cores
-from lite_runner.system.signals import Terminated, deferred
+from lite_runner.system.signals import CutShort, Terminated, deferred
+from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.adapter import TrainedLora, in_memory, new_lora, opened_lora
 from lite_runner.training.data import ExampleSet, read_data
-from lite_runner.training.network import TrainedNetwork
+from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_errors as errors
 from lite_runner.training.tape import Array
-from lite_runner.training.trainer import CHECKPOINT, CHUNK, StepMetrics, Trainer, step_count
+from lite_runner.training.tensorboard import event, event_file, header
+from lite_runner.training.trainer import (
+    CHECKPOINT,
+    CHUNK,
+    Gather,
+    StepMetrics,
+    Trainer,
+    step_count,
+    step_size,
+)
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import check_folder, write_hugging_face
 
 __all__ = ["Config", "errors", "plan", "run"]
 
 METRICS = "metrics.jsonl"
+BEST = "best"  # folder in finetune_output
+CURVE = "▁▂▃▄▅▆▇█"
+CURVE_WIDTH = 60
 DEFAULT_LENGTH = 1024  # tokens of an example
 PROCESS = 120 << 20  # Python with NumPy and the tokenizer
 
@@ -47,6 +65,8 @@ class TrainPlan(Plan):
     """The plan of a training, with its examples; without a tokenizer there are none."""
 
     data: ExampleSet | None = None
+    evaluated: Sequence[Example] = ()
+    packs: Sequence[Sequence[Example]] = ()
 
 
 def plan(config: Config) -> Plan:
@@ -64,12 +84,12 @@ def plan(config: Config) -> Plan:
     if not asked.full:
         lora = _lora(config, model)
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
-    data = None
+    data, evaluated, packs = None, None, list[list[Example]]()
     if tokenizer is not None:
-        path = Path(asked.data).expanduser()
-        data = read_data(path, tokenizer, asked.template, length)
-        _check_ids(data, model, path)
-        progress.note(f"data: {data.summary(length)}")
+        data = _data("data", asked.data, config, model, tokenizer)
+        packs = data.packs(length if asked.packing else None)
+        if asked.eval_data:
+            evaluated = _data("eval_data", asked.eval_data, config, model, tokenizer)
     trained = parameter_count(model) if lora is None else sum(a.size for a in lora.arrays.values())
     longest = max((len(text.ids) for text in data.texts), default=0) if data else length
     memory = _memory(config, model, trained, longest)
@@ -78,12 +98,14 @@ def plan(config: Config) -> Plan:
         "" if lora is None else f", LoRA of {len(lora.deltas)} weights"
     )
     if data is not None:
-        steps = step_count(asked, len(data.texts))
-        batch = asked.batch_size * asked.accumulate
-        mean = data.tokens / len(data.texts)
+        ranks = ranks_of(config)
+        steps = step_count(asked, len(packs), ranks)
+        batch = step_size(asked, ranks)
+        mean = data.tokens / len(packs)
         lines["data"] = data.summary(length)
         lines["steps"] = (
-            f"{steps:,} of {batch} examples, {steps * batch / len(data.texts):.2f} epochs,"
+            f"{steps:,} of {batch} {'packs' if asked.packing else 'examples'},"
+            f" {steps * batch / len(packs):.2f} epochs,"
             f" some {round(steps * batch * mean):,} tokens"
         )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
@@ -95,13 +117,15 @@ def plan(config: Config) -> Plan:
         lines=lines,
         tokenizer=tokenizer,
         data=data,
+        evaluated=evaluated.texts if evaluated else (),
+        packs=packs,
     )
     return replace(plan, seconds=time.perf_counter() - began)
 
 
-def run(plan: Plan, folder: RunFolder) -> None:
-    """Train and write `finetune_output`. Raises RunnerError; KeyboardInterrupt after Ctrl-C, when
-    a checkpoint has been written."""
+def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda: False) -> None:
+    """Train and write `finetune_output`, which rank 0 does. Raises RunnerError; KeyboardInterrupt
+    after Ctrl-C, when a checkpoint has been written."""
     began = time.perf_counter()
     config = plan.config
     assert isinstance(config, Config) and isinstance(plan, TrainPlan) and plan.data is not None
@@ -111,30 +135,57 @@ def run(plan: Plan, folder: RunFolder) -> None:
     weights = _weights(files, full=asked.full)
     lora = None if asked.full else _lora(config, files.model)
     trained = weights if lora is None else lora.arrays
-    network = TrainedNetwork(files.model, weights, trained, {} if lora is None else lora.deltas)
+    deltas = {} if lora is None else lora.deltas
+    bfloat16 = asked.dtype == "bfloat16"
+    network = TrainedNetwork(
+        files.model,
+        weights,
+        trained,
+        deltas,
+        bfloat16=bfloat16,
+        recomputes=asked.checkpoint,
+    )
     trainer = Trainer(
         network,
-        plan.data.texts,
+        plan.packs,
         asked,
+        evaluated=plan.evaluated,
         seed=config.seed or 0,
         threads=config.context.threads,
-        identity=_identity(config, plan.data),
+        identity=_identity(config, plan.data, plan.evaluated),
+        ranks=plan.ranks,
+        gather=_gather(plan.ranks),
+        interrupted=interrupted,
     )
     checkpoint = target / CHECKPOINT
     if asked.resume and checkpoint.is_file():
         trainer.resume(checkpoint)
         progress.note(f"resumed after step {trainer.done} of {trainer.steps}: {checkpoint}")
-    make_folder(target)
+    trainer.check_same_step()
     loaded = time.perf_counter() - began
-    steps = _train(trainer, folder, checkpoint, asked.save_steps)
-    if lora is None:
-        beside = side_files(config.tokenizer, files)
-        tensors = {name: in_memory(array) for name, array in weights.items()}
-        write_hugging_face(target, tensors, files.model, beside)
-    else:
-        adapters = {"finetune": lora.adapter()}
-        write_adapters(adapters, files.model, target, "peft", overwrite=True, listed=False)
+    if plan.ranks.rank > 0:
+        for _ in trainer.run():
+            pass
+        if trainer.stopped:
+            raise CutShort
+        return
+    make_folder(target)
+    if not trainer.done and (target / BEST).is_dir():
+        shutil.rmtree(target / BEST)  # of a training that this one overwrites
+
+    def write(folder: Path) -> None:
+        if lora is None:
+            beside = side_files(config.tokenizer, files)
+            tensors = {name: in_memory(array) for name, array in weights.items()}
+            write_hugging_face(folder, tensors, files.model, beside)
+        else:
+            adapters = {"finetune": lora.adapter()}
+            write_adapters(adapters, files.model, folder, "peft", overwrite=True, listed=False)
+
+    steps = _train(trainer, folder, target, write)
+    write(target)
     checkpoint.unlink(missing_ok=True)
+    _write_curves(folder, steps, charts=asked.charts)
     seconds = sum(step.seconds for step in steps)
     folder.write_result(
         Result.of(
@@ -147,21 +198,32 @@ def run(plan: Plan, folder: RunFolder) -> None:
         )
     )
     last = f", loss {steps[0].loss:.4f} to {steps[-1].loss:.4f}" if steps else ""
+    if trainer.done < trainer.steps:
+        progress.note(f"stopped early: no lower loss in {asked.early_stop} evaluations")
+    if trainer.best_step:
+        progress.note(
+            f"wrote {target / BEST}: step {trainer.best_step}, whose evaluated loss of"
+            f" {trainer.best_loss:.4f} is the lowest"
+        )
     progress.note(f"wrote {target}: {len(steps)} steps in {seconds:.1f} s{last}")
 
 
 def _train(
-    trainer: Trainer, folder: RunFolder, checkpoint: Path, every: int | None
+    trainer: Trainer, folder: RunFolder, target: Path, write: Callable[[Path], None]
 ) -> list[StepMetrics]:
-    """The steps that were made; each is a line of metrics.jsonl. After Ctrl-C a checkpoint is
-    written, and KeyboardInterrupt raised."""
+    """The steps that were made; each is a line of metrics.jsonl. The best one is written. After
+    Ctrl-C a checkpoint is written, and KeyboardInterrupt raised."""
     steps: list[StepMetrics] = []
+    checkpoint, every = target / CHECKPOINT, trainer.options.save_steps
     shown = began = time.monotonic()
     first = trainer.done
-    metrics = folder.path / METRICS
     stepping = trainer.run()
     try:
-        with metrics.open("a", encoding="utf-8") as file:
+        with (
+            (folder.path / METRICS).open("a", encoding="utf-8") as file,
+            (folder.path / event_file()).open("ab") as event_log,
+        ):
+            event_log.write(header())
             while True:
                 with deferred():  # what a step has changed is whole
                     step = next(stepping, None)
@@ -170,6 +232,10 @@ def _train(
                     steps.append(step)
                     file.write(step.line())
                     file.flush()
+                    event_log.write(event(step))
+                    event_log.flush()
+                    if step.eval_loss is not None and trainer.best_step == step.step:
+                        write(target / BEST)
                     if every and step.step % every == 0 and step.step < trainer.steps:
                         trainer.save(checkpoint)
                 now = time.monotonic()
@@ -178,10 +244,15 @@ def _train(
                     f"step {step.step} of {trainer.steps}: loss {step.loss:.4f},"
                     f" {step.tokens / step.seconds:,.0f} tokens/s, {_time(left)} left"
                 )
+                evaluated = step.eval_loss is not None
+                if evaluated:
+                    line += f", evaluated loss {step.eval_loss:.4f}"
                 progress.status(line)
-                if step.step in (first + 1, trainer.steps) or now - shown > 10:
+                if step.step in (first + 1, trainer.steps) or evaluated or now - shown > 10:
                     progress.note(line)
                     shown = now
+        if trainer.stopped:
+            raise CutShort
     except (KeyboardInterrupt, Terminated):
         progress.status("")
         if trainer.done > first:
@@ -198,6 +269,15 @@ def _train(
     return steps
 
 
+def _gather(ranks: Ranks) -> Gather:
+    """The collective of several ranks; MindSpore is not imported for one."""
+    if ranks.size == 1:
+        return lambda payload: [payload]
+    from lite_runner.backends.collectives import gather
+
+    return gather
+
+
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
@@ -208,6 +288,8 @@ def _summary(trainer: Trainer, steps: list[StepMetrics], seconds: float) -> Mapp
         "steps": trainer.steps,
         "first_loss": steps[0].loss if steps else None,
         "last_loss": steps[-1].loss if steps else None,
+        "best_step": trainer.best_step or None,
+        "best_eval_loss": trainer.best_loss if trainer.best_step else None,
         "tokens": tokens,
         "seconds": seconds,
         "tok_s": tokens / seconds if seconds else None,
@@ -252,15 +334,51 @@ def _weights(files: ModelFiles, *, full: bool) -> dict[str, Array]:
     return found
 
 
-def _check_ids(data: ExampleSet, model: Decoder, path: Path) -> None:
-    """Raise ConfigError for tokens that the model has not."""
+def _data(
+    key: str, source: str, config: Config, model: Decoder, tokenizer: Tokenizer
+) -> ExampleSet:
+    """The examples that the `key` of finetune names. Raises ConfigError, also for tokens that the
+    model has not."""
+    path, length = Path(source).expanduser(), _max_length(config, model)
+    data = read_data(path, tokenizer, config.finetune.template, length)
+    progress.note(f"{key}: {data.summary(length)}")
     most = max(int(text.ids.max()) for text in data.texts)
     if most >= model.vocab_size:
         raise ConfigError(
-            f"finetune.data: {path}: has a token {most}, and the model's vocabulary"
+            f"finetune.{key}: {path}: has a token {most}, and the model's vocabulary"
             f" {model.vocab_size}",
             "the tokenizer of the model: processor.tokenizer.tokenizer_file=",
         )
+    return data
+
+
+def _write_curves(folder: RunFolder, steps: Sequence[StepMetrics], *, charts: bool) -> None:
+    """The losses as a chart, and as a line of text."""
+    if len(steps) < 2:
+        return
+    if charts and find_spec("matplotlib") is not None:
+        from lite_runner.bench.charts import Line, Panel, draw
+        from lite_runner.bench.report import Spread
+
+        lines = [Line("training", [(one.step, Spread.of([one.loss])) for one in steps])]
+        evaluated = [
+            (one.step, Spread.of([one.eval_loss])) for one in steps if one.eval_loss is not None
+        ]
+        if evaluated:
+            lines.append(Line("evaluation", evaluated))
+        drawing = draw([Panel("loss", "step", "cross entropy", lines, curve=True)])
+        folder.write_bytes("loss.png", drawing.png)
+        folder.write_bytes("loss.svg", drawing.svg)
+    progress.note(f"loss {_curve([one.loss for one in steps])}")
+
+
+def _curve(losses: Sequence[float]) -> str:
+    """A line of text with the means of CURVE_WIDTH parts."""
+    count = min(CURVE_WIDTH, len(losses))
+    means = [float(part.mean()) for part in np.array_split(losses, count)]
+    least, range = min(means), max(means) - min(means) or 1.0
+    heights = (round((mean - least) / range * (len(CURVE) - 1)) for mean in means)
+    return f"{losses[0]:.4f} {''.join(CURVE[height] for height in heights)} {losses[-1]:.4f}"
 
 
 def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memory:
@@ -271,12 +389,16 @@ def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memor
     wide = width * (3 if experts is None else 3 * experts.chosen)
     heads = (2 * attention.heads + 4 * attention.kv_heads) * attention.head_dim
     tokens = max(longest, CHUNK)
-    per_token = model.num_layers * (5 * model.hidden_size + 2 * heads + wide)
-    seen = attention.heads * model.num_layers * min(longest, 512) * 2 // 3
+    kept = 1 if config.finetune.checkpoint else model.num_layers  # layers whose values are kept
+    per_token = kept * (5 * model.hidden_size + 2 * heads + wide)
+    per_token += (model.num_layers - kept) * model.hidden_size
+    seen = attention.heads * kept * min(longest, 512) * 2 // 3
     workers = 1 if config.finetune.full else config.context.threads or cores()
     logits = 2 * min(256, tokens) * model.vocab_size
+    tied = config.finetune.dtype == "bfloat16" and model.tie_word_embeddings
+    twice = 4 * model.vocab_size * model.hidden_size if tied else 0  # as embedding, and as head
     return Memory(
-        weights=4 * parameter_count(model),
+        weights=4 * parameter_count(model) + twice,
         cache=0,
         adapters=4 * 4 * trained if not config.finetune.full else 4 * 3 * trained,
         process=PROCESS,
@@ -284,17 +406,20 @@ def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memor
     )
 
 
-def _identity(config: Config, data: ExampleSet) -> str:
+def _identity(config: Config, data: ExampleSet, evaluated: Sequence[Example]) -> str:
     """A digest of what a resumed training must have in common with the one before."""
     digest = hashlib.sha256()
     asked = asdict(config.finetune)
-    for name in ("steps", "resume", "save_steps", "data", "init_adapter"):
+    for name in ("steps", "resume", "save_steps", "data", "eval_data", "init_adapter", "charts"):
         asked.pop(name)
     settings = {"seed": config.seed or 0, "model": config.checkpoint_source, **asked}
+    # On fewer ranks with a larger batch_size the sums are the same but for their rounding.
+    if (ranks := ranks_of(config).data) > 1:
+        settings["ranks"] = ranks
     if config.finetune.schedule != "constant":
         settings["steps"] = config.finetune.steps
     digest.update(json.dumps(settings, sort_keys=True).encode())
-    for text in data.texts:
+    for text in (*data.texts, *evaluated):
         digest.update(text.ids.tobytes())
         digest.update(text.rows().tobytes())
     return digest.hexdigest()

@@ -22,6 +22,13 @@ from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.network import Example
+from lite_runner.weights.formats.mindrecord_file import (
+    IDS,
+    IGNORED,
+    LABELS,
+    is_mindrecord,
+    read_mindrecord,
+)
 
 MAX_BYTES = 1 << 30  # of a file
 MAX_RECORDS = 10_000_000
@@ -60,6 +67,19 @@ class ExampleSet:
         """Tokens that are learned."""
         return sum(text.targets for text in self.texts)
 
+    def packs(self, length: int | None) -> list[list[Example]]:
+        """The texts in their order, as many together as have at most `length` tokens; None: each
+        alone. None attends to another."""
+        packs: list[list[Example]] = []
+        room = 0
+        for text in self.texts:
+            if length is None or len(text.ids) > room:
+                packs.append([])
+                room = length or 0
+            packs[-1].append(text)
+            room -= len(text.ids)
+        return packs
+
     def summary(self, max_length: int) -> str:
         """A line about them."""
         longest = max((len(text.ids) for text in self.texts), default=0)
@@ -77,12 +97,12 @@ class ExampleSet:
 
 
 def read_data(path: Path, tokenizer: Tokenizer, template: Template, max_length: int) -> ExampleSet:
-    """The examples of a .jsonl, .json or .csv file. Raises ConfigError for a record that is none,
-    with its place, and where none is left."""
+    """The examples of a .jsonl, .json, .csv or .mindrecord file. Raises ConfigError for a record
+    that is none, with its place, and where none is left."""
     texts, truncated, dropped, count = [], 0, 0, 0
-    for where, record in records_of(path):
+    found = _recorded if is_mindrecord(path) else _tokenized
+    for ids, learned in found(path, tokenizer, template):
         count += 1
-        ids, learned = _ids(pieces_of(record, where, tokenizer, template), tokenizer, where)
         truncated += len(ids) > max_length
         ids, learned = ids[:max_length], learned[:max_length]
         learned[:1] = [False] * len(learned[:1])  # it follows nothing
@@ -99,6 +119,37 @@ def read_data(path: Path, tokenizer: Tokenizer, template: Template, max_length: 
             "a file with examples, or finetune.max_length= more tokens",
         )
     return ExampleSet(texts, count, truncated, dropped)
+
+
+def _tokenized(
+    path: Path, tokenizer: Tokenizer, template: Template
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """The ids of each record, and which of them are learned."""
+    for where, record in records_of(path):
+        yield _ids(pieces_of(record, where, tokenizer, template), tokenizer, where)
+
+
+def _recorded(
+    path: Path, tokenizer: Tokenizer, _: Template
+) -> Iterator[tuple[list[int], list[bool]]]:
+    """The same of MindRecord, whose texts are filled up with the pad or eos token: of what follows
+    the text, MindFormers learns the first."""
+    fillers = {*tokenizer.eos_token_ids, tokenizer.pad_token_id}
+    for number, row in enumerate(itertools.islice(read_mindrecord(path), MAX_RECORDS), 1):
+        ids, labels = row[IDS], row.get(LABELS)
+        if len(ids) and int(ids.min()) < 0:
+            raise ConfigError(f"finetune.data: {path}, record {number}: a token {ids.min()}")
+        count = len(ids)
+        while count > 1 and ids[count - 1] == ids[count - 2] and int(ids[count - 1]) in fillers:
+            count -= 1
+        ids = ids[:count]
+        learned = np.ones(count, bool) if labels is None else labels[:count] != IGNORED
+        if labels is not None and not np.array_equal(labels[:count][learned], ids[learned]):
+            raise ConfigError(
+                f"finetune.data: {path}, record {number}: labels that are other tokens than"
+                f" input_ids; expected the same, or {IGNORED}"
+            )
+        yield ids.tolist(), learned.tolist()
 
 
 def _ids(pieces: Pieces, tokenizer: Tokenizer, where: str) -> tuple[list[int], list[bool]]:
@@ -210,7 +261,8 @@ def records_of(path: Path) -> Iterator[tuple[str, Any]]:
     readers = {".jsonl": _lines, ".json": _list, ".csv": _table}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"finetune.data: {path}: expected a file ending in {', '.join(readers)}")
+        endings = ", ".join([*readers, ".mindrecord"])
+        raise ConfigError(f"finetune.data: {path}: expected a file ending in {endings}")
     yield from itertools.islice(reader(path, text), MAX_RECORDS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,11 @@ from lite_runner.architectures.positions import RotaryAngles, alibi_slopes
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
 from lite_runner.records import dataclass
 from lite_runner.training import tape as ops
-from lite_runner.training.tape import Array, Slot, Tape, Value
+from lite_runner.training.tape import Array, Bfloat16Matrix, Slot, Tape, Value
+
+_MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
+_EXPERTS = ("expert_gate", "expert_up", "expert_down")
+_NOTHING = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,45 @@ class TrainedNetwork:
     def __init__(
         self,
         model: Decoder,
-        weights: Mapping[str, Array],
+        weights: MutableMapping[str, Array],
         trained: Mapping[str, Array],
         deltas: Mapping[str, Delta],
+        *,
+        bfloat16: bool = False,
+        recomputes: bool = False,
     ) -> None:
         """`weights` by canonical name; `trained` are some of them, or A and B of `deltas`, which
-        are by the weight's name. Arrays of `trained` may change between passes."""
+        are by the weight's name. Arrays of `trained` may change between passes. `bfloat16`:
+        products with the matrices of layers and the head, none of which is trained, and which
+        `weights` lose; `recomputes`:
+        a block keeps its input alone, and is computed again for its gradients."""
         self.model, self.trained, self.deltas = model, trained, deltas
+        self.recomputes = recomputes
         self._weights = weights
         self._parameters = by_role(model)
         self._experts = by_expert(model)
+        self._packed: dict[str, Bfloat16Matrix] = {}
+        self.in_bfloat16 = bfloat16
+        if bfloat16:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Matrices in bfloat16, in place of those in float32 but for a tied embedding."""
+        for (role, layer, kind), one in self._parameters.items():
+            if role in _MATRICES and kind == "weight":
+                turned = self.transposed(role, layer)
+                array = self._weights.pop(one.name)
+                self._packed[one.name] = Bfloat16Matrix(array.T if turned else array)
+        for (role, _), experts in self._experts.items():
+            for one in experts if role in _EXPERTS else ():
+                self._packed[one.name] = Bfloat16Matrix(self._weights.pop(one.name))
+        if self.model.tie_word_embeddings:
+            name = self.name("embedding")
+            self._packed[name] = Bfloat16Matrix(self._weights[name])
+
+    def packed(self, name: str) -> Bfloat16Matrix | None:
+        """A tensor that is kept in bfloat16."""
+        return self._packed.get(name)
 
     def gradients(
         self, texts: Sequence[Example], weight: float, dropout: Dropout | None = None
@@ -75,11 +108,15 @@ class TrainedNetwork:
         slots = step.slots.items()
         return loss, {name: slot.grad for name, slot in slots if slot.grad is not None}
 
+    def loss(self, texts: Sequence[Example]) -> float:
+        """The sum of the targets' cross entropies, without gradients."""
+        return _Pass(self, texts, None, learns=False).loss(1.0)
+
     def logits(self, ids: NDArray[np.int64]) -> Array:
         """After each token of one text."""
-        model, step = self.model, _Pass(self, [Example(ids, 1)], None)
+        model, step = self.model, _Pass(self, [Example(ids, 1)], None, learns=False)
         x, head = step.hidden(), step.head()
-        logits = x.array @ head.array.T / np.float32(model.logits_scaling)
+        logits = head.times(x.array) / np.float32(model.logits_scaling)
         if model.logits_softcap is not None:
             logits = np.tanh(logits / model.logits_softcap) * np.float32(model.logits_softcap)
         return logits
@@ -90,7 +127,8 @@ class TrainedNetwork:
 
     def matrix(self, name: str, transposed: bool = False) -> Array:
         """A tensor as it is now; matrices are [out, in]."""
-        array = self.trained[name] if name in self.trained else self._weights[name]
+        known = self.trained if name in self.trained else self._weights
+        array = known.get(name, _NOTHING)  # nothing: it is packed
         return array.T if transposed else array
 
     def transposed(self, role: Role, layer: int | None) -> bool:
@@ -106,9 +144,14 @@ class _Pass:
     """One forward pass over several texts."""
 
     def __init__(
-        self, network: TrainedNetwork, texts: Sequence[Example], dropout: Dropout | None
+        self,
+        network: TrainedNetwork,
+        texts: Sequence[Example],
+        dropout: Dropout | None,
+        *,
+        learns: bool = True,
     ) -> None:
-        self.network, self.model = network, network.model
+        self.network, self.model, self.learns = network, network.model, learns
         self.tape, self.texts, self.dropout = Tape(), texts, dropout
         self.lengths = [len(text.ids) for text in texts]
         self.ids = np.concatenate([text.ids for text in texts])
@@ -144,8 +187,9 @@ class _Pass:
         if model.learned_positions:
             x = ops.add(tape, x, ops.rows_of(tape, self.value("positions"), self.positions))
         x = self.norm(model.embedding_norm, x, "embedding_norm")
+        compute = self.recomputed if self.network.recomputes and self.learns else self.block
         for layer, block in enumerate(model.blocks):
-            x = self.block(block, x, layer)
+            x = compute(block, x, layer)
         if rows is not None:
             x = ops.picked(tape, x, rows)
         return self.norm(model.norm, x, "norm")
@@ -166,6 +210,26 @@ class _Pass:
         added = self.feed_forward(block.feed_forward, normed, layer)
         added = self.norm(block.post_norm, added, "feed_forward_post_norm", layer)
         return ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
+
+    def recomputed(self, given: Block, x: Value, layer: int) -> Value:
+        """The same, computed again for its gradients."""
+        tape = self.tape
+        self.tape, self.learns = Tape(), False
+        y = self.block(given, Value(x.array), layer)
+        self.tape, self.learns = tape, True
+
+        def backward(grad: Array) -> None:
+            self.tape = Tape()
+            start = Value(x.array, Slot())
+            again = self.block(given, start, layer)
+            assert again.slot is not None and start.slot is not None
+            again.slot.add(grad, own=False)
+            self.tape.backward()
+            if x.slot is not None and start.slot.grad is not None:
+                x.slot.add(start.slot.grad)
+
+        # An input with a gradient: weights of the block have some even where x has none.
+        return tape.record(y.array, [Value(x.array, Slot())], backward)
 
     def residual(self, block: Block, x: Value, normed: Value) -> Value:
         """What a layer's output is added to."""
@@ -271,9 +335,12 @@ class _Pass:
 
     def tensor(self, name: str, transposed: bool = False) -> Value:
         """The same by name."""
-        slot = self.slots.setdefault(name, Slot()) if name in self.network.trained else None
+        slot = None
+        if self.learns and name in self.network.trained:
+            slot = self.slots.setdefault(name, Slot())
         array = self.network.matrix(name, transposed)
-        return Value(array, _Turned(slot) if slot is not None and transposed else slot)
+        turned = _Turned(slot) if slot is not None and transposed else slot
+        return Value(array, turned, self.network.packed(name))
 
     def _angles(self, rotary: Rotary) -> tuple[Array, Array]:
         """cos and sin [n, 1, head_dim / 2] of all tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.prompts import is_file
@@ -42,6 +42,9 @@ class FinetuneOptions:
     """The data, the optimizer, and what of the model is trained."""
 
     data: InputPath
+    eval_data: InputPath  # "": none
+    eval_steps: Count | None  # null: an epoch
+    early_stop: Count | None  # null: not
     template: Literal["alpaca", "belle", "none"]  # of records with instruction and output
     steps: Count | None  # null: epochs
     epochs: Positive  # where steps is null
@@ -53,11 +56,15 @@ class FinetuneOptions:
     weight_decay: NotNegative
     clip: NotNegative  # 0: not
     max_length: Count | None  # tokens of an example; null: 1024, or the model's context
+    packing: bool  # texts together as one example, up to max_length
     shuffle: bool
     full: bool
+    dtype: Literal["float32", "bfloat16"]  # of products with frozen matrices
+    checkpoint: bool  # activations of a block are computed again, not kept
     lora: LoraOptions
     init_adapter: InputPath  # "": none
     save_steps: Count | None  # null: only at the end
+    charts: bool
     resume: bool
 
     def errors(self) -> Iterator[Invalid]:
@@ -68,12 +75,24 @@ class FinetuneOptions:
                 "finetune.full=true trains the model itself, and finetune.init_adapter= is an"
                 " adapter to train; expected one of them",
             )
+        if self.full and self.dtype == "bfloat16":
+            yield invalid(
+                ("finetune.dtype", "finetune.full"),
+                "finetune.dtype=bfloat16 is of weights that are not trained, and"
+                " finetune.full=true trains all; expected finetune.dtype=float32",
+            )
         if self.steps is not None and self.warmup_steps > self.steps:
             yield invalid(
                 ("finetune.warmup_steps", "finetune.steps"),
                 f"finetune.warmup_steps: got {self.warmup_steps}, expected at most the"
                 f" {self.steps} of finetune.steps",
             )
+        for name, value in (("eval_steps", self.eval_steps), ("early_stop", self.early_stop)):
+            if value is not None and not self.eval_data:
+                yield invalid(
+                    (f"finetune.{name}", "finetune.eval_data"),
+                    f"finetune.{name}={value} has an effect only with finetune.eval_data=",
+                )
         if self.lora.targets == ():
             yield invalid(
                 "finetune.lora.targets",
@@ -84,6 +103,9 @@ class FinetuneOptions:
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(OverwriteOptions):
     """A fine-tuning."""
+
+    on_ranks: ClassVar[bool] = True
+    takes_parallel: ClassVar[bool] = True
 
     finetune: FinetuneOptions
     finetune_output: OutputPath
@@ -103,19 +125,26 @@ def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
     """Validation errors of a fine-tuning."""
     if not config.finetune_output:
         yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
-    data = config.finetune.data
-    if not data:
+    if not config.finetune.data:
         yield invalid(
             "finetune.data",
             "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
         )
-    elif "\0" not in data and not is_file(Path(data).expanduser()):
-        yield invalid("finetune.data", f"finetune.data: no file {data}")
+    for name, path in (("data", config.finetune.data), ("eval_data", config.finetune.eval_data)):
+        if path and "\0" not in path and not is_file(Path(path).expanduser()):
+            yield invalid(f"finetune.{name}", f"finetune.{name}: no file {path}")
     if config.backend not in ("auto", "native"):
         yield invalid(
             ("backend", "run_mode"),
             f"backend={config.backend} is not available with run_mode=finetune, which computes on"
             " the CPU by itself; expected backend=auto",
+        )
+    if config.use_parallel and (tensor := config.parallel_config.model_parallel) > 1:
+        yield invalid(
+            ("parallel_config.model_parallel", "parallel", "use_parallel"),
+            f"parallel_config.model_parallel: got {tensor}, expected 1: each rank of a fine-tuning"
+            " has the whole model, and examples of its own; parallel_config.data_parallel="
+            f"{tensor * config.parallel_config.data_parallel}",
         )
     if config.context.device_target == "Ascend":
         yield invalid(

@@ -15,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Activation, Experts, Norm
+from lite_runner.native import library
+from lite_runner.native.matrices import matrix
+from lite_runner.weights.tensor import narrowed
 
 Array: TypeAlias = NDArray[np.float32]
 
@@ -45,11 +48,48 @@ class Slot:
             self.grad, self._own = self.grad + grad, True
 
 
+class Bfloat16Matrix:
+    """A frozen weight [out, in] in bfloat16, packed for the native kernels both ways: what it is
+    multiplied with is rounded to bfloat16, and sums are float32."""
+
+    def __init__(self, weight: Array) -> None:
+        self._sizes = weight.shape
+        bits = narrowed(np.ascontiguousarray(weight), "BF16")
+        turned = np.ascontiguousarray(bits.T)
+        self._blocks = [matrix(one, rounded_input=True).block() for one in (bits, turned)]
+
+    def times(self, x: Array) -> Array:
+        """x [n, in] -> [n, out]"""
+        return self._product(0, x)
+
+    def back(self, grad: Array) -> Array:
+        """grad [n, out] -> [n, in]"""
+        return self._product(1, grad)
+
+    def _product(self, index: int, x: Array) -> Array:
+        x = np.ascontiguousarray(x)
+        out = np.empty((len(x), self._sizes[index]), np.float32)
+        block = self._blocks[index]
+        library().lite_runner_linear(block.ctypes.data, x.ctypes.data, len(x), out.ctypes.data)
+        return out
+
+
 class Value:
     """An array, and its gradient if it has one."""
 
-    def __init__(self, array: Array, slot: Slot | None = None) -> None:
-        self.array, self.slot = array, slot
+    def __init__(
+        self, array: Array, slot: Slot | None = None, packed: Bfloat16Matrix | None = None
+    ) -> None:
+        """`packed`: the same weight, to multiply with."""
+        self.array, self.slot, self._packed = array, slot, packed
+
+    def times(self, x: Array) -> Array:
+        """x [n, in] by this weight [out, in] -> [n, out]"""
+        return x @ self.array.T if self._packed is None else self._packed.times(x)
+
+    def back(self, grad: Array) -> Array:
+        """grad [n, out] by this weight [out, in] -> [n, in]"""
+        return grad @ self.array if self._packed is None else self._packed.back(grad)
 
 
 class Tape:
@@ -83,7 +123,7 @@ def _blocks(count: int, size: int = BLOCK) -> Iterator[slice]:
 
 def linear(tape: Tape, x: Value, weight: Value, bias: Value | None = None) -> Value:
     """x [n, in] by a weight [out, in] -> [n, out]"""
-    y = x.array @ weight.array.T
+    y = weight.times(x.array)
     if bias is not None:
         y += bias.array
 
@@ -92,7 +132,7 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None = None) -> Va
 
     def backward(grad: Array) -> None:
         if to_x is not None:
-            to_x.add(grad @ weight.array)
+            to_x.add(weight.back(grad))
         if weight.slot is not None and kept is not None:
             weight.slot.add(grad.T @ kept)
         if to_bias is not None:
@@ -482,12 +522,12 @@ def cross_entropy(
     [n]. `weight` times it is what gradients are of, which are computed at once: logits are not
     kept."""
     total = 0.0
-    to_x = np.empty_like(x.array)
+    learns = x.slot is not None or head.slot is not None
+    to_x = np.empty_like(x.array if learns else x.array[:0])
     to_head = None if head.slot is None else np.zeros_like(head.array)
-    room = np.empty((min(LOGIT_ROWS, len(x.array)), len(head.array)), np.float32)
     for rows in _blocks(len(x.array), LOGIT_ROWS):
         part, wanted = x.array[rows], targets[rows]
-        logits = np.matmul(part, head.array.T, out=room[: len(part)])
+        logits = head.times(part)
         if scaling != 1.0:
             logits /= np.float32(scaling)
         curve = None
@@ -505,12 +545,14 @@ def cross_entropy(
             sums = some.sum(-1, keepdims=True)
             total += float((np.log(sums.astype(np.float64)) + most).sum())
             some *= np.float32(weight) / sums
+        if not learns:
+            continue
         logits[places] -= np.float32(weight)
         if curve is not None:
             logits *= 1 - curve * curve
         if scaling != 1.0:
             logits /= np.float32(scaling)
-        np.matmul(logits, head.array, out=to_x[rows])
+        to_x[rows] = head.back(logits)
         if to_head is not None:
             to_head += logits.T @ part
     if x.slot is not None:

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lite_runner.errors import ArtifactError, NonFiniteError
+from lite_runner.config.parallel import Ranks
+from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
+from lite_runner.native import set_threads
 from lite_runner.records import dataclass
 from lite_runner.system.processor import cores
 from lite_runner.training.adapter import in_memory
@@ -30,8 +33,12 @@ from lite_runner.weights.formats.safetensors_file import (
 )
 
 CHECKPOINT = "checkpoint.safetensors"
+BUCKET = 1 << 24  # bytes of gradients that ranks exchange at a time, or one that is larger
 CHUNK = 256  # tokens of whole texts that a thread computes at a time; a longer text is one alone
+ALONE = Ranks()
 _KINDS = ("trained", "first", "second")
+
+Gather = Callable[[bytes], list[bytes]]  # this rank's bytes: those of all ranks, by rank
 
 
 @dataclass(frozen=True)
@@ -44,17 +51,26 @@ class StepMetrics:
     learning_rate: float
     tokens: int  # of the step's examples
     seconds: float
+    eval_loss: float | None = (
+        None  # mean cross entropy of the targets to evaluate, after the update
+    )
 
     def line(self) -> str:
         """As JSON."""
-        return json.dumps(vars(self)) + "\n"
+        said = {name: value for name, value in vars(self).items() if value is not None}
+        return json.dumps(said) + "\n"
 
 
-def step_count(options: FinetuneOptions, examples: int) -> int:
+def step_size(options: FinetuneOptions, ranks: Ranks) -> int:
+    """The examples of a step, on all ranks."""
+    return options.batch_size * options.accumulate * ranks.data
+
+
+def step_count(options: FinetuneOptions, examples: int, ranks: Ranks) -> int:
     """The steps of a training."""
     if options.steps is not None:
         return options.steps
-    return max(1, math.ceil(options.epochs * examples / (options.batch_size * options.accumulate)))
+    return max(1, math.ceil(options.epochs * examples / step_size(options, ranks)))
 
 
 class Trainer:
@@ -63,40 +79,89 @@ class Trainer:
     def __init__(
         self,
         network: TrainedNetwork,
-        texts: Sequence[Example],
+        packs: Sequence[Sequence[Example]],
         options: FinetuneOptions,
         *,
+        evaluated: Sequence[Example] = (),
         seed: int,
         threads: int | None = None,
         identity: str = "",
+        ranks: Ranks = ALONE,
+        gather: Gather = lambda payload: [payload],
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Changes the arrays that the network trains. `identity`: what a checkpoint must be of to
-        be resumed."""
-        self.network, self.texts, self.options = network, texts, options
+        """Changes the arrays that the network trains. `packs`: the texts of each example;
+        `evaluated`: those to evaluate on. `identity`: what a checkpoint must be of to
+        be resumed; `gather`: between the `ranks`; `interrupted`: asked before each step, which
+        is the last if it is true on one of them."""
+        self.network, self.packs, self.options = network, packs, options
+        self.evaluated = evaluated
         self.seed, self.identity = seed, identity
+        self.ranks, self._gather, self._interrupted = ranks, gather, interrupted
+        self._stops = False
         self.threads = threads or cores()
         self.optimizer = AdamW(network.trained, options.weight_decay)
-        self.steps = step_count(options, len(texts))
+        self.steps = step_count(options, len(packs), ranks)
+        self.eval_steps = options.eval_steps or max(1, len(packs) // step_size(options, ranks))
+        self.best_loss, self.best_step = math.inf, 0  # of an evaluation
         self.done = 0  # steps
+
+    @property
+    def stopped(self) -> bool:
+        """True where a rank was interrupted before the last step."""
+        return self._stops and self.done < self.steps and not self.gains_nothing
 
     def run(self) -> Generator[StepMetrics, None, None]:
         """The steps that are left; each is complete when it is yielded."""
         # A full gradient a thread would take as much memory as the model: BLAS has the threads.
         workers = 1 if self.options.full else self.threads
+        if self.network.in_bfloat16:
+            set_threads(self.threads)
         with blas_threads(self.threads // workers), ThreadPoolExecutor(workers) as pool:
-            while self.done < self.steps:
-                yield self._step(pool)
+            while self.done < self.steps and not self._stops and not self.gains_nothing:
+                metrics = self._step(pool)
+                last = self.done == self.steps
+                if self.evaluated and (last or self.done % self.eval_steps == 0):
+                    metrics = replace(metrics, eval_loss=self._evaluate(pool))
+                yield metrics
+
+    @property
+    def gains_nothing(self) -> bool:
+        """True where so many evaluations as finetune.early_stop have not found a lower loss."""
+        patience = self.options.early_stop
+        since = self.done - self.best_step
+        return patience is not None and since >= patience * self.eval_steps
+
+    def _evaluate(self, pool: ThreadPoolExecutor) -> float:
+        """The mean cross entropy of the texts to evaluate, of which each rank has its share."""
+        own = self.evaluated[self.ranks.data_index :: self.ranks.data]
+        parts = [[own[i] for i in chunk] for chunk in _chunks(own, CHUNK)] if own else []
+        loss = sum(pool.map(self.network.loss, parts))
+        loss, _ = self._totals(loss, False)
+        loss /= sum(text.targets for text in self.evaluated)
+        if loss < self.best_loss:
+            self.best_loss, self.best_step = loss, self.done
+        return loss
 
     def _step(self, pool: ThreadPoolExecutor) -> StepMetrics:
         began = time.perf_counter()
         options, step = self.options, self.done
-        size = options.batch_size * options.accumulate
+        size, interrupted = step_size(options, self.ranks), self._interrupted()
         numbers = range(step * size, (step + 1) * size)
-        texts = [self.texts[self.example(number)] for number in numbers]
-        count = sum(text.targets for text in texts)
+        packs = [self.packs[self.example(number)] for number in numbers]
+        count = sum(text.targets for pack in packs for text in pack)
+        tokens = sum(len(text.ids) for pack in packs for text in pack)
+        share = size // self.ranks.data
+        first = self.ranks.data_index * share
+        texts = [text for pack in packs[first : first + share] for text in pack]
+        places = [
+            (numbers[i], place)
+            for i in range(first, first + share)
+            for place in range(len(packs[i]))
+        ]
 
         def work(chunk: Sequence[int]) -> tuple[float, dict[str, Array]]:
-            dropout = self._dropout([(numbers[i], len(texts[i].ids)) for i in chunk])
+            dropout = self._dropout([(*places[i], len(texts[i].ids)) for i in chunk])
             return self.network.gradients([texts[i] for i in chunk], 1 / count, dropout)
 
         loss, gradients = 0.0, dict[str, Array]()
@@ -104,6 +169,9 @@ class Trainer:
         for found, some in pool.map(work, _chunks(texts, CHUNK)):
             loss += found
             _add(gradients, some)
+        if self.ranks.data > 1:
+            loss, self._stops = self._totals(loss, interrupted)
+            self._add_up(gradients)
         norm = clipped(gradients, options.clip)
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFiniteError(
@@ -115,25 +183,54 @@ class Trainer:
         )
         self.optimizer.step(gradients, speed)
         self.done += 1
-        tokens = sum(len(text.ids) for text in texts)
         return StepMetrics(
             self.done, loss / count, norm, speed, tokens, time.perf_counter() - began
         )
 
+    def _totals(self, loss: float, interrupted: bool) -> tuple[float, bool]:
+        """The loss of all ranks, and whether one of them is interrupted."""
+        said = [np.frombuffer(one) for one in self._gather(np.array([loss, interrupted]).tobytes())]
+        return float(sum(one[0] for one in said)), any(one[1] for one in said)
+
+    def _add_up(self, gradients: dict[str, Array]) -> None:
+        """Put the sums of all ranks in place of this one's. They are added in the order of the
+        ranks, so that all have the same bits."""
+        for name, array in self.network.trained.items():  # a rank's texts may not reach an expert
+            gradients[name] = np.ascontiguousarray(gradients.get(name, np.zeros_like(array)))
+        for names in _buckets(self.network.trained):
+            payload = b"".join(gradients[name].tobytes() for name in names)
+            first, *others = (np.frombuffer(one, np.float32) for one in self._gather(payload))
+            total = first.copy()
+            for other in others:
+                total += other
+            ends = np.cumsum([gradients[name].size for name in names])[:-1]
+            for name, part in zip(names, np.split(total, ends), strict=True):
+                gradients[name][...] = part.reshape(gradients[name].shape)
+
+    def check_same_step(self) -> None:
+        """Raise EnvironmentFault where the ranks have not resumed the same checkpoint."""
+        steps = [int(one) for one in self._gather(str(self.done).encode())]
+        if len({*steps}) > 1:
+            raise EnvironmentFault(
+                f"the ranks have resumed after steps {steps}",
+                "finetune_output= in a folder that all machines share",
+            )
+
     def example(self, number: int) -> int:
         """The index of the example that comes as the `number`-th, in one epoch after another."""
-        epoch, place = divmod(number, len(self.texts))
+        epoch, place = divmod(number, len(self.packs))
         if not self.options.shuffle:
             return place
         if self._order[0] != epoch:
             generator = np.random.default_rng((self.seed, epoch))
-            self._order = epoch, generator.permutation(len(self.texts))
+            self._order = epoch, generator.permutation(len(self.packs))
         return int(self._order[1][place])
 
     _order: tuple[int, Any] = (-1, None)  # the epoch's
 
-    def _dropout(self, examples: Sequence[tuple[int, int]]) -> Dropout | None:
-        """Factors by the number and length of each example: the same whatever computes it when."""
+    def _dropout(self, texts: Sequence[tuple[int, int, int]]) -> Dropout | None:
+        """Factors by the example of each text, its place in it and its length: the same whatever
+        computes it when."""
         share = self.options.lora.dropout
         if not share or self.options.full:
             return None
@@ -141,8 +238,8 @@ class Trainer:
 
         def factors(name: str, width: int) -> Array:
             parts = []
-            for number, length in examples:
-                generator = np.random.default_rng((self.seed, number, names[name]))
+            for number, place, length in texts:
+                generator = np.random.default_rng((self.seed, number, place, names[name]))
                 kept = generator.random((length, width), np.float32) >= share
                 parts.append(kept * np.float32(1 / (1 - share)))
             return np.concatenate(parts)
@@ -156,7 +253,9 @@ class Trainer:
             for kind, arrays in zip(_KINDS, self._arrays(), strict=True)
             for name, array in arrays.items()
         }
-        write_safetensors(path, tensors, {"step": str(self.done), "identity": self.identity})
+        metadata = {"step": str(self.done), "identity": self.identity}
+        metadata |= {"best_loss": repr(self.best_loss), "best_step": str(self.best_step)}
+        write_safetensors(path, tensors, metadata)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint. Raises ArtifactError for one of another training."""
@@ -177,6 +276,7 @@ class Trainer:
         for name, array in expected.items():
             array[...] = tensors[name].float32()
         self.done = self.optimizer.steps = int(metadata["step"])
+        self.best_loss, self.best_step = float(metadata["best_loss"]), int(metadata["best_step"])
 
     def _arrays(self) -> tuple[Mapping[str, Array], ...]:
         return self.network.trained, self.optimizer.first, self.optimizer.second
@@ -193,6 +293,19 @@ def _chunks(texts: Sequence[Example], size: int) -> Iterator[list[int]]:
         chunk.append(index)
         total += len(text.ids)
     yield chunk
+
+
+def _buckets(arrays: Mapping[str, Array]) -> Iterator[list[str]]:
+    """Names of arrays of BUCKET bytes, or of one that is larger."""
+    names: list[str] = []
+    size = 0
+    for name, array in arrays.items():
+        if names and size + array.nbytes > BUCKET:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += array.nbytes
+    yield names
 
 
 def _add(total: dict[str, Array], gradients: Mapping[str, Array]) -> None:

@@ -44,7 +44,7 @@ def test_what_does_not_map_is_named() -> None:
     text = """
     optimizer: {type: Came}
     lr_schedule: {type: PolynomialWithWarmUpLR, total_steps: -1, warmup_ratio: 0.1}
-    train_dataset: {data_loader: {type: MindDataset, dataset_dir: data.mindrecord}}
+    train_dataset: {data_loader: {type: MindDataset, dataset_dir: data.tfrecord}}
     """
     raw, notes, faults = with_training(yaml.safe_load(text))
     assert raw["finetune"] == {"full": True}

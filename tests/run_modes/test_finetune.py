@@ -20,7 +20,10 @@ from tests.paths import ROOT
 from tests.refusals import refused
 
 TINY = ["model=tiny_llama", "load_checkpoint=random", "weights_seed=1"]
-RUN = ["verbosity=0", "run_mode=finetune", "finetune.data=data.jsonl", *TINY]
+RUN = [
+    *("verbosity=0", "run_mode=finetune", "finetune.data=data.jsonl", "finetune.charts=false"),
+    *TINY,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,32 @@ def test_an_adapter_is_trained_and_served() -> None:
     assert files == ["adapter_config.json", "adapter_model.safetensors"]
     served = ["verbosity=0", "run_mode=slora", *TINY, "adapter_path=adapter", "predict_data=1: "]
     assert main([*served, "adapter_id=adapter", "max_new_tokens=3"]) == 0
+
+
+def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["finetune.learning_rate=0.02", "finetune.eval_data=data.jsonl", "verbosity=1"]
+    more = ["finetune.steps=6", "finetune.eval_steps=2", "finetune.charts=true"]
+    assert main([*RUN, *given, *more, "finetune_output=out", "finetune.shuffle=false"]) == 0
+    evaluated = {line["step"]: line["eval_loss"] for line in metrics() if "eval_loss" in line}
+    assert list(evaluated) == [2, 4, 6]
+    # Of all examples, after the update: what the next step says of them before it.
+    assert evaluated[2] == pytest.approx(metrics()[2]["loss"], rel=1e-5)
+    best = min(evaluated, key=lambda step: evaluated[step])
+    said = capsys.readouterr().err
+    assert f"wrote out/best: step {best}, whose evaluated loss of {evaluated[best]:.4f}" in said
+    assert "loss 5." in said and "█" in said
+    names = {file.name.partition(".out.")[0] for file in Path("outputs/latest").iterdir()}
+    assert {"loss.png", "loss.svg", "events", "metrics.jsonl"} <= names
+    assert Path("out/best/adapter_config.json").is_file()
+    alone = [
+        "finetune.steps=1",
+        "overwrite=true",
+        "finetune.packing=true",
+        "finetune.max_length=20",
+    ]
+    assert main([*RUN, *alone, "finetune_output=out"]) == 0
+    assert metrics()[0]["tokens"] == 4 * 18  # two texts of 9
+    assert not Path("out/best").exists()
 
 
 def test_an_adapter_is_trained_further() -> None:
@@ -127,12 +156,19 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
     [
         (["finetune.data="], "finetune.data is empty"),
         (["finetune.data=none.jsonl"], "finetune.data: no file none.jsonl"),
+        (["finetune.eval_data=none.jsonl"], "finetune.eval_data: no file none.jsonl"),
+        (["finetune.early_stop=2"], "finetune.early_stop=2 has an effect only with"),
+        (["parallel=tp2"], "parallel_config.model_parallel: got 2, expected 1: each rank of a"),
         (["finetune_output="], "finetune_output is empty"),
         (["finetune.warmup_steps=9"], "finetune.warmup_steps: got 9, expected at most the 8"),
         (["finetune.lora.targets=[]"], "finetune.lora.targets: an empty list"),
         (
             ["finetune.full=true", "finetune.init_adapter=x"],
             "finetune.init_adapter= is an adapter to train",
+        ),
+        (
+            ["finetune.full=true", "finetune.dtype=bfloat16"],
+            "finetune.dtype=bfloat16 is of weights that are not trained",
         ),
         (["backend=ms"], "backend=ms is not available with run_mode=finetune"),
         (["context.device_target=Ascend"], "context.device_target=Ascend is not available"),

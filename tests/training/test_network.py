@@ -78,7 +78,7 @@ def test_losses_and_logits_equal_those_of_peft(case: str, tmp_path: Path) -> Non
         **{"schedule": "cosine", "warmup_steps": 5, "weight_decay": 0.1, "shuffle": False},
     }
     texts = examples(model.vocab_size)
-    trainer = Trainer(network, texts, options(given), seed=0, threads=2)
+    trainer = Trainer(network, [[text] for text in texts], options(given), seed=0, threads=2)
     steps = list(trainer.run())
     losses = [step.loss for step in steps]
     assert losses == pytest.approx(expected["losses"], rel=1e-3)
@@ -146,3 +146,22 @@ def test_a_fused_module_keeps_one_a(tmp_path: Path) -> None:
     name = f"base_model.model.{module}.lora_B.weight"
     values = np.random.default_rng(zlib.crc32(name.encode())).normal(0, 0.1, fused.shape)
     assert np.array_equal(fused.float32(), values.astype(np.float32))
+
+
+@pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gemma2"])
+def test_bfloat16_and_checkpointed_activations(case: str, tmp_path: Path) -> None:
+    """The gradients of recomputed layers have the same bits; those of bfloat16 are near."""
+    expected, model = EXPECTED[case], reference_model(case)
+    lora = opened_lora(model, adapter_folder(tmp_path, case, expected["targets"]))
+    texts = examples(model.vocab_size)[:3]
+    found = []
+    for given in ({}, {"recomputes": True}, {"bfloat16": True}):
+        network = TrainedNetwork(model, weights_of(case), lora.arrays, lora.deltas, **given)
+        found.append(network.gradients(texts, 1.0))
+        assert network.loss(texts) == pytest.approx(found[-1][0], rel=1e-6)
+    (loss, plain), (again, recomputed), (near, rounded) = found
+    assert again == loss and near == pytest.approx(loss, rel=5e-3) and near != loss
+    assert plain.keys() == recomputed.keys() == rounded.keys()
+    for name, one in plain.items():
+        assert np.array_equal(recomputed[name], one)
+        assert np.linalg.norm(rounded[name] - one) < 0.1 * np.linalg.norm(one), name

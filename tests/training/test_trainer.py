@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lite_runner.errors import ArtifactError, NonFiniteError
+from lite_runner.config.parallel import Ranks
+from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
 from lite_runner.training.adapter import TrainedLora, new_lora
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import LoraOptions
-from lite_runner.training.trainer import Trainer, blas_threads
+from lite_runner.training.trainer import ALONE, Gather, StepMetrics, Trainer, blas_threads
 from tests.models import reference_model
 from tests.training.options import OPTIONS
 from tests.training.test_network import examples, options, weights_of
@@ -21,15 +25,62 @@ MODEL = reference_model("llama")
 
 
 def trainer(
-    texts: list[Example] | None = None, *, dropout: float = 0.0, threads: int = 2, **changes: Any
+    packs: list[list[Example]] | None = None,
+    *,
+    dropout: float = 0.0,
+    threads: int = 2,
+    ranks: Ranks = ALONE,
+    gather: Gather = lambda payload: [payload],
+    interrupted: Callable[[], bool] = lambda: False,
+    **changes: Any,
 ) -> tuple[Trainer, TrainedLora]:
     lora = new_lora(MODEL, LoraOptions(r=4, alpha=8.0, dropout=0, targets=None, rslora=False), 0)
     network = TrainedNetwork(MODEL, weights_of("llama"), lora.arrays, lora.deltas)
     given = {**OPTIONS, "steps": 6, "batch_size": 3, "learning_rate": 0.01, **changes}
     given["lora"] = {**OPTIONS["lora"], "dropout": dropout}
-    texts = examples(MODEL.vocab_size) if texts is None else texts
-    made = Trainer(network, texts, options(given), seed=1, threads=threads, identity="x")
+    texts = examples(MODEL.vocab_size)
+    made = Trainer(
+        network,
+        [[text] for text in texts] if packs is None else packs,
+        options(given),
+        evaluated=texts[:5] if given["eval_data"] else (),
+        seed=1,
+        threads=threads,
+        identity="x",
+        ranks=ranks,
+        gather=gather,
+        interrupted=interrupted,
+    )
     return made, lora
+
+
+def on_two_ranks(
+    work: Callable[[Trainer], list[StepMetrics]], stop_at: int = 0, **changes: Any
+) -> list[tuple[list[StepMetrics], TrainedLora]]:
+    """What `work` gives on each of two ranks, which are threads; the second is interrupted."""
+    said: dict[int, bytes] = {}
+    barrier = threading.Barrier(2, timeout=60)
+
+    def rank(index: int) -> tuple[list[StepMetrics], TrainedLora]:
+        def gather(payload: bytes) -> list[bytes]:
+            said[index] = payload
+            barrier.wait()
+            found = [said[0], said[1]]
+            barrier.wait()
+            return found
+
+        asked = iter(range(1, 100))
+        made, lora = trainer(
+            ranks=Ranks(index, data=2),
+            gather=gather,
+            threads=1,
+            interrupted=lambda: index == 1 and next(asked) == stop_at,
+            **changes,
+        )
+        return work(made), lora
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(rank, range(2)))
 
 
 def test_each_epoch_has_every_example_once_in_another_order() -> None:
@@ -54,6 +105,81 @@ def test_accumulated_batches_are_one() -> None:
     whole, _ = trainer(batch_size=6)
     parts, _ = trainer(batch_size=2, accumulate=3)
     assert [s.loss for s in whole.run()] == [s.loss for s in parts.run()]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_two_ranks_are_one_with_twice_the_batch(dropout: float) -> None:
+    given: dict[str, Any] = {"dropout": dropout, "eval_data": "x", "eval_steps": 2}
+    one, expected = trainer(batch_size=4, **given)
+    whole = list(one.run())
+    (steps, lora), (others, other) = on_two_ranks(
+        lambda made: list(made.run()), **given | {"batch_size": 2}
+    )
+    names = ("loss", "grad_norm", "eval_loss", "tokens")
+    for name in names[:3]:
+        values = [getattr(step, name) for step in whole if getattr(step, name) is not None]
+        found = [getattr(step, name) for step in steps if getattr(step, name) is not None]
+        assert found == pytest.approx(values, rel=1e-5)
+        assert found == [getattr(s, name) for s in others if getattr(s, name) is not None]
+    assert [step.tokens for step in steps] == [step.tokens for step in whole]
+    for name, array in lora.arrays.items():
+        assert np.array_equal(array, other.arrays[name])
+        np.testing.assert_allclose(array, expected.arrays[name], atol=1e-5)
+
+
+def test_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
+    def cut(made: Trainer) -> list[StepMetrics]:
+        steps = list(made.run())
+        assert made.stopped
+        if made.ranks.rank == 0:
+            made.save(tmp_path / "c.safetensors")
+        return steps
+
+    def rest(made: Trainer) -> list[StepMetrics]:
+        made.resume(tmp_path / "c.safetensors")
+        made.check_same_step()
+        return list(made.run())
+
+    (first, _), (second, _) = on_two_ranks(cut, stop_at=3, dropout=0.3)
+    assert [step.step for step in first] == [step.step for step in second] == [1, 2, 3]
+    (whole, expected), _ = on_two_ranks(lambda made: list(made.run()), dropout=0.3)
+    (last, found), _ = on_two_ranks(rest, dropout=0.3)
+    assert [s.loss for s in (*first, *last)] == [s.loss for s in whole]
+    assert all(np.array_equal(found.arrays[name], one) for name, one in expected.arrays.items())
+
+
+def test_ranks_that_resumed_after_other_steps() -> None:
+    made, _ = trainer(gather=lambda payload: [payload, b"3"])
+    with pytest.raises(EnvironmentFault, match=r"the ranks have resumed after steps \[0, 3\]"):
+        made.check_same_step()
+
+
+def test_large_gradients_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    (whole, _), _ = on_two_ranks(lambda made: list(made.run()))
+    monkeypatch.setattr("lite_runner.training.trainer.BUCKET", 256)
+    (parts, _), _ = on_two_ranks(lambda made: list(made.run()))
+    assert [step.loss for step in parts] == [step.loss for step in whole]
+
+
+def test_packed_texts_do_not_see_each_other() -> None:
+    texts = examples(MODEL.vocab_size)
+    packed, _ = trainer([texts[:3], texts[3:6]], batch_size=1, shuffle=False)
+    alone, _ = trainer(batch_size=3, shuffle=False)
+    found, expected = (
+        [next(stepping).loss for _ in range(2)] for stepping in (packed.run(), alone.run())
+    )
+    assert found == expected
+
+
+def test_training_ends_when_nothing_is_gained() -> None:
+    given: dict[str, Any] = {"eval_data": "x", "eval_steps": 2, "early_stop": 2, "steps": 40}
+    made, _ = trainer(learning_rate=0.0, **given)
+    steps = list(made.run())
+    assert (made.best_step, made.done) == (2, 6)
+    assert [step.step for step in steps if step.eval_loss is not None] == [2, 4, 6]
+    better, _ = trainer(learning_rate=0.01, **{**given, "steps": 8})
+    assert len(list(better.run())) == better.best_step == 8
+    assert better.best_loss < made.best_loss
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -93,7 +219,8 @@ def test_all_weights_are_trained() -> None:
     before = {name: one.copy() for name, one in weights.items()}
     network = TrainedNetwork(MODEL, weights, weights, {})
     given = {**OPTIONS, "steps": 8, "learning_rate": 0.01, "full": True}
-    made = Trainer(network, examples(MODEL.vocab_size)[:4], options(given), seed=0)
+    packs = [[text] for text in examples(MODEL.vocab_size)[:4]]
+    made = Trainer(network, packs, options(given), seed=0)
     losses = [step.loss for step in made.run()]
     assert losses[-1] < losses[0] / 2
     assert all(not np.array_equal(before[name], one) for name, one in weights.items())

@@ -1,0 +1,88 @@
+"""Event files of TensorBoard: records of protocol buffers, each with masked CRC-32C checksums."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from functools import cache
+
+from lite_runner.training.trainer import StepMetrics
+
+_POLYNOMIAL = 0x82F63B78  # of CRC-32C, reversed
+_TAGS = {
+    "loss/train": "loss",
+    "loss/eval": "eval_loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "learning_rate",
+}
+
+
+def event_file() -> str:
+    """A name by which TensorBoard knows the file."""
+    return f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+
+
+def header() -> bytes:
+    """The first record of a file."""
+    return record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
+
+
+def event(step: StepMetrics) -> bytes:
+    """The record of a step."""
+    values = b"".join(
+        _bytes(1, _bytes(1, tag.encode()) + _float(2, value))
+        for tag, name in _TAGS.items()
+        if (value := getattr(step, name)) is not None
+    )
+    return record(_double(1, time.time()) + _key(2, 0) + _varint(step.step) + _bytes(5, values))
+
+
+def record(content: bytes) -> bytes:
+    """A record of a file."""
+    length = struct.pack("<Q", len(content))
+    return length + _checksum(length) + content + _checksum(content)
+
+
+def _checksum(content: bytes) -> bytes:
+    crc, table = 0xFFFFFFFF, _table()
+    for byte in content:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<I", masked)
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    table = []
+    for value in range(256):
+        for _ in range(8):
+            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+        table.append(value)
+    return tuple(table)
+
+
+def _key(field: int, wire: int) -> bytes:
+    return _varint(field << 3 | wire)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _bytes(field: int, content: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(content)) + content
+
+
+def _double(field: int, value: float) -> bytes:
+    return _key(field, 1) + struct.pack("<d", value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return _key(field, 5) + struct.pack("<f", value)
