@@ -11,6 +11,7 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.api.context import chosen, of_these_ranks
 from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, resolve_source, top_level_keys
+from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.fields import (
     Invalid,
     Note,
@@ -27,7 +28,7 @@ from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.schema import Exported, GenerateOptions
 from lite_runner.config.sections import RANDOM, ParallelConfig
 from lite_runner.errors import ConfigError
-from lite_runner.run_modes import errors, export, predict
+from lite_runner.run_modes import errors, export, finetune, predict, resolve
 from lite_runner.text.loading import holds_tokenizer
 from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.source import is_on_hub
@@ -147,6 +148,24 @@ class PretrainedConfig:
     def export_config(self, options: Mapping[str, Any]) -> export.Config:
         """The same for run_mode=export; `options` give its own keys."""
         return self._validated(export.Config, {"run_mode": "export", **options})
+
+    def finetune_config(self, keys: Mapping[str, str | list[str]]) -> finetune.Config:
+        """The same for run_mode=finetune; `keys` are set as on the command line."""
+        settings = {
+            "model": "tiny_llama",
+            "load_checkpoint": "random",
+            "run_mode": "finetune",
+            **keys,
+        }
+        line = CommandLine(settings=[Setting(key, value) for key, value in settings.items()])
+        whole = resolve(line)[0].to_dict()
+        raw = of_these_ranks(self._raw)
+        raw["context"] = {**raw["context"], **chosen()}
+        given = {key.partition(".")[0] for key in keys} | {"run_mode"}
+        own = {name: raw[name] for name in whole if name in raw and name not in given}
+        config = finetune.Config.from_dict({**whole, **own})
+        raise_errors([*errors(config)])
+        return config
 
     def _validated(self, kind: type[Exported], options: Mapping[str, Any]) -> Exported:
         raw = of_these_ranks(self._raw)

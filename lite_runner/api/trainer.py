@@ -1,4 +1,4 @@
-"""Trainer: MindFormers' front end for a task, without training."""
+"""Trainer: MindFormers' front end for a task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.config.model_dir import MANIFEST
 from lite_runner.errors import ConfigError
 
-# MindFormers' settings of training alone: they change nothing here.
+# MindFormers' settings of training alone; those of _FINETUNE are what `finetune` takes, the others
+# change nothing.
 _OF_TRAINING = frozenset(
     """
     adam_beta1 adam_beta2 adam_epsilon dataloader_drop_last dataloader_num_workers data_seed
@@ -33,6 +34,20 @@ _OF_TRAINING = frozenset(
     wrapper_type
     """.split()
 )
+_FINETUNE = {
+    "num_train_epochs": "epochs",
+    "total_steps": "steps",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulate",
+    "learning_rate": "learning_rate",
+    "lr_scheduler_type": "schedule",
+    "warmup_steps": "warmup_steps",
+    "weight_decay": "weight_decay",
+    "max_grad_norm": "clip",
+    "shuffle": "shuffle",
+    "save_steps": "save_steps",
+    "eval_steps": "eval_steps",
+}
 # Arguments of a Trainer: all of training, and of pictures and sounds.
 _OBJECTS_OF_TRAINING = (
     *("train_dataset", "eval_dataset", "optimizers", "wrapper", "callbacks", "eval_callbacks"),
@@ -41,7 +56,7 @@ _OBJECTS_OF_TRAINING = (
 
 
 class TrainingArguments:
-    """Settings of a Trainer; those of training are accepted, and change nothing."""
+    """Settings of a Trainer; those of training are what `finetune` takes, or change nothing."""
 
     def __init__(
         self,
@@ -71,6 +86,16 @@ class TrainingArguments:
                     "set it on the model's config, or by init_context",
                 )
         self.output_dir, self.batch_size, self.seed = output_dir, batch_size, seed
+        self._training = training
+
+    def finetune_keys(self) -> dict[str, str]:
+        """The settings of training as keys of run_mode=finetune."""
+        found = {"finetune.batch_size": self.batch_size, "seed": self.seed}
+        found |= {
+            f"finetune.{_FINETUNE[n]}": v for n, v in self._training.items() if n in _FINETUNE
+        }
+        # -1: not given, as there.
+        return {key: str(value) for key, value in found.items() if value not in (None, -1)}
 
 
 class Trainer:
@@ -90,8 +115,9 @@ class Trainer:
         **training: Any,
     ) -> None:
         """`model`: an object, or what AutoModel takes, None: `model_name`, or that of a yaml file
-        or a MindFormerConfig as `args`; `tokenizer`: None takes the model's own. `training` are
-        the datasets, optimizers and callbacks of training, which change nothing here.
+        or a MindFormerConfig as `args`; `tokenizer`: None takes the model's own; `pet_method`:
+        "lora" trains an adapter. `training` has train_dataset and eval_dataset, paths of files for
+        `finetune`; optimizers and callbacks change nothing.
 
         Raises ConfigError, ArtifactError.
         """
@@ -104,11 +130,8 @@ class Trainer:
         for name, value in absent.items():
             if value is not None:
                 raise ConfigError(f"Trainer: {name} has no meaning for {task}", f"{name}=None")
-        if pet_method:
-            raise ConfigError(
-                f"Trainer: got pet_method={pet_method!r}, which is how to train",
-                "adapter_path= in the model's config loads adapters",
-            )
+        if pet_method not in ("", "lora"):
+            raise ConfigError(f"Trainer: pet_method: got {pet_method!r}, expected lora or ''")
         of_file = None if isinstance(args, TrainingArguments) else args
         model = model if model is not None else model_name
         if model is None and of_file is not None:
@@ -122,6 +145,7 @@ class Trainer:
         self.model = model
         self._args = args if isinstance(args, TrainingArguments) else TrainingArguments()
         self._tokenizer = tokenizer
+        self._training, self._lora = training, pet_method == "lora"
 
     def export(
         self,
@@ -168,15 +192,48 @@ class Trainer:
             options.setdefault("seed", self._args.seed)
         return TextGenerationPipeline(self.model, self._tokenizer)(input_data, **options)
 
-    def train(self, *_args: Any, **_settings: Any) -> NoReturn:
-        """Raises ConfigError: there is no training here."""
-        raise ConfigError(
-            "Trainer: nothing is trained here",
-            "run_lite.py run_mode=finetune model=... finetune.data=FILE trains on a CPU; what"
-            " MindFormers has trained is exported and predicts here",
-        )
+    def finetune(
+        self,
+        finetune_checkpoint: str | Path | None = None,
+        auto_trans_ckpt: bool | None = None,
+        *,
+        resume_training: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """Train on the examples of train_dataset as run_mode=finetune, on the CPU; gives the folder
+        with the adapter (pet_method="lora") or the model, output_dir/<model>_lora or
+        <model>_finetuned.
 
-    finetune = train
+        `finetune_checkpoint`: as for `export`. Raises ConfigError without a train_dataset, for a
+        folder that is not empty (without `overwrite`), and whatever training may.
+        """
+        data, evaluated = (self._training.get(f"{name}_dataset") for name in ("train", "eval"))
+        if not isinstance(data, str | Path):
+            raise ConfigError(
+                "Trainer: finetune() takes train_dataset=, the path of a file of examples",
+                "train_dataset='train.jsonl', or a .mindrecord file",
+            )
+        self._load(finetune_checkpoint)
+        settings = self.model.config.run_config()
+        output = str(self._args.output_dir) or settings.output_dir
+        folder = f"{output}/{settings.model_name}_{'lora' if self._lora else 'finetuned'}"
+        keys = {
+            "finetune.data": str(data),
+            "finetune.full": str(not self._lora),
+            "finetune.resume": str(resume_training),
+            "finetune_output": folder,
+            "output_dir": output,
+            "overwrite": str(overwrite),
+            **self._args.finetune_keys(),
+        }
+        if isinstance(evaluated, str | Path):
+            keys["finetune.eval_data"] = str(evaluated)
+        launch.launch(self.model.config.finetune_config(keys))
+        return Path(folder)
+
+    def train(self, *_args: Any, **_settings: Any) -> NoReturn:
+        """Raises ConfigError: no model is trained from the start."""
+        raise ConfigError("Trainer: no model is trained from the start", "finetune() goes on")
 
     def evaluate(self, *_args: Any, **_settings: Any) -> NoReturn:
         """Raises ConfigError with what there is."""

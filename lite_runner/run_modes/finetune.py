@@ -6,8 +6,9 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from lite_runner.system.signals import CutShort, Terminated, deferred
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.adapter import TrainedLora, in_memory, new_lora, opened_lora
 from lite_runner.training.data import ExampleSet, read_data
-from lite_runner.training.network import Example, TrainedNetwork
+from lite_runner.training.network import Example, TrainedNetwork, matrices
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_errors as errors
 from lite_runner.training.tape import Array
@@ -48,6 +49,7 @@ from lite_runner.training.trainer import (
     step_size,
 )
 from lite_runner.weights.lora.adapter_writer import write_adapters
+from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import check_folder, write_hugging_face
 
 __all__ = ["Config", "errors", "plan", "run"]
@@ -132,7 +134,8 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     assert plan.memory is not None
     check_memory(plan.memory)
     asked, files, target = config.finetune, plan.model, config.target
-    weights = _weights(files, full=asked.full)
+    stored = _stored(files) if asked.dtype == "stored" else {}
+    weights = _weights(files, stored, full=asked.full)
     lora = None if asked.full else _lora(config, files.model)
     trained = weights if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
@@ -143,6 +146,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         trained,
         deltas,
         bfloat16=bfloat16,
+        stored=stored,
         recomputes=asked.checkpoint,
     )
     trainer = Trainer(
@@ -317,13 +321,35 @@ def _lora(config: Config, model: Decoder) -> TrainedLora:
     return new_lora(model, asked.lora, config.seed or 0)
 
 
-def _weights(files: ModelFiles, *, full: bool) -> dict[str, Array]:
+def _stored(files: ModelFiles) -> dict[str, Callable[[], Array]]:
+    """How the float32 of each matrix [out, in] is made."""
+    found: dict[str, Callable[[], Array]] = {}
+    tensors = files.tensors()
+    for name, turned in matrices(files.model).items():
+        tensor = tensors[name]
+        if tensor.integers is not None and files.quantization.rounds:
+            found[name] = tensor.integers.read().float32  # always [out, in]
+        elif turned:
+            found[name] = partial(_turned, tensor)
+        else:
+            found[name] = tensor.float32
+    return found
+
+
+def _turned(tensor: LazyTensor) -> Array:
+    return tensor.float32().T
+
+
+def _weights(files: ModelFiles, without: Collection[str], *, full: bool) -> dict[str, Array]:
     """All weights as float32; of the whole model that is trained, arrays of our own."""
     tensors = files.tensors()
     turned = {one.name for one in parameters(files.model) if one.transposed}
     found = {}
     with progress.step("load weights", total=len(tensors), unit="tensors") as step:
         for name, tensor in tensors.items():
+            if name in without:
+                step.advance()
+                continue
             if tensor.integers is not None and files.quantization.rounds:
                 values = tensor.integers.read().float32()  # always [out, in]
                 values = values.T if name in turned else values
@@ -395,10 +421,10 @@ def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memor
     seen = attention.heads * kept * min(longest, 512) * 2 // 3
     workers = 1 if config.finetune.full else config.context.threads or cores()
     logits = 2 * min(256, tokens) * model.vocab_size
-    tied = config.finetune.dtype == "bfloat16" and model.tie_word_embeddings
+    tied = config.finetune.dtype != "float32" and model.tie_word_embeddings
     twice = 4 * model.vocab_size * model.hidden_size if tied else 0  # as embedding, and as head
     return Memory(
-        weights=4 * parameter_count(model) + twice,
+        weights=(2 if config.finetune.dtype == "stored" else 4) * parameter_count(model) + twice,
         cache=0,
         adapters=4 * 4 * trained if not config.finetune.full else 4 * 3 * trained,
         process=PROCESS,

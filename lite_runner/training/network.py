@@ -13,7 +13,7 @@ from lite_runner.architectures.positions import RotaryAngles, alibi_slopes
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
 from lite_runner.records import dataclass
 from lite_runner.training import tape as ops
-from lite_runner.training.tape import Array, Bfloat16Matrix, Slot, Tape, Value
+from lite_runner.training.tape import Array, Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
 _EXPERTS = ("expert_gate", "expert_up", "expert_down")
@@ -49,6 +49,17 @@ class Example:
         return len(self.ids) - self.first_target if self.mask is None else int(self.mask.sum())
 
 
+def matrices(model: Decoder) -> dict[str, bool]:
+    """The names of the matrices of layers and the head, and whether each is held as [in, out]."""
+    found = {
+        one.name: one.transposed
+        for (role, _, kind), one in by_role(model).items()
+        if role in _MATRICES and kind == "weight"
+    }
+    experts = by_expert(model).items()
+    return found | {one.name: False for (role, _), of in experts if role in _EXPERTS for one in of}
+
+
 Dropout = Callable[[str, int], Array]  # factors [n, in] of an A's input, of a width
 
 
@@ -63,39 +74,37 @@ class TrainedNetwork:
         deltas: Mapping[str, Delta],
         *,
         bfloat16: bool = False,
+        stored: Mapping[str, Callable[[], Array]] | None = None,
         recomputes: bool = False,
     ) -> None:
         """`weights` by canonical name; `trained` are some of them, or A and B of `deltas`, which
         are by the weight's name. Arrays of `trained` may change between passes. `bfloat16`:
         products with the matrices of layers and the head, none of which is trained, and which
-        `weights` lose; `recomputes`:
+        `weights` lose; `stored`: matrices of layers that `weights` lack; `recomputes`:
         a block keeps its input alone, and is computed again for its gradients."""
         self.model, self.trained, self.deltas = model, trained, deltas
         self.recomputes = recomputes
         self._weights = weights
         self._parameters = by_role(model)
         self._experts = by_expert(model)
-        self._packed: dict[str, Bfloat16Matrix] = {}
+        self._packed: dict[str, Bfloat16Matrix | StoredMatrix] = {}
         self.in_bfloat16 = bfloat16
         if bfloat16:
             self._pack()
+        for name, read in (stored or {}).items():
+            self._packed[name] = StoredMatrix(read)
 
     def _pack(self) -> None:
         """Matrices in bfloat16, in place of those in float32 but for a tied embedding."""
-        for (role, layer, kind), one in self._parameters.items():
-            if role in _MATRICES and kind == "weight":
-                turned = self.transposed(role, layer)
-                array = self._weights.pop(one.name)
-                self._packed[one.name] = Bfloat16Matrix(array.T if turned else array)
-        for (role, _), experts in self._experts.items():
-            for one in experts if role in _EXPERTS else ():
-                self._packed[one.name] = Bfloat16Matrix(self._weights.pop(one.name))
+        for name, turned in matrices(self.model).items():
+            array = self._weights.pop(name)
+            self._packed[name] = Bfloat16Matrix(array.T if turned else array)
         if self.model.tie_word_embeddings:
             name = self.name("embedding")
             self._packed[name] = Bfloat16Matrix(self._weights[name])
 
-    def packed(self, name: str) -> Bfloat16Matrix | None:
-        """A tensor that is kept in bfloat16."""
+    def packed(self, name: str) -> Bfloat16Matrix | StoredMatrix | None:
+        """A tensor that is kept in another form than float32."""
         return self._packed.get(name)
 
     def gradients(

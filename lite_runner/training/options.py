@@ -59,7 +59,7 @@ class FinetuneOptions:
     packing: bool  # texts together as one example, up to max_length
     shuffle: bool
     full: bool
-    dtype: Literal["float32", "bfloat16"]  # of products with frozen matrices
+    dtype: Literal["float32", "bfloat16", "stored"]  # of matrices that are not trained
     checkpoint: bool  # activations of a block are computed again, not kept
     lora: LoraOptions
     init_adapter: InputPath  # "": none
@@ -75,10 +75,10 @@ class FinetuneOptions:
                 "finetune.full=true trains the model itself, and finetune.init_adapter= is an"
                 " adapter to train; expected one of them",
             )
-        if self.full and self.dtype == "bfloat16":
+        if self.full and self.dtype != "float32":
             yield invalid(
                 ("finetune.dtype", "finetune.full"),
-                "finetune.dtype=bfloat16 is of weights that are not trained, and"
+                f"finetune.dtype={self.dtype} is of weights that are not trained, and"
                 " finetune.full=true trains all; expected finetune.dtype=float32",
             )
         if self.steps is not None and self.warmup_steps > self.steps:

@@ -74,11 +74,29 @@ class Bfloat16Matrix:
         return out
 
 
+class StoredMatrix:
+    """A frozen weight [out, in] as its checkpoint has it; each product makes its float32."""
+
+    def __init__(self, read: Callable[[], Array]) -> None:
+        self._read = read
+
+    def times(self, x: Array) -> Array:
+        """x [n, in] -> [n, out]"""
+        return x @ self._read().T
+
+    def back(self, grad: Array) -> Array:
+        """grad [n, out] -> [n, in]"""
+        return grad @ self._read()
+
+
 class Value:
     """An array, and its gradient if it has one."""
 
     def __init__(
-        self, array: Array, slot: Slot | None = None, packed: Bfloat16Matrix | None = None
+        self,
+        array: Array,
+        slot: Slot | None = None,
+        packed: Bfloat16Matrix | StoredMatrix | None = None,
     ) -> None:
         """`packed`: the same weight, to multiply with."""
         self.array, self.slot, self._packed = array, slot, packed

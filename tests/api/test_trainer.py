@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,23 @@ def test_the_batch_size_of_the_model_holds_for_the_graphs(monkeypatch: pytest.Mo
     assert {run.run_mode for run in exported} == {"export"}
 
 
+@pytest.mark.parametrize("method", ["lora", ""])
+def test_what_is_trained(method: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "1", "completion": "22"}\n', encoding="utf-8")
+    settings = {"learning_rate": 0.02, "total_steps": 3, "lr_scheduler_type": "cosine"}
+    args = TrainingArguments(output_dir=tmp_path / "out", batch_size=1, seed=3, **settings)
+    model = AutoModel.from_pretrained("tiny_llama", num_layers=1)
+    trainer = Trainer(args, model=model, train_dataset=tmp_path / "data.jsonl", pet_method=method)
+    folder = trainer.finetune()
+    lines = (tmp_path / "out/latest/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rates = [json.loads(line)["learning_rate"] for line in lines]
+    assert rates == pytest.approx([0.02, 0.015, 0.005])
+    names = {"lora": "adapter_model.safetensors", "": "model.safetensors"}
+    assert folder.parent == tmp_path / "out" and (folder / names[method]).is_file()
+    with pytest.raises(ConfigError, match="exists already"):
+        trainer.finetune()
+
+
 def test_invalid_arguments() -> None:
     with pytest.raises(ConfigError, match="batch_size: got 0"):
         TrainingArguments(batch_size=0)
@@ -76,8 +94,8 @@ def test_invalid_arguments() -> None:
         Trainer(model="tiny_llama", callback=[])
     with pytest.raises(ConfigError, match="image_processor has no meaning for text_generation"):
         Trainer(model="tiny_llama", image_processor=object())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="pet_method='lora', which is how to train"):
-        Trainer(model="tiny_llama", pet_method="lora")
+    with pytest.raises(ConfigError, match="pet_method: got 'ptuning', expected lora"):
+        Trainer(model="tiny_llama", pet_method="ptuning")
 
 
 def test_training_arguments_are_accepted_and_training_is_refused() -> None:
@@ -93,10 +111,10 @@ def test_training_arguments_are_accepted_and_training_is_refused() -> None:
         image_processor=None,
         callbacks=[object()],
     )
-    for train in (trainer.train, trainer.finetune):
-        with pytest.raises(ConfigError, match="nothing is trained here") as error:
-            train(train_checkpoint=True)
-        assert "run_mode=finetune" in str(error.value)
+    with pytest.raises(ConfigError, match="no model is trained from the start"):
+        trainer.train(train_checkpoint=True)
+    with pytest.raises(ConfigError, match="train_dataset=, the path of a file"):
+        trainer.finetune()
     with pytest.raises(ConfigError, match="run_mode=eval"):
         trainer.evaluate(eval_checkpoint="a.ckpt")
 

@@ -97,10 +97,12 @@ def test_an_adapter_is_trained_further() -> None:
 def test_an_adapter_of_a_quantized_base(model: str) -> None:
     given = [f"model={model}", "finetune.steps=3", "finetune.shuffle=false", "overwrite=true"]
     losses = []
-    for quant in ("none", "a16w8"):
-        assert main([*RUN, *given, "finetune_output=q", f"quant={quant}"]) == 0
+    for quant, dtype in (("none", "float32"), ("a16w8", "float32"), ("a16w8", "stored")):
+        words = ["finetune_output=q", f"quant={quant}", f"finetune.dtype={dtype}"]
+        assert main([*RUN, *given, *words]) == 0
         losses.append([line["loss"] for line in metrics()])
     assert losses[0] != losses[1]
+    assert losses[2] == losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
