@@ -210,8 +210,8 @@ class Trainer:
         data, evaluated = (self._training.get(f"{name}_dataset") for name in ("train", "eval"))
         if not isinstance(data, str | Path):
             raise ConfigError(
-                "Trainer: finetune() takes train_dataset=, the path of a file of examples",
-                "train_dataset='train.jsonl', or a .mindrecord file",
+                "Trainer: finetune() needs a train_dataset, the path of a file of examples",
+                "a .jsonl, .json, .csv or .mindrecord file",
             )
         self._load(finetune_checkpoint)
         settings = self.model.config.run_config()

@@ -113,7 +113,7 @@ def test_training_arguments_are_accepted_and_training_is_refused() -> None:
     )
     with pytest.raises(ConfigError, match="no model is trained from the start"):
         trainer.train(train_checkpoint=True)
-    with pytest.raises(ConfigError, match="train_dataset=, the path of a file"):
+    with pytest.raises(ConfigError, match="needs a train_dataset, the path of a file"):
         trainer.finetune()
     with pytest.raises(ConfigError, match="run_mode=eval"):
         trainer.evaluate(eval_checkpoint="a.ckpt")

@@ -84,6 +84,19 @@ def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("out/best").exists()
 
 
+def test_two_ranks_train_as_one_process() -> None:
+    given = ["finetune.steps=3", "finetune.learning_rate=0.02", "finetune.eval_data=data.jsonl"]
+    losses = []
+    for name, more in (("one", ["finetune.batch_size=4"]), ("two", ["finetune.batch_size=2"])):
+        ranks = ["parallel=dp2", "parallel.rendezvous_timeout=600"] if name == "two" else []
+        assert main([*RUN, *given, *more, *ranks, f"finetune_output={name}"]) == 0
+        losses.append([line[key] for line in metrics() for key in line if "loss" in key])
+    assert len(losses[0]) == 6
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert not Path("two/checkpoint.safetensors").exists()
+    assert Path("two/best/adapter_model.safetensors").is_file()
+
+
 def test_an_adapter_is_trained_further() -> None:
     given = ["finetune.steps=2", "finetune.learning_rate=0.02", "finetune.shuffle=false"]
     assert main([*RUN, *given, "finetune_output=one"]) == 0
