@@ -26,6 +26,7 @@ class Row:
     adapter_slot: int = BASE
     logits: int = 1  # number of last tokens to return logits for, 0 to n
     length: int = 0  # length of the whole prompt if this is a chunk of it; else 0
+    hidden: bool = False  # hidden states are returned in place of logits: see GivesHidden
 
     @property
     def end(self) -> int:
@@ -57,6 +58,7 @@ class BackendInfo:
     # Prompts are chunked at multiples of it. 1: anywhere, since logits are batch-invariant: a row's
     # are bit-identical however it is chunked and whatever else is in the batch.
     chunk: int
+    hidden_size: int = 0  # numbers of a hidden state, of a backend that gives them: see GivesHidden
     most_logits: int = 0  # maximum logits per step after tokens other than a row's last
     can_copy: bool = True  # slots can be copied
     # Prefix caching: cached keys depend on the prefix only, not on the sequence length (but for
@@ -168,6 +170,16 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Release all resources; idempotent."""
+        ...
+
+
+@runtime_checkable
+class GivesHidden(Backend, Protocol):
+    """A backend that gives hidden states, too."""
+
+    def hidden(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """As `forward`, but the hidden states [sum of row.logits, hidden_size] after the final
+        norm in place of logits, of which there may be any number."""
         ...
 
 

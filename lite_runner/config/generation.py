@@ -26,6 +26,7 @@ from lite_runner.records import (
 from lite_runner.system.json_file import parse_json
 
 # Why a text ended. "stop": an eos token or a stop text; "error": see Finished.error.
+Pooling = Literal["mean", "last"]  # of the hidden states of a prompt
 FinishReason = Literal["stop", "length", "interrupted", "error"]
 # Of sampling: each option, and the value at which it changes nothing.
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -21,6 +21,7 @@ from lite_runner.backends.base import BASE, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
 from lite_runner.generation.logprobs import LogprobCollector
+from lite_runner.generation.pooling import Pooled
 from lite_runner.generation.request import Completion, Event, Finished, Request, Token
 from lite_runner.generation.sampling import (
     Floats,
@@ -429,11 +430,14 @@ class SequenceGroup:
     def chunk(self, tokens: int) -> Row:
         """The next prefill chunk, of so many tokens."""
         text, end = self.texts[0][1], self.prefilled + tokens
-        logits = int(end == len(text))
+        logits, pooling = int(end == len(text)), self.request.pooling
         if self.scored is not None:
             logits = max(logits, tokens - self.unscored)
-        chunk = text[self.prefilled : end]
-        return Row(self.filling[0], chunk, self.prefilled, self.adapter_slot, logits, len(text))
+        elif pooling == "mean":
+            logits = tokens
+        chunk, place = text[self.prefilled : end], self.adapter_slot
+        hidden = pooling is not None
+        return Row(self.filling[0], chunk, self.prefilled, place, logits, len(text), hidden)
 
     def newest(self, most: Callable[[float], int] | None = None) -> list[Row]:
         """Decode rows: the newest token of every running lane, and where `most` is given those that
@@ -473,6 +477,8 @@ class SequenceGroup:
         """Give up the slots, until `resume`."""
         self.slots, self.source, self.prefilled, self.preempted = [], None, 0, True
         self._logits.clear()
+        if isinstance(self.search, Pooled):
+            self.search.restart()
         top = self.request.options.prompt_logprobs
         if top is not None and not self.begun:
             self.prompt_logprobs = LogprobCollector(top)
@@ -494,10 +500,12 @@ class SequenceGroup:
     def fill(
         self, tokens: int, logits: NDArray[np.float32]
     ) -> tuple[list[Event], list[tuple[int, int]]]:
-        """Account for a prefill chunk of so many tokens and the logits that `chunk` asked for.
-        Events, and (lane, lane) copies as of Search.advance."""
+        """Account for a prefill chunk of so many tokens and the logits, or hidden states, that
+        `chunk` asked for. Events, and (lane, lane) copies as of Search.advance."""
         (lane, text), start = self.texts[0], self.prefilled + self.unscored
         self.prefilled += tokens
+        if isinstance(self.search, Pooled) and len(logits):
+            self.search.add(logits)
         if self.scored is not None:
             following = text[start + 1 : self.prefilled + 1]
             if len(following):

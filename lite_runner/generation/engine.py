@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends.base import AdapterSlots, Backend, Paged, Storing
+from lite_runner.backends.base import AdapterSlots, Backend, GivesHidden, Paged, Storing
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
     Completion,
@@ -22,14 +22,11 @@ from lite_runner.generation.request import (
     Request,
     Token,
 )
-from lite_runner.generation.scheduler import (
-    CopySlots,
-    ReleaseSlot,
-    Scheduler,
-    SchedulerOutput,
-)
+from lite_runner.generation.scheduler import Scheduler, SchedulerOutput
+from lite_runner.generation.slots import CopySlots, ReleaseSlot
 from lite_runner.system.signals import deferred
 
+_NOTHING = np.zeros((0, 0), np.float32)
 # (prompt index, return index, token id); a true result ends the sequence.
 OnToken = Callable[[int, int, int], "bool | None"]
 # (prompt index, return index, logits [vocab], processed scores [vocab]).
@@ -169,18 +166,19 @@ class Engine:
             return time.perf_counter() - began - (self.backend.compile_s - compiled)
 
         step = self.scheduler.schedule()
-        logits = self._execute(step)
+        logits, hidden = self._execute(step)
         computed = time.perf_counter()
-        if logits is not None:
-            self.scheduler.update(step, logits, seconds)
+        if step.rows:
+            self.scheduler.update(step, logits, seconds, hidden)
             if profiler.recorder is not None:
                 ended, prompt = time.perf_counter(), sum(len(row.tokens) for row in step.of_prompts)
                 new, rows = sum(len(row.tokens) for row in step.rows) - prompt, len(step.rows)
                 profiler.recorder.step(began, computed, ended, rows, prompt, new)
         return self.scheduler.events()
 
-    def _execute(self, step: SchedulerOutput) -> NDArray[np.float32] | None:
-        """The logits of the rows, after what slots need before; None without rows."""
+    def _execute(self, step: SchedulerOutput) -> tuple[NDArray[np.float32], ...]:
+        """The logits of the rows, and the hidden states of those that have these instead, after
+        what slots need before."""
         if work := self.scheduler.slot_work:
             with deferred():
                 while work:
@@ -192,7 +190,13 @@ class Engine:
                     elif self._stored is not None:
                         self._stored.restore(first)
                     del work[0]
-        return self.backend.forward(step.rows) if step.rows else None
+        rows = [row for row in step.rows if not row.hidden]
+        pooled = [row for row in step.rows if row.hidden]
+        logits = self.backend.forward(rows) if rows else _NOTHING
+        if not pooled:
+            return logits, _NOTHING
+        assert isinstance(self.backend, GivesHidden)  # as its info says: see Scheduler.add
+        return logits, self.backend.hidden(pooled)
 
     def run(
         self, requests: Iterable[Request] = (), interrupted: Callable[[], bool] | None = None

@@ -9,8 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.generation import FinishReason, GenerationConfig
+from lite_runner.config.generation import FinishReason, GenerationConfig, Pooling
 from lite_runner.errors import ConfigError, RunnerError
+
+_FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
+_LEAST_CHUNK = 16  # however long they take: fewer are hardly faster
 
 
 class Guide(Protocol):
@@ -46,6 +49,7 @@ class Request:
     # With prompt_logprobs the first token that gets one, at least 1: those before its predecessor
     # may come from the prefix cache.
     scored_from: int = 1
+    pooling: Pooling | None = None  # for an embedding; no token is generated
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +87,7 @@ class Completion:
     waited_s: float = field(default=0.0, compare=False)  # until it had its cache slots
     # [vocab], after the prompt, with keep_logits and no new tokens.
     logits: NDArray[np.float32] | None = field(default=None, compare=False)
+    embedding: NDArray[np.float32] | None = field(default=None, compare=False)  # with pooling
 
     @property
     def drawn(self) -> list[int]:
@@ -192,6 +197,26 @@ class GenerationTiming:
     @property
     def decode_tok_s(self) -> float | None:
         return self.decode_tokens / self.decode_s if self.decode_s else None
+
+
+class Pace:
+    """Bounds the prompt tokens of a step by the time that they took in earlier ones."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds  # of a step
+        self._token_s: dict[bool, float] = {}  # seconds of a prompt token, by whether it is scored
+
+    def most(self, *, scored: bool) -> int:
+        """Prompt tokens of the next step."""
+        if (token_s := self._token_s.get(scored)) is None:
+            return _FIRST_CHUNK
+        return max(_LEAST_CHUNK, int(self._seconds / token_s))
+
+    def took(self, tokens: int, seconds: float, *, scored: bool) -> None:
+        """Account for a step with so many prompt tokens."""
+        if tokens >= _LEAST_CHUNK:  # the decoding beside fewer would count as theirs
+            found = seconds / tokens
+            self._token_s[scored] = (self._token_s.get(scored, found) + found) / 2
 
 
 @dataclass

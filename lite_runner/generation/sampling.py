@@ -22,6 +22,7 @@ Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
 
 # Only the few tokens near the maximum need sorting.
+_PRECISION = "try another precision: model.model_config.compute_dtype=float32 kv_cache=fp32"
 _COLUMNS = 1024  # columns used to bound the k-th largest; see _near_largest
 _SLACK = 1.0  # by which the k-th largest may be smaller than that of the token before
 _MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)  # distances from the maximum tried by _nucleus
@@ -145,8 +146,13 @@ def check_finite(best: np.floating[Any], step: int, name: str) -> None:
         what = "NaN" if np.isnan(best) else f"no finite value (the largest is {best})"
         raise NonFiniteError(
             f"the model's logits hold {what} at step {step} of {name or 'the prompt'}",
-            hint="try another precision: model.model_config.compute_dtype=float32 kv_cache=fp32",
+            hint=_PRECISION,
         )
+
+
+def nonfinite_hidden(name: str) -> NonFiniteError:
+    """The error of an embedding that is not finite."""
+    return NonFiniteError(f"the model's hidden states of {name} are not finite", hint=_PRECISION)
 
 
 def process_logits(logits: Floats, seen: Ids, generated: int, config: GenerationConfig) -> Floats:

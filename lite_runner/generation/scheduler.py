@@ -28,39 +28,19 @@ from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.decoding import Beams, Samples, Search, SequenceGroup
 from lite_runner.generation.logprobs import LogprobCollector
+from lite_runner.generation.pooling import Pooled
 from lite_runner.generation.request import (
     Event,
     Finished,
     GenerationTiming,
+    Pace,
     Request,
     Token,
     check_lengths,
 )
-from lite_runner.generation.slots import Placement, Slots
+from lite_runner.generation.slots import CopySlots, Placement, ReleaseSlot, Slots, SlotWork
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 from lite_runner.system.signals import deferred
-
-_FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
-_LEAST_CHUNK = 16  # however long they take: fewer are hardly faster
-
-
-@dataclass(frozen=True, slots=True)
-class CopySlots:
-    """Slot sources[i] is copied to targets[i]; all are read before any is written."""
-
-    sources: list[int]
-    targets: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSlot:
-    """The memory of a slot's tokens from `length` on is given back."""
-
-    slot: int
-    length: int
-
-
-SlotWork = CopySlots | ReleaseSlot | StoredPrefix
 
 
 @dataclass(slots=True)
@@ -79,26 +59,6 @@ class SchedulerOutput:
     def of_prompts(self) -> list[Row]:
         """The prefill rows."""
         return self.rows[len(self.rows) - len(self.prompts) :]
-
-
-class _Pace:
-    """Bounds the prompt tokens of a step by the time that they took in earlier ones."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds  # of a step
-        self._token_s: dict[bool, float] = {}  # seconds of a prompt token, by whether it is scored
-
-    def most(self, *, scored: bool) -> int:
-        """Prompt tokens of the next step."""
-        if (token_s := self._token_s.get(scored)) is None:
-            return _FIRST_CHUNK
-        return max(_LEAST_CHUNK, int(self._seconds / token_s))
-
-    def took(self, tokens: int, seconds: float, *, scored: bool) -> None:
-        """Account for a step with so many prompt tokens."""
-        if tokens >= _LEAST_CHUNK:  # the decoding beside fewer would count as theirs
-            found = seconds / tokens
-            self._token_s[scored] = (self._token_s.get(scored, found) + found) / 2
 
 
 class Scheduler:
@@ -135,7 +95,7 @@ class Scheduler:
                 f" {self._info.slots - 1} other slots, and {self._info.chunk} of a prompt"
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
-        self._pace = _Pace(step_s) if step_s is not None and self._info.exact else None
+        self._pace = Pace(step_s) if step_s is not None and self._info.exact else None
         reusable = info.exact and info.can_continue and info.short_length is None
         self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
         self._stored = stored if prefix_cache and reusable and info.prefix is None else None
@@ -228,12 +188,16 @@ class Scheduler:
         return self._compose()
 
     def update(
-        self, step: SchedulerOutput, logits: NDArray[np.float32], seconds: Callable[[], float]
+        self,
+        step: SchedulerOutput,
+        logits: NDArray[np.float32],
+        seconds: Callable[[], float],
+        hidden: NDArray[np.float32] | None = None,
     ) -> None:
         """Choose the next tokens from the logits of a step; `seconds` that it has taken so far,
-        without compiling."""
+        without compiling; `hidden`: the hidden states of rows that have these instead."""
         with deferred():
-            self._advance(step, logits)
+            self._advance(step, logits, hidden)
             self._retire()
             self._count(step, seconds())
 
@@ -263,6 +227,10 @@ class Scheduler:
                 raise ConfigError(
                     f"{request.name}: got token {token}, expected 0 to {info.vocab_size - 1}"
                 )
+        if request.pooling is not None and not info.hidden_size:
+            raise ConfigError(
+                f"{request.name}: {info.engine} gives no embeddings", "backend=native"
+            )
         if options.num_beams > info.slots:
             raise ConfigError(f"num_beams={options.num_beams}, but there are {info.slots} slots")
         several = max(options.num_beams, min(options.num_return_sequences, info.slots)) > 1
@@ -300,6 +268,8 @@ class Scheduler:
         options, slots = request.options, self._info.slots
         length = len(request.prompt)
         limit = options.max_sequence(length, self._info.max_length) - length
+        if request.pooling is not None:
+            return [Pooled(id, request)]
         if options.num_beams > 1:
             return [Beams(id, request, limit)]
         # More sequences than slots: one prefill for every full set of slots.
@@ -434,6 +404,8 @@ class Scheduler:
         prompt = group.texts[0][1]
         if group.scored is not None:
             prompt = prompt[: group.request.scored_from]
+        if group.request.pooling == "mean":  # of all tokens, none of them from the cache
+            prompt = prompt[:1]
         # Waiting for the prefill of a later group would invert the order.
         ahead = {
             slot
@@ -533,11 +505,16 @@ class Scheduler:
         end = group.prefilled + most
         return max(0, end - end % unit - group.prefilled)
 
-    def _advance(self, step: SchedulerOutput, logits: NDArray[np.float32]) -> None:
+    def _advance(
+        self,
+        step: SchedulerOutput,
+        logits: NDArray[np.float32],
+        hidden: NDArray[np.float32] | None,
+    ) -> None:
         """Choose the next tokens from the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
-        at = 0
+        at = pooled = 0
 
         def chosen(
             group: SequenceGroup, events: Sequence[Event], moves: Sequence[tuple[int, int]]
@@ -562,9 +539,13 @@ class Scheduler:
         for row in step.of_prompts:
             self._slots.wrote(row, of_prompt=self._info.exact or row.logits < 2)
         for group, row in zip(step.prompts, step.of_prompts, strict=True):
-            chosen(group, *group.fill(len(row.tokens), logits[at : at + row.logits]))
-            at += row.logits
-            if self._stored is not None:
+            if row.hidden:
+                assert hidden is not None
+                found, pooled = hidden[pooled : pooled + row.logits], pooled + row.logits
+            else:
+                found, at = logits[at : at + row.logits], at + row.logits
+            chosen(group, *group.fill(len(row.tokens), found))
+            if self._stored is not None and not row.hidden:
                 text = self._slots.tokens(row.slot, row.position + len(row.tokens))
                 self._stored.save(row.slot, text, group.request.adapter)
         self._copy(sources, targets)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BackendInfo, Row
+from lite_runner.backends.base import BackendInfo, Row, StoredPrefix
 from lite_runner.records import dataclass
 
 # Copying a slot costs as much as computing a fraction of its length: shorter prefixes are
@@ -23,6 +23,25 @@ class Placement:
     slot: int
     source: int  # the slot that has, or will have, the prefix; may be `slot` itself
     cached: int  # tokens of the prefix
+
+
+@dataclass(frozen=True, slots=True)
+class CopySlots:
+    """Slot sources[i] is copied to targets[i]; all are read before any is written."""
+
+    sources: list[int]
+    targets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlot:
+    """The memory of a slot's tokens from `length` on is given back."""
+
+    slot: int
+    length: int
+
+
+SlotWork = CopySlots | ReleaseSlot | StoredPrefix
 
 
 class Slots:

@@ -19,7 +19,7 @@ from lite_runner.native import library
 from lite_runner.native.lora_pool import LoraSize, NativePools
 from lite_runner.native.packed_model import Packed
 from lite_runner.native.peers import LOST, Peers
-from lite_runner.native.structs import PANEL, aligned
+from lite_runner.native.structs import PANEL, HeadLayer, aligned
 from lite_runner.profiler import LayerTime, Recorder
 from lite_runner.records import dataclass
 
@@ -181,6 +181,25 @@ class NativeModel:
         if recorder is not None:
             recorder.layers(self._times)
         return self._logits[:rows]
+
+    def hidden(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Hidden states [rows, hidden_size] after the final norm, of these tokens of the last
+        step."""
+        block, x = self._blocks[-1], self._x[rows]
+        norm = HeadLayer.from_address(block.ctypes.data).norm
+        if not norm.gamma:
+            return x
+
+        def weights(offset: int) -> NDArray[np.float32]:
+            # The logits' scale is part of them.
+            found = block[offset : offset + 4 * x.shape[1]].view(np.float32)
+            return found * np.float32(self._config.logits_scaling)
+
+        if norm.centred:
+            x = x - x.mean(axis=1, keepdims=True)
+        scale = np.sqrt(np.square(x).mean(axis=1, keepdims=True) + np.float32(norm.epsilon))
+        scaled: NDArray[np.float32] = x / scale * weights(norm.gamma)
+        return scaled + weights(norm.beta) if norm.centred else scaled
 
     def _time(self, recorder: Recorder | None) -> None:
         """Time the layers for a recorder from now on; None: no more."""

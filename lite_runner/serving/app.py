@@ -27,6 +27,12 @@ from lite_runner.plan.plan import Plan
 from lite_runner.serving import static
 from lite_runner.serving.chat import ChatCompletion
 from lite_runner.serving.completions import Completions
+from lite_runner.serving.embeddings import (
+    EmbeddingCall,
+    EmbeddingRequest,
+    RerankCall,
+    RerankRequest,
+)
 from lite_runner.serving.engine import Busy, Stopped
 from lite_runner.serving.errors import (
     OUT_OF_MEMORY,
@@ -70,6 +76,8 @@ def application(server: Server) -> ASGIApp:
             Route("/v1/responses/input_tokens", response_tokens, methods=["POST"]),
             Route("/v1/responses/{id}", response, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/input_items", response_items),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
+            Route("/v1/rerank", rerank, methods=["POST"]),
             Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
             Route("/tokenize", tokenize, methods=["POST"]),
@@ -153,6 +161,19 @@ async def response_items(request: Request) -> Response:
     server = server_of(request)
     items = server.responses.get(request.path_params["id"]).items
     return await server.aside(lambda: Json(listed_items(items)))
+
+
+async def embeddings(request: Request) -> Response:
+    call = await made(request, EmbeddingRequest, partial(EmbeddingCall, server_of(request)))
+    request.state.stats = call.stats
+    await or_gone(call.compute(), disconnected(request))
+    return StreamingResponse(call.parts(), media_type="application/json")
+
+
+async def rerank(request: Request) -> Response:
+    call = await made(request, RerankRequest, partial(RerankCall, server_of(request)))
+    request.state.stats = call.stats
+    return JSONResponse(await or_gone(call.whole(), disconnected(request)))
 
 
 Call = Completions | ChatCompletion | MessagesCall | ResponsesCall

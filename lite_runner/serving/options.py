@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.generate_checks import session_errors
+from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
 from lite_runner.records import Count, Index, NotNegative, Positive, Range, dataclass
 
@@ -66,6 +67,7 @@ class Serve:
     priority: bool  # requests may ask to be taken earlier than others
     token_budget: Count | None  # of a step; null: the backend's preference
     tool_parser: ToolParser | Literal["auto"]  # how the model writes calls; auto: as its template
+    pooling: Pooling  # of hidden states, for embeddings
     load_adapters: bool  # clients may load and unload adapters below adapter_root
     request_timeout: Positive  # seconds
     drain_delay: NotNegative  # seconds after SIGTERM in which requests are still taken

@@ -30,24 +30,9 @@ def generation_options(
     Raises ApiError where they contradict each other or do not fit, or the backend cannot do it.
     """
     field = "messages" if isinstance(body, ChatRequest) else "prompt"
-    if not prompt:
-        raise ApiError(400, f"{field}: no tokens", field)
-    room, limit = info.max_length - len(prompt), _limit(body)
-    if room < (1 if limit is None else limit):
-        wanted = f" and {limit} new ones" if limit else ""
-        raise ApiError(
-            400,
-            f"the context of {info.max_length} tokens cannot hold {len(prompt)} of the"
-            f" prompt{wanted}",
-            field,
-            "context_length_exceeded",
-        )
-    if (last := max(prompt)) >= info.vocab_size:
-        raise ApiError(
-            400, f"{field}: got token {last}, expected 0 to {info.vocab_size - 1}", field
-        )
-    if lacks := info.prompt_error(np.array(prompt, np.int32)):
-        raise ApiError(400, f"{field}: {lacks}", field)
+    limit = _limit(body)
+    check_prompt(prompt, info, field, 1 if limit is None else limit)
+    room = info.max_length - len(prompt)
     if limit is None:
         usual = defaults.max_new_tokens or (room if isinstance(body, ChatRequest) else USUAL_TOKENS)
         limit = min(usual, room)
@@ -80,6 +65,28 @@ def generation_options(
             "min_tokens",
         )
     return options
+
+
+def check_prompt(prompt: Sequence[int], info: BackendInfo, field: str, new: int = 0) -> None:
+    """Raise ApiError for token ids that the model does not take, or that leave no room for so many
+    `new` ones."""
+    if not prompt:
+        raise ApiError(400, f"{field}: no tokens", field)
+    if info.max_length - len(prompt) < new:
+        wanted = f" and {new} new ones" if new > 1 else ""
+        raise ApiError(
+            400,
+            f"the context of {info.max_length} tokens cannot hold {len(prompt)} of the"
+            f" prompt{wanted}",
+            field,
+            "context_length_exceeded",
+        )
+    if (last := max(prompt)) >= info.vocab_size:
+        raise ApiError(
+            400, f"{field}: got token {last}, expected 0 to {info.vocab_size - 1}", field
+        )
+    if lacks := info.prompt_error(np.array(prompt, np.int32)):
+        raise ApiError(400, f"{field}: {lacks}", field)
 
 
 def _check_prompt_logprobs(body: Sampling, options: GenerationConfig, info: BackendInfo) -> None:

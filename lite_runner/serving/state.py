@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import GenerationConfig, Pooling
 from lite_runner.config.prompt import with_ending
 from lite_runner.config.secret import named_keys
 from lite_runner.errors import ArtifactError, ConfigError
@@ -146,10 +146,10 @@ class Server:
             )
         return given or 0
 
-    async def encode(self, text: str, special: bool) -> list[int]:
+    async def encode(self, text: str, special: bool, field: str = "prompt") -> list[int]:
         """The token ids of a prompt. Raises ApiError for one that is far too long."""
         most = self.engine.info.max_length
-        return await self._encoded("prompt", lambda: self.tokenizer.encode(text, special, most))
+        return await self._encoded(field, lambda: self.tokenizer.encode(text, special, most))
 
     async def encode_chat(
         self,
@@ -230,6 +230,8 @@ class Server:
         priority: int = 0,
         *,
         special_tokens: bool = False,
+        pooling: Pooling | None = None,
+        keep_logits: bool = False,
     ) -> AsyncIterator[AsyncIterator[tuple[int, Output]]]:
         """(prompt's place, output) of each prompt with its options, as they come. What still runs
         at the end is cancelled. Raises Busy, Stopped, and TimeoutError out of the iterator."""
@@ -258,6 +260,8 @@ class Server:
                     priority,
                     name="prompt",
                     adjustments=adjustments,
+                    pooling=pooling,
+                    keep_logits=keep_logits,
                 )
 
                 def put(output: Output, place: int = place) -> None:

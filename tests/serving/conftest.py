@@ -91,6 +91,7 @@ SETTINGS = Serve(
     max_length=None,
     token_budget=None,
     tool_parser="auto",
+    pooling="last",
     load_adapters=False,
     request_timeout=60,
     drain_delay=0,

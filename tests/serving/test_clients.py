@@ -75,6 +75,22 @@ else:
     raise AssertionError
 """
 
+EMBEDDINGS = """
+import sys
+
+from openai import OpenAI
+
+client = OpenAI(base_url=sys.argv[1], api_key="none")
+asked = {"model": sys.argv[2], "input": ["a red apple", "a green pear", "a red apple"]}
+coded = client.embeddings.create(**asked)
+plain = client.embeddings.create(**asked, encoding_format="float", dimensions=8)
+first, second, third = (one.embedding for one in coded.data)
+assert first == third != second and abs(sum(x * x for x in first) - 1) < 1e-5
+short = [x / sum(y * y for y in first[:8]) ** 0.5 for x in first[:8]]
+assert max(abs(x - y) for x, y in zip(short, plain.data[0].embedding, strict=True)) < 1e-5
+assert coded.usage.total_tokens == plain.usage.total_tokens > 3
+"""
+
 ANTHROPIC = """
 import sys
 
@@ -187,3 +203,8 @@ def test_openais_responses(python: str, served: tuple[str, str], tmp_path: Path)
 def test_anthropics_package(python: str, served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
     run(python, tmp_path, "-c", ANTHROPIC, url, model)
+
+
+def test_openais_embeddings(python: str, served: tuple[str, str], tmp_path: Path) -> None:
+    url, model = served
+    run(python, tmp_path, "-c", EMBEDDINGS, f"{url}/v1", model)

@@ -91,6 +91,7 @@ class NativeBackend:
             max_length=options.length,
             budget=self._capacity,
             chunk=whole or 1,
+            hidden_size=config.hidden_size,
             most_logits=rows_at_once(config.vocab_size, self._capacity),
             can_continue=config.keys_reusable,
             short_length=config.short_length,
@@ -113,15 +114,22 @@ class NativeBackend:
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
-        check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
-        every, info = TokenBatch.of(rows), self.info
-        for row in rows:
-            self._wrote(row.slot, row.position + len(row.tokens))
+        every, info = self._batch(rows), self.info
         logits = np.empty((len(every.wanted), info.vocab_size), np.float32)
         most = max(info.slots, info.most_logits)
         for part, here in every.parts(self._capacity, most, whole_rows=info.prefix is not None):
             logits[here] = self._run(every, part, every.wanted[here])
         return logits
+
+    def hidden(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Hidden states [sum of row.logits, hidden_size], in the order of rows and tokens."""
+        assert self._model is not None
+        every, whole = self._batch(rows), self.info.prefix is not None
+        hidden = np.empty((len(every.wanted), self._config.hidden_size), np.float32)
+        for part, here in every.parts(self._capacity, self._capacity, whole_rows=whole):
+            self._run(every, part, every.wanted[:0])
+            hidden[here] = self._model.hidden(every.wanted[here] - part.start)
+        return hidden
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
@@ -154,6 +162,12 @@ class NativeBackend:
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
             self.close()
+
+    def _batch(self, rows: Sequence[Row]) -> TokenBatch:
+        check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
+        for row in rows:
+            self._wrote(row.slot, row.position + len(row.tokens))
+        return TokenBatch.of(rows)
 
     def _run(
         self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]

@@ -27,6 +27,7 @@ from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests import references
 from tests.backends.shared import LONGROPE, RowsKeepApart, check_generated
+from tests.paths import FIXTURES
 
 CASES = references.every()
 ONE_PIECE = ("chatglm_6b", "llama_rope_dynamic")  # each token depends on the whole prompt
@@ -52,6 +53,25 @@ def test_logits_equal_transformers(case: str, reference: Reference, relative_err
     known = reference(case)
     model = known.native(len(known.prompts), known.length)
     assert relative_error(known.run(model), known.logits) <= TOLERANCE
+
+
+@pytest.mark.parametrize("case", ["gemma", "granite", "llama", "qwen3", "stablelm"])
+def test_hidden_states_equal_transformers(
+    case: str, reference: Reference, relative_error: Error
+) -> None:
+    """Their means and the last ones, chunk after chunk."""
+    known, expected = reference(case), np.load(FIXTURES / "embeddings.npz")
+    model, means, last = known.native(2, known.length, cache="fp32"), [], []
+    for prompt in known.prompts:
+        starts = range(0, len(prompt), 7)
+        parts = [(start, prompt[start : start + 7]) for start in starts]
+        rows = [Row(1, part, start, logits=len(part), hidden=True) for start, part in parts]
+        states = np.concatenate([model.hidden([row]) for row in rows])
+        means.append(states.mean(axis=0))
+        last.append(model.hidden([replace(rows[-1], logits=1)])[0])
+        assert (last[-1] == states[-1]).all()
+    assert relative_error(np.array(means), expected[f"{case}-mean"]) <= TOLERANCE
+    assert relative_error(np.array(last), expected[f"{case}-last"]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ONE_PIECE])
