@@ -161,6 +161,27 @@ def read_prompts(config: GenerateOptions) -> list[str | Request]:
     return [*texts] if len(texts) == len(data) else [*requests_of(data)]
 
 
+def read_texts(data: str) -> list[str]:
+    """The prompts of a file as texts; another text is one itself. Raises ConfigError for a file
+    that is missing or broken, and for records with more than a prompt."""
+    path = prompt_file(data)
+    if path is None:
+        return [data]
+    text = decoded(_read_file(path), f"predict_data: {path}").removeprefix("\ufeff")
+
+    def errors(request: Request) -> list[str]:
+        given = [name for name, value in vars(request).items() if value is not None]
+        others = [name for name in given if name not in ("prompt", "id")]
+        if request.prompt is None or others:
+            return [f"got {', '.join(others) or 'no prompt'}, expected a prompt alone"]
+        return errors_of(request, adapters=False)
+
+    found = READERS[path.suffix.lower()](path, text, errors)
+    if not found:
+        raise ConfigError(f"predict_data: {path} has no texts; expected one a line")
+    return [one if isinstance(one, str) else one.text for one in found]
+
+
 def prompt_count(items: Sequence[Item]) -> int:
     """The number of prompts in a list; that of its items where it is invalid."""
     try:
