@@ -139,27 +139,27 @@ async def message_tokens(request: Request) -> Response:
 
 
 async def responses(request: Request) -> Response:
-    make = partial(ResponsesCall, server_of(request))
+    make = partial(ResponsesCall, server_of(request), owner=key_of(request))
     return await answered(request, await made(request, ResponsesRequest, make))
 
 
 async def response_tokens(request: Request) -> Response:
-    make = partial(ResponsesCall, server_of(request))
+    make = partial(ResponsesCall, server_of(request), owner=key_of(request))
     call = await made(request, ResponsesRequest, make)
     return JSONResponse(await call.count())
 
 
 async def response(request: Request) -> Response:
-    kept, id = server_of(request).responses, request.path_params["id"]
+    kept, id, key = server_of(request).responses, request.path_params["id"], key_of(request)
     if request.method == "DELETE":
-        kept.remove(id)
+        kept.remove(id, key)
         return JSONResponse({"id": id, "object": "response", "deleted": True})
-    return Response(kept.get(id).response, media_type="application/json")
+    return Response(kept.get(id, key).response, media_type="application/json")
 
 
 async def response_items(request: Request) -> Response:
     server = server_of(request)
-    items = server.responses.get(request.path_params["id"]).items
+    items = server.responses.get(request.path_params["id"], key_of(request)).items
     return await server.aside(lambda: Json(listed_items(items)))
 
 
@@ -368,6 +368,12 @@ def api_error(error: Exception) -> ApiError:
 def server_of(request: Request) -> Server:
     server: Server = request.app.state.server
     return server
+
+
+def key_of(request: Request) -> str | None:
+    """The name of the key that a request has; None: the server has none."""
+    name: str | None = request.scope["state"].get("key")
+    return name
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:

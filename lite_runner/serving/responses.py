@@ -335,9 +335,9 @@ def _text(given: Contents) -> str:
 class ResponsesCall:
     """One call: its prompt, and the answer in both forms."""
 
-    def __init__(self, server: Server, body: ResponsesRequest) -> None:
-        """Raises ApiError for what cannot be done."""
-        self._server, self._body = server, body
+    def __init__(self, server: Server, body: ResponsesRequest, owner: str | None = None) -> None:
+        """`owner`: the name of the key. Raises ApiError for what cannot be done."""
+        self._server, self._body, self._owner = server, body, owner
         self.streams, self.is_large = bool(body.stream), False
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         self._events = 0  # so far
@@ -372,7 +372,7 @@ class ResponsesCall:
         """Begin with the items of the response before, where there is one."""
         if (id := self._body.previous_response_id) is None:
             return
-        one = self._server.responses.get(id, 400, "previous_response_id")
+        one = self._server.responses.get(id, self._owner, 400, "previous_response_id")
 
         def open() -> None:
             self._before = to_json(from_json(one.items) + from_json(one.response)["output"])
@@ -492,7 +492,7 @@ class ResponsesCall:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if response["store"]:
             listed = await self._server.aside(lambda: _listed(self._items))
-            self._server.responses.add(self._id, Stored(to_json(response), listed))
+            self._server.responses.add(self._id, Stored(to_json(response), listed, self._owner))
         return response
 
     def _response(self, status: str) -> dict[str, Any]:

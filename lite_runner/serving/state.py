@@ -47,6 +47,7 @@ class Stored:
 
     response: bytes  # JSON
     items: bytes  # JSON of its input, with that of those before
+    owner: str | None = None  # name of the key that made it; no other one sees it
 
 
 @dataclass(eq=False)
@@ -61,20 +62,24 @@ class Responses:
         self._stored[id] = one
         self._bytes += _size(one)
         while self._bytes > _MOST_BYTES or len(self._stored) > _MOST_STORED:
-            self.remove(next(iter(self._stored)))
+            _, oldest = self._stored.popitem(last=False)
+            self._bytes -= _size(oldest)
 
-    def get(self, id: str, status: int = 404, param: str | None = None) -> Stored:
-        """Raises ApiError with this status for one that is unknown, removed or too old."""
-        if (one := self._stored.get(id)) is None:
+    def get(
+        self, id: str, owner: str | None, status: int = 404, param: str | None = None
+    ) -> Stored:
+        """Raises ApiError with this status for one that is unknown, removed, too old, or another
+        owner's."""
+        if (one := self._stored.get(id)) is None or one.owner != owner:
             why = f"there is no response {shortened(id, 100)!r}, or not any more"
             said = f"{param}: {why}" if param else why
             raise ApiError(status, said, param, "response_not_found")
         self._stored.move_to_end(id)
         return one
 
-    def remove(self, id: str) -> None:
-        """Raises ApiError for an unknown one."""
-        self._bytes -= _size(self.get(id))
+    def remove(self, id: str, owner: str | None) -> None:
+        """Raises ApiError as `get`."""
+        self._bytes -= _size(self.get(id, owner))
         del self._stored[id]
 
 

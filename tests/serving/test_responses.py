@@ -248,7 +248,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for id in "abc":
         kept.add(id, one)
     assert [*kept._stored] == ["b", "c"]
-    kept.get("b")
+    kept.get("b", None)
     kept.add("d", one)
     assert [*kept._stored] == ["b", "d"]
     monkeypatch.setattr(state, "_MOST_STORED", 1)
@@ -329,3 +329,20 @@ def test_the_effort_switches_thinking(start: Start) -> None:
     served = start_with(start, "<think>Hm.</think>Yes.", SWITCHED)
     response = asked(served, reasoning={"effort": "none"})
     assert response["reasoning"] == {"effort": "none", "summary": None}
+
+
+def test_a_response_is_that_of_the_key_that_made_it(start: Start) -> None:
+    served = start_with(start, "Hello.", key=b"alice one\nbob two")
+    alice, bob = (
+        openai.OpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0)
+        for key in ("one", "two")
+    )
+    first = alice.responses.create(model="base", input="a", temperature=0)
+    for ask in (bob.responses.retrieve, bob.responses.delete, bob.responses.input_items.list):
+        with pytest.raises(openai.NotFoundError, match="there is no response"):
+            ask(first.id)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: there is no response"):
+        bob.responses.create(model="base", input="b", previous_response_id=first.id)
+    again = alice.responses.create(model="base", input="b", previous_response_id=first.id)
+    assert [alice.responses.retrieve(one.id).id for one in (first, again)] == [first.id, again.id]
+    alice.responses.delete(first.id)
