@@ -25,7 +25,7 @@ class Placement:
     cached: int  # tokens of the prefix
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CopySlots:
     """Slot sources[i] is copied to targets[i]; all are read before any is written."""
 
@@ -33,7 +33,7 @@ class CopySlots:
     targets: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReleaseSlot:
     """The memory of a slot's tokens from `length` on is given back."""
 
