@@ -80,8 +80,8 @@ ALLOWED: dict[str, set[str]] = {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
     },
     "bench": {
-        *("architectures", "backends", "config", "errors", "generation", "model"),
-        *("output", "plan", "plugins", "progress", "system", "weights"),
+        *("architectures", "backends", "config", "errors", "evaluation", "generation", "model"),
+        *("native", "output", "plan", "plugins", "profiler", "progress", "system", "weights"),
     },
     "doctor": {
         *(
@@ -115,8 +115,8 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "weights"),
     },
     "launch": {
-        *("backends", "config", "distributed", "native", "output", "plan", "profiler", "progress"),
-        *("run_modes", "sizing", "system", "weights"),
+        *("backends", "bench", "config", "distributed", "native", "output", "plan", "profiler"),
+        *("progress", "run_modes", "sizing", "system", "weights"),
     },
     "joined": {
         *("backends", "config", "distributed", "launch", "output", "plan", "progress"),
@@ -124,8 +124,20 @@ ALLOWED: dict[str, set[str]] = {
     },
     "api": {
         "run_modes",
-        *("architectures", "backends", "config", "distributed", "errors", "generation", "launch"),
-        *("mindir", "model", "networks", "plan", "progress", "system", "text", "weights"),
+        *("architectures", "backends", "config", "distributed", "errors", "evaluation"),
+        *(
+            "generation",
+            "launch",
+            "mindir",
+            "model",
+            "networks",
+            "output",
+            "plan",
+            "progress",
+            "system",
+            "text",
+            "weights",
+        ),
     },
     "verify": {"config", "errors", "output", "progress", "system"},
     "app": {

@@ -22,13 +22,15 @@ from lite_runner.config.fields import (
     read,
 )
 from lite_runner.config.generation import decided
-from lite_runner.config.groups import options_of, own_source
+from lite_runner.config.groups import options_of, own_source, values_of
 from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.schema import Exported, GenerateOptions
 from lite_runner.config.sections import RANDOM, ParallelConfig
+from lite_runner.config.yaml_file import put_at
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import errors, export, finetune, predict, resolve
+from lite_runner.run_modes import eval as eval_mode
 from lite_runner.text.loading import holds_tokenizer
 from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.source import is_on_hub
@@ -166,6 +168,17 @@ class PretrainedConfig:
         config = finetune.Config.from_dict({**whole, **own})
         raise_errors([*errors(config)])
         return config
+
+    def eval_config(self, options: Mapping[str, Any]) -> eval_mode.Config:
+        """The same for run_mode=eval; `options` give its own keys."""
+        own: dict[str, Any] = {}
+        for key, value in values_of("run_mode", "eval").items():
+            if key.partition(".")[0] not in self._raw:
+                put_at(own, key, value)
+        own["eval"].update(options.get("eval", {}))
+        return self._validated(
+            eval_mode.Config, {**own, **options, "eval": own["eval"], "run_mode": "eval"}
+        )
 
     def _validated(self, kind: type[Exported], options: Mapping[str, Any]) -> Exported:
         raw = of_these_ranks(self._raw)

@@ -1,7 +1,8 @@
-"""Trainer: MindFormers' front end for a task."""
+"""Trainer: MindFormers' front end for a task: predict, export, finetune, evaluate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,8 +15,13 @@ from lite_runner.api.pipelines import TextGenerationPipeline, check_task
 from lite_runner.api.settings import read_batch_size
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config.mindformers_training import evaluation_of
 from lite_runner.config.model_dir import MANIFEST
+from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ConfigError
+from lite_runner.evaluation.tasks import built_in
+from lite_runner.output.report import RESULT
+from lite_runner.system.json_file import read_json_object
 
 # MindFormers' settings of training alone; those of _FINETUNE are what `finetune` takes, the others
 # change nothing.
@@ -146,6 +152,12 @@ class Trainer:
         self._args = args if isinstance(args, TrainingArguments) else TrainingArguments()
         self._tokenizer = tokenizer
         self._training, self._lora = training, pet_method == "lora"
+        raw: Any = of_file or {}
+        if isinstance(raw, str | Path):
+            raw = read_yaml(Path(raw), "Trainer") if str(raw).endswith(".yaml") else {}
+        given = training.get("eval_dataset")
+        self._eval_dataset = given or at(raw, "eval_dataset.data_loader.dataset_dir")
+        self._metric = at(raw, "metric.type")
 
     def export(
         self,
@@ -235,12 +247,45 @@ class Trainer:
         """Raises ConfigError: no model is trained from the start."""
         raise ConfigError("Trainer: no model is trained from the start", "finetune() goes on")
 
-    def evaluate(self, *_args: Any, **_settings: Any) -> NoReturn:
-        """Raises ConfigError with what there is."""
-        raise ConfigError(
-            "Trainer: nothing is evaluated over a dataset here",
-            "run_lite.py run_mode=eval model=... eval_data=FILE computes the perplexity of a text",
-        )
+    def evaluate(
+        self,
+        eval_checkpoint: str | Path | bool | None = None,
+        auto_trans_ckpt: bool | None = None,
+        *,
+        eval_dataset: str | Path | None = None,
+        metric_name: str | None = None,
+    ) -> dict[str, float]:
+        """The metrics of the model over a file, as run_mode=eval computes them.
+
+        `eval_dataset`: JSON lines, CSV, or a text; None: that of the Trainer, or of its yaml file.
+        `metric_name`: PerplexityMetric, EmF1Metric or ADGENMetric, or a task of eval.tasks; None:
+        that of the yaml file, else PerplexityMetric. See `export` for the checkpoint.
+
+        Raises ConfigError where there is no such data or metric, and whatever a run may.
+        """
+        self._load(eval_checkpoint if isinstance(eval_checkpoint, str | Path) else None)
+        data = eval_dataset or self._eval_dataset
+        metric = metric_name or self._metric
+        if not isinstance(data, str | Path) or not data:
+            raise ConfigError(
+                f"Trainer: eval_dataset: got {data!r}, expected the path of a file",
+                "trainer.evaluate(eval_dataset='FILE.jsonl', metric_name='EmF1Metric')",
+            )
+        if metric in built_in():
+            found: dict[str, Any] = {"eval": {"tasks": metric, "data": str(data)}}
+        else:
+            try:
+                found = evaluation_of(metric, data)
+            except ValueError as error:
+                raise ConfigError(f"Trainer: {error}") from None
+        output = str(self._args.output_dir) or self.model.config.run_config().output_dir
+        launch.launch(self.model.config.eval_config({**found, "output_dir": output}))
+        result = read_json_object(Path(output, "latest", RESULT))
+        if "evaluation" in result:
+            perplexity = result["evaluation"]["perplexity"]
+            return {"loss": math.log(perplexity), "PPL": perplexity}
+        (task,) = result["tasks"]["results"]
+        return {one["metric"]: one["value"] for one in task["metrics"]}
 
     def __repr__(self) -> str:
         return f"Trainer({self.model.described})"

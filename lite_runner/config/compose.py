@@ -63,7 +63,7 @@ from lite_runner.config.mindformers import (
     is_only_mindformers,
     translate,
 )
-from lite_runner.config.mindformers_training import with_training
+from lite_runner.config.mindformers_training import with_evaluation, with_training
 from lite_runner.config.model_dir import with_export, with_model
 from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.prompts import STANDARD_INPUT
@@ -332,6 +332,10 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
         composed.notes += [Note(text + where) for text in told]
         for text in wrong:
             composed.fail(text.partition(":")[0], text + where)
+    elif composed.raw.get("run_mode") == "eval":
+        translated, told = with_evaluation(file.raw)
+        file = replace(file, raw=translated)
+        composed.notes += [Note(text + where) for text in told]
     every = leaves(composed.schema, composed.raw)
     others = composed.others
     # A MindFormers key that is ours only with another run mode, or model, is ignored here.

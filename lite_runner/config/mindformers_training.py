@@ -1,4 +1,4 @@
-"""Training sections of a MindFormers yaml as the keys of run_mode=finetune."""
+"""A MindFormers yaml's training and evaluation, as keys of run_mode=finetune and run_mode=eval."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "lr_scale": (False,),
     "layer_decay": (1.0,),
 }
+_TASKS = {"PerplexityMetric": "texts", "EmF1Metric": "squad", "ADGENMetric": "adgen"}
+_DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
+_COLUMNS = ["content", "summary"]
 _OFF = (None, "", -1, 0, "None")
 
 
@@ -115,3 +118,43 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
     if own:
         result["finetune"] = own
     return result, notes, errors
+
+
+def evaluation_of(metric: Any, data: Any) -> dict[str, Any]:
+    """The settings of run_mode=eval for a metric of MindFormers over a file or folder. Raises
+    ValueError with why there are none."""
+    metric = metric or "PerplexityMetric"
+    if metric not in _TASKS:
+        raise ValueError(f"metric.type: got {show(metric)}, expected one of {', '.join(_TASKS)}")
+    if str(data).endswith(".txt") and metric == "PerplexityMetric":
+        return {"eval_data": str(data)}
+    if not str(data).endswith(_DATA):
+        raise ValueError(
+            f"eval_dataset.data_loader.dataset_dir: {show(data)} is not read here; with {metric} a"
+            f" file of JSON lines or CSV is{', or a .txt' if metric == 'PerplexityMetric' else ''}"
+        )
+    return {"eval": {"tasks": _TASKS[metric], "data": str(data)}}
+
+
+def with_evaluation(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A file with our keys of an evaluation in place of MindFormers' data and metric; what of it is
+    not taken."""
+    data = at(raw, "eval_dataset.data_loader.dataset_dir")
+    if data in _OFF:
+        return dict(raw), []
+    columns = at(raw, "eval_dataset.data_loader.origin_columns")
+    metric = at(raw, "metric.type")
+    if metric == "ADGENMetric" and columns not in (None, _COLUMNS):
+        return dict(raw), [
+            f"eval_dataset.data_loader.origin_columns: got {show(columns)}, expected {_COLUMNS};"
+            " other columns are a task of your own: eval.tasks=TASK.yaml"
+        ]
+    try:
+        found = evaluation_of(metric, data)
+    except ValueError as error:
+        return dict(raw), [str(error)]
+    window = at(raw, "model.model_config.seq_length")
+    if "eval_data" in found and window is not None:
+        found["eval_window"] = window
+    taken = ("metric", "eval_dataset", "eval_dataset_task")
+    return {**{key: value for key, value in raw.items() if key not in taken}, **found}, []

@@ -90,8 +90,11 @@ class DataSet:
 
 
 def data_set(folder: Path, names: Sequence[str], *, only: bool) -> DataSet:
-    """The data set that lies in a folder under one of these names, in whatever case; or, where it
-    is the `only` one that is asked for, the folder's own files. Raises ConfigError."""
+    """The data set that is this file, or lies in a folder under one of these names, in whatever
+    case; or, where it is the `only` one that is asked for, the folder's own files. Raises
+    ConfigError."""
+    if folder.is_file():
+        return DataSet.of(folder)
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:

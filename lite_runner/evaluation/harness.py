@@ -22,6 +22,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
 from lite_runner.evaluation.metrics import (
+    PERPLEXITIES,
     Difference,
     Likelihood,
     MetricResult,
@@ -86,8 +87,12 @@ class EvalOptions:
                         f"eval.{key}", f"eval.{key} has no effect without eval.tasks=[NAME,...]"
                     )
             return
-        if self.data and not Path(self.data).expanduser().is_dir():
-            yield invalid("eval.data", f"eval.data: no folder {self.data}")
+        if self.data and not (path := Path(self.data).expanduser()).is_dir():
+            if not path.is_file():
+                yield invalid("eval.data", f"eval.data: no folder {self.data}, and no file")
+            elif len(self.names) > 1:
+                said = f"eval.data: {self.data} is one file; expected a folder with several tasks"
+                yield invalid("eval.data", said)
         for key in ("resume", "compare"):
             given = getattr(self, key)
             if given and not (Path(given).expanduser() / SAMPLES).is_file():
@@ -480,7 +485,7 @@ def compared(samples: Sequence[Sample], run: TaskRun, folder: Path) -> list[Diff
         sample = samples[place]
         theirs = other.get((sample.name, sample.index, sample.content), {})
         for metric, value in scores.values.items():
-            if metric != "perplexity" and metric in theirs:
+            if metric not in PERPLEXITIES and metric in theirs:
                 pairs.setdefault((sample.task.task, metric), []).append((value, theirs[metric]))
     if not pairs:
         raise ConfigError(f"eval.compare: {folder} has none of this run's samples")

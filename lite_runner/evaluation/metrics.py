@@ -1,7 +1,9 @@
+# ruff: noqa: RUF001 - punctuation of Chinese texts
 """Scores of samples, their means and standard errors, and whether two runs differ."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import string
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from lite_runner.errors import EnvironmentFault
 from lite_runner.evaluation.prompts import Sample
 from lite_runner.evaluation.tasks import Filter, FilterStep, Metric
 from lite_runner.records import dataclass
@@ -21,7 +24,37 @@ RESAMPLES = 1000  # of a bootstrap
 RESAMPLED = 1 << 24  # numbers drawn at a time, at most
 _FIND = "{{ text | regex_findall(pattern) | tojson }}"
 _REPLACE = "{{ text | regex_replace(pattern, '') }}"
+PERPLEXITIES = ("perplexity", "token_perplexity")  # means of logarithms
+_PERCENT = ("em", "rouge", "bleu")  # MindFormers'
+_GRADUAL = (*PERPLEXITIES, "rouge", "bleu")  # no matter of right or wrong
+# MindFormers' EmF1Metric: its punctuation, and what is a word by itself.
+_MARKS = dict.fromkeys(map(ord, "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"))
+_MIXED = re.compile(r"([\u4e00-\u9fa5])")
+# jieba's blocks of words and what splits them where there is no Chinese.
+_CHINESE = re.compile(r"[\u4e00-\u9fd5]")
+_BLOCK = re.compile(r"([a-zA-Z0-9+#&._%\-]+)")
+_SPACES = re.compile(r"\r\n|.", re.DOTALL)
+_NAMED = re.compile(r"(AT&T|[cC]#|[cC]\+\+)")
+_LATIN = re.compile(r"([a-zA-Z0-9]+(?:\.\d+)?%?)")
+# rouge_chinese's ends of sentences, one after the other.
+_ENDS = [
+    (re.compile(pattern), parted)
+    for pattern, parted in (
+        (r"([。！？\?])([^”’])", r"\1\n\2"),
+        (r"(\.{6})([^”’])", r"\1\n\2"),
+        (r"(\…{2})([^”’])", r"\1\n\2"),
+        (r"([。！？\?][”’])([^，。！？\?])", r"\1\n\2"),
+    )
+]
 _WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\u4e00-\u9fff]+")  # a Chinese character is a word
+
+
+def scale_of(metric: str) -> str:
+    """What the figures of a metric, which may name a filter, are measured in."""
+    name = metric.partition(",")[0]
+    if name in PERPLEXITIES:
+        return "perplexity"
+    return "percent" if name.startswith(_PERCENT) else "share"
 
 
 @dataclass(frozen=True)
@@ -42,14 +75,19 @@ class Scores:
     @property
     def correct(self) -> bool | None:
         """True if the first score says so; None: it is no matter of right or wrong."""
-        first = next((v for k, v in self.values.items() if not k.startswith("perplexity")), None)
+        first = next((v for k, v in self.values.items() if not k.startswith(_GRADUAL)), None)
         return None if first is None else first >= 1
 
 
 def scored_choices(sample: Sample, found: Sequence[Likelihood]) -> Scores:
     """The scores of likelihoods: of each choice, or of the one text."""
     if sample.task.output_type == "loglikelihood":
-        values = {"perplexity": found[0].logprob, "acc": float(found[0].greedy)}
+        (scored,) = sample.continuations
+        values = {
+            "perplexity": found[0].logprob,
+            "token_perplexity": found[0].logprob / (len(scored.ids) - scored.start),
+            "acc": float(found[0].greedy),
+        }
         names = [one.metric for one in sample.task.metrics]
         return Scores(values={name: values[name] for name in names}, answers={})
     logprobs = np.array([one.logprob for one in found])
@@ -76,10 +114,21 @@ def scored_text(sample: Sample, text: str) -> Scores:
     for one in sample.task.filters:
         answers[one.name] = answer = filtered(one, text, sample.name)
         for metric in sample.task.metrics:
-            label = metric.metric if one.name == "none" else f"{metric.metric}, {one.name}"
-            match = exact_match if metric.metric == "exact_match" else f1
-            values[label] = max(match(metric, answer, each, sample.name) for each in targets)
+            scores = [_text_scores(metric, answer, each, sample.name) for each in targets]
+            for name in dict.fromkeys(name for score in scores for name in score):
+                label = name if one.name == "none" else f"{name}, {one.name}"
+                values[label] = max(score[name] for score in scores if name in score)
     return Scores(values=values, answers=answers)
+
+
+def _text_scores(metric: Metric, answer: str, target: str, source: str) -> dict[str, float]:
+    """The scores of a text by a metric, of which MindFormers' have several."""
+    if metric.metric == "em_f1":
+        return em_f1(answer, target)
+    if metric.metric == "adgen":
+        return adgen(answer, target)
+    match = exact_match if metric.metric == "exact_match" else f1
+    return {metric.metric: match(metric, answer, target, source)}
 
 
 def filtered(one: Filter, text: str, source: str) -> str:
@@ -128,8 +177,7 @@ def exact_match(metric: Metric, answer: str, target: str, source: str) -> float:
 
 
 def f1(metric: Metric, answer: str, target: str, source: str) -> float:
-    """The harmonic mean of the shares of words that both texts have: SQuAD's, and MindFormers'
-    EmF1Metric of a single reference."""
+    """The harmonic mean of the shares of words that both texts have: SQuAD's."""
     words = [_WORD.findall(_without_articles(text)) for text in (answer, target)]
     if not all(words):
         return float(words[0] == words[1])
@@ -142,6 +190,129 @@ def _without_articles(text: str) -> str:
     return re.sub(r"\b(a|an|the)\b", " ", plain)
 
 
+def em_f1(answer: str, target: str) -> dict[str, float]:
+    """MindFormers' EmF1Metric, in percent, of the first line of an answer: whether both are the
+    same but for punctuation, and the F1 of their longest common run of words."""
+    answer = answer.strip().split("\n")[0]
+    mine, other = (_without_marks(text.lower().strip()) for text in (answer, target))
+    same = float(mine == other)
+    words = [
+        [
+            word
+            for part in _MIXED.split(_without_marks(text.lower().strip()))
+            for word in ([part] if _MIXED.fullmatch(part) else split_words(part))
+        ]
+        for text in (answer, target)
+    ]
+    common = _longest_run(*words)
+    score = 2 * common / (len(words[0]) + len(words[1])) if common else 0.0
+    return {"em": 100 * same, "em_f1": 100 * score}
+
+
+def adgen(answer: str, target: str) -> dict[str, float]:
+    """MindFormers' ADGENMetric, in percent: ROUGE of words and BLEU of characters. An empty answer
+    has no scores, as there."""
+    if not answer.strip() or not target.strip():
+        return {}
+    mine, other = (_rouge_words(split_words(text)) for text in (answer, target))
+    scores = {
+        "rouge_1": _shared(len({*mine} & {*other}), len({*mine}), len({*other})),
+        "rouge_2": _shared(
+            *(len(found) for found in (_pairs(mine) & _pairs(other), _pairs(mine), _pairs(other)))
+        ),
+        "rouge_l": _shared(_common_subsequence(mine, other), len(mine), len(other)),
+        "bleu_4": bleu(answer, target),
+    }
+    return {name: round(100 * value, 4) for name, value in scores.items()}
+
+
+def split_words(text: str) -> list[str]:
+    """Words as jieba cuts them, which is asked where there are Chinese ones.
+
+    Raises EnvironmentFault where it is not installed.
+    """
+    if _CHINESE.search(text):
+        try:
+            import jieba  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        except ImportError:
+            raise EnvironmentFault(
+                "adgen: words of Chinese texts are cut by jieba, which is not installed",
+                "pip install jieba",
+            ) from None
+        return list(jieba.cut(text))
+    found = list[str]()
+    for place, block in enumerate(_BLOCK.split(text)):
+        if place % 2 == 0:  # between the blocks: spaces and other characters, one by one
+            found += _SPACES.findall(block)
+            continue
+        for part in _NAMED.split(block):
+            found += [part] if _NAMED.fullmatch(part) else filter(None, _LATIN.split(part))
+    return found
+
+
+def _without_marks(text: str) -> str:
+    return text.translate(_MARKS)
+
+
+def _longest_run(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest run of words that both have."""
+    longest, before = 0, [0] * (len(second) + 1)
+    for word in first:
+        now = [0]
+        now += [before[place] + 1 if word == each else 0 for place, each in enumerate(second)]
+        longest, before = max(longest, *now), now
+    return longest
+
+
+def _common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest common subsequence."""
+    before = [0] * (len(second) + 1)
+    for word in first:
+        now = [0]
+        for place, each in enumerate(second):
+            now.append(before[place] + 1 if word == each else max(now[-1], before[place + 1]))
+        before = now
+    return before[-1]
+
+
+def _rouge_words(words: Sequence[str]) -> list[str]:
+    """The words of a text's sentences as rouge_chinese has them; an empty line is one too."""
+    text = " ".join(words)
+    for pattern, parted in _ENDS:
+        text = pattern.sub(parted, text)
+    lines = (" ".join(line.split()) for line in text.rstrip().split("\n") if line)
+    return [word for line in lines for word in line.split(" ")]
+
+
+def _pairs(words: Sequence[str]) -> set[tuple[str, str]]:
+    return set(itertools.pairwise(words))
+
+
+def _shared(common: int, mine: int, other: int) -> float:
+    """ROUGE's F1."""
+    precision = common / mine if mine else 0.0
+    recall = common / other if other else 0.0
+    return 2 * precision * recall / (precision + recall + 1e-8)
+
+
+def bleu(answer: str, target: str) -> float:
+    """BLEU-4 of characters, smoothed by NLTK's method 3, NIST's."""
+    precisions, smoothed = list[float](), 0
+    for size in range(1, 5):
+        mine, other = (
+            Counter(text[place : place + size] for place in range(len(text) - size + 1))
+            for text in (answer, target)
+        )
+        common, count = sum((mine & other).values()), max(1, sum(mine.values()))
+        if not common:
+            if size == 1:
+                return 0.0
+            smoothed += 1
+        precisions.append(common / count if common else 1 / (2**smoothed * count))
+    brevity = min(1.0, math.exp(1 - len(target) / len(answer)))
+    return brevity * math.exp(math.fsum(0.25 * math.log(one) for one in precisions))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
     """A metric over all samples; stderr None: of fewer than two."""
@@ -152,13 +323,14 @@ class MetricResult:
 
 
 def figures(scores: Sequence[Mapping[str, float]]) -> list[MetricResult]:
-    """The metrics of samples that have the same ones."""
-    return [_figure(name, np.array([one[name] for one in scores])) for name in scores[0]]
+    """The metrics, each over the samples that have it: an empty answer has no ROUGE."""
+    names = dict.fromkeys(name for one in scores for name in one)
+    return [_figure(name, np.array([one[name] for one in scores if name in one])) for name in names]
 
 
 def _figure(name: str, values: np.ndarray[Any, np.dtype[np.float64]]) -> MetricResult:
     several = len(values) > 1
-    if name == "perplexity":
+    if name in PERPLEXITIES:
         means = _resampled(values) if several else values
         error = float(np.exp(-means).std(ddof=1)) if several else None
         return MetricResult(metric=name, value=_exp(-float(values.mean())), stderr=error)

@@ -33,11 +33,21 @@ _REFUSED = {
 }
 
 OutputType = Literal["multiple_choice", "loglikelihood", "generate_until"]
-MetricName = Literal["acc", "acc_norm", "acc_bytes", "exact_match", "f1", "perplexity"]
+MetricName = Literal[
+    "acc",
+    "acc_norm",
+    "acc_bytes",
+    "exact_match",
+    "f1",
+    "perplexity",
+    "token_perplexity",
+    "em_f1",
+    "adgen",
+]
 METRICS: dict[str, tuple[str, ...]] = {
     "multiple_choice": ("acc", "acc_norm", "acc_bytes", "exact_match"),
-    "loglikelihood": ("acc", "perplexity"),
-    "generate_until": ("exact_match", "f1"),
+    "loglikelihood": ("acc", "perplexity", "token_perplexity"),
+    "generate_until": ("exact_match", "f1", "em_f1", "adgen"),
 }
 _DEFAULT_METRICS: dict[str, tuple[MetricName, ...]] = {
     "multiple_choice": ("acc", "acc_norm"),
@@ -186,7 +196,7 @@ class Task:
 
 
 def _aggregation(metric: str) -> str:
-    return "perplexity" if metric == "perplexity" else "mean"
+    return "perplexity" if metric.endswith("perplexity") else "mean"
 
 
 def built_in() -> list[str]:

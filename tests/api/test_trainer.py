@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,30 @@ def test_training_arguments_are_accepted_and_training_is_refused() -> None:
         trainer.train(train_checkpoint=True)
     with pytest.raises(ConfigError, match="needs a train_dataset, the path of a file"):
         trainer.finetune()
-    with pytest.raises(ConfigError, match="run_mode=eval"):
-        trainer.evaluate(eval_checkpoint="a.ckpt")
+    with pytest.raises(ConfigError, match="eval_dataset: got <object"):
+        trainer.evaluate()
+
+
+def test_evaluating(tmp_path: Path) -> None:
+    """By MindFormers' metrics, over the file of a yaml or of the call."""
+    (tmp_path / "texts.jsonl").write_text('{"text": "some words"}\n{"text": "a few more"}\n')
+    (tmp_path / "words.txt").write_text("some words and a few more", "utf-8")
+    document = '{"context": "c", "question": "q?", "answers": {"text": ["a"]}}'
+    (tmp_path / "squad.jsonl").write_text(document, "utf-8")
+    (tmp_path / "eval.yaml").write_text(
+        "trainer: {model_name: tiny_llama}\nmetric: {type: PerplexityMetric}\n"
+        f"eval_dataset: {{data_loader: {{dataset_dir: {tmp_path}/texts.jsonl}}}}\n"
+    )
+    trainer = Trainer(str(tmp_path / "eval.yaml"))
+    found = trainer.evaluate()
+    assert found["token_perplexity"] > 1 and found["perplexity"] > found["token_perplexity"]
+    found = trainer.evaluate(eval_dataset=tmp_path / "words.txt")
+    assert found["PPL"] == pytest.approx(math.exp(found["loss"]))
+    trainer.model.config.update({"seq_length": 512})
+    found = trainer.evaluate(eval_dataset=tmp_path / "squad.jsonl", metric_name="EmF1Metric")
+    assert found == {"em": 0, "em_f1": 0}
+    with pytest.raises(ConfigError, match=r"metric.type: got 'Accuracy'"):
+        trainer.evaluate(metric_name="Accuracy")
 
 
 def test_a_yaml_a_seed_and_another_checkpoint(tmp_path: Path) -> None:

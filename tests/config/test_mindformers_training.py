@@ -1,4 +1,4 @@
-"""Training sections of a MindFormers yaml."""
+"""Sections of a MindFormers yaml for training and evaluation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from lite_runner.config.argv import parse
-from lite_runner.config.mindformers_training import with_training
+from lite_runner.config.mindformers_training import with_evaluation, with_training
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
+from lite_runner.run_modes.eval import Config as EvalConfig
 from lite_runner.training.options import TrainOptions
 
 YAML = """
@@ -69,3 +70,43 @@ def test_a_yaml_with_flags_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any("optimizer.betas" in note.text for note in notes)
     with pytest.raises(ConfigError, match="finetune_output is empty"):
         resolve(parse([*words, "--batch_size", "2"], heads()))
+
+
+@pytest.mark.parametrize(
+    ("metric", "data", "expected"),
+    [
+        ("PerplexityMetric", "a.txt", {"eval_data": "a.txt", "eval_window": 64}),
+        ("PerplexityMetric", "a.jsonl", {"eval": {"tasks": "texts", "data": "a.jsonl"}}),
+        ("EmF1Metric", "a.csv", {"eval": {"tasks": "squad", "data": "a.csv"}}),
+        ("ADGENMetric", "dev.json", {"eval": {"tasks": "adgen", "data": "dev.json"}}),
+        ("ADGENMetric", "a.mindrecord", "file of JSON lines or CSV is"),
+        ("SQuADMetric", "a.jsonl", "metric.type: got 'SQuADMetric', expected one of"),
+        ("ADGENMetric", "", {}),
+    ],
+)
+def test_the_keys_of_an_evaluation(metric: str, data: str, expected: object) -> None:
+    model = {"model": {"model_config": {"seq_length": 64}}}
+    of_data = {"data_loader": {"dataset_dir": data}}
+    raw = {**model, "metric": {"type": metric}, "eval_dataset": of_data}
+    found, notes = with_evaluation(raw)
+    if isinstance(expected, str):
+        assert found == raw and expected in notes[0]
+    else:
+        assert notes == [] and found == ({**model, **expected} if data else raw)
+
+
+def test_other_columns_are_a_task_of_ones_own() -> None:
+    loader = {"dataset_dir": "dev.json", "origin_columns": ["a", "b"]}
+    raw = {"metric": {"type": "ADGENMetric"}, "eval_dataset": {"data_loader": loader}}
+    _, notes = with_evaluation(raw)
+    assert "eval.tasks=TASK.yaml" in notes[0]
+
+
+def test_flags_of_an_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dev.jsonl").write_text("{}", encoding="utf-8")
+    (tmp_path / "eval.yaml").write_text("metric: {type: EmF1Metric}", encoding="utf-8")
+    words = ["model=tiny_llama", "--config", "eval.yaml", "--run_mode", "eval"]
+    config, _ = resolve(parse([*words, "--eval_dataset_dir", "dev.jsonl"], heads()))
+    assert isinstance(config, EvalConfig)
+    assert (config.eval.tasks, config.eval.data) == (("squad",), "dev.jsonl")

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from lite_runner.errors import EnvironmentFault
 from lite_runner.evaluation.metrics import (
     MetricResult,
+    adgen,
     difference,
+    em_f1,
     exact_match,
     f1,
     figures,
     filtered,
     mcnemar,
     pooled,
+    split_words,
 )
 from lite_runner.evaluation.tasks import Metric, read_task
+from tests.paths import FIXTURES
 
 
 def test_answers_of_gsm8k() -> None:
@@ -44,6 +53,51 @@ def test_f1() -> None:
     assert f1(metric, "The red wall", "a red house.", "t") == 0.5
     assert f1(metric, "北京", "北海", "t") == 0.5
     assert f1(metric, "", "a", "t") == 1.0  # articles do not count
+
+
+@pytest.fixture(scope="module")
+def of_mindformers() -> dict[str, Any]:
+    """What MindFormers 1.0.2's metrics give: see make_mindformers_metrics.py."""
+    path = FIXTURES / "evaluation/mindformers_metrics.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def test_em_f1_matches_mindformers(of_mindformers: dict[str, Any]) -> None:
+    scores = []
+    for pair in of_mindformers["pairs"]:
+        scores.append(em_f1(pair["answer"], pair["target"]))
+        expected = {"em": pair["em_f1"]["Em"], "em_f1": pair["em_f1"]["F1"]}
+        assert scores[-1] == pytest.approx(expected)
+    found = {one.metric: one.value for one in figures(scores)}
+    every = of_mindformers["all_em_f1"]
+    assert found == pytest.approx({"em": every["Em"], "em_f1": every["F1"]})
+
+
+def test_adgen_matches_mindformers(
+    of_mindformers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chinese words are those that jieba cut; of other texts it cuts as we do."""
+    cuts = {
+        text: words
+        for pair in of_mindformers["pairs"]
+        for text, words in zip((pair["answer"], pair["target"]), pair["words"], strict=True)
+    }
+    monkeypatch.setitem(sys.modules, "jieba", SimpleNamespace(cut=cuts.__getitem__))
+    for pair in of_mindformers["pairs"]:
+        expected = {name.replace("-", "_"): value for name, value in pair["adgen"].items()}
+        assert adgen(pair["answer"], pair["target"]) == expected
+    assert all(split_words(text) == words for text, words in cuts.items())
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    with pytest.raises(EnvironmentFault, match="pip install jieba"):
+        adgen("郑州", "郑州")
+
+
+def test_token_perplexity_matches_mindformers(of_mindformers: dict[str, Any]) -> None:
+    expected = of_mindformers["perplexity"]
+    rows = [{"token_perplexity": one["logprob"] / one["tokens"]} for one in expected["rows"]]
+    (found,) = figures(rows)
+    assert found.value == pytest.approx(expected["PPL"], rel=1e-5)  # its loss has an epsilon
 
 
 def test_standard_errors() -> None:
