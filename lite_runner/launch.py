@@ -110,6 +110,8 @@ def _write_profile(folder: RunFolder) -> None:
     profiler.folder = None
     if (recorder := profiler.stop()) is None:
         return
+    from lite_runner.bench import charts
+
     rates = (0.0, 0.0)
     if recorder.has_layers:
         from lite_runner.native import costs
@@ -117,6 +119,9 @@ def _write_profile(folder: RunFolder) -> None:
         rates = (costs.bandwidth(), costs.peak())
     found = recorder.report(*rates)
     folder.write_text(TRACE, recorder.trace())
+    if charts.available() and (chart := charts.roofline_chart(found, folder.path.name)):
+        folder.write_bytes("roofline.png", chart.png)
+        folder.write_bytes("roofline.svg", chart.svg)
     if folder.result is not None:
         folder.write_result(replace(folder.result, profile=found.to_json()))
     for line in found.table():

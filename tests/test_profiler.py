@@ -79,7 +79,7 @@ def test_a_run_has_tables_and_a_trace(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["run_mode=bench"], "profile=true has no effect with run_mode=bench"),
+        (["run_mode=doctor"], "profile=true has no effect with run_mode=doctor"),
         (["parallel=dp2", "predict_data=[a,b]"], "profile=true is of one process"),
     ],
 )
@@ -91,3 +91,18 @@ def test_it_is_the_flag_of_run_mindformer() -> None:
     words = [word for word in RUN if word != "profile=true"]
     assert main([*words, "verbosity=0", "--profile", "True"]) == 0
     assert Path("outputs/latest/trace.json").is_file()
+
+
+def test_what_mindformers_files_ask_for(resolve: Callable[..., Any], tmp_path: Path) -> None:
+    """ProfileMonitor among the callbacks, or context.profile; of ranks the former has no effect."""
+    for text in ("callbacks: [{type: ProfileMonitor}]", "context: {profile: true}"):
+        (tmp_path / "a.yaml").write_text(f"trainer: {{model_name: tiny_llama}}\n{text}\n")
+        assert resolve("--config", str(tmp_path / "a.yaml"), "predict_data=a").profile
+    (tmp_path / "a.yaml").write_text("callbacks: [{type: ProfileMonitor}]\n")
+    assert not resolve(
+        "--config",
+        str(tmp_path / "a.yaml"),
+        "parallel=dp2",
+        "model=tiny_llama",
+        "predict_data=[a,b]",
+    ).profile

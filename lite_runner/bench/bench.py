@@ -148,7 +148,15 @@ def _measured(job: CellJob) -> tuple[Cell, str]:
         error = answer.get("error", "the exported model was gone again")
         return Cell(settings=job.settings, error=error, busy_cores=busy), ""
     measured = from_plain(Measured, answer["measured"])
-    return Cell(settings=job.settings, measured=measured, busy_cores=busy), answer["backend"]
+    for line in answer.get("table", ()):
+        progress.note(line)
+    cell = Cell(
+        settings=job.settings,
+        measured=measured,
+        busy_cores=busy,
+        profile=answer.get("profile"),
+    )
+    return cell, answer["backend"]
 
 
 def _line(cell: Cell) -> str:

@@ -3,8 +3,8 @@
     python -m lite_runner.bench.cell < job.json
 
 A job is read from standard input, and one line of JSON is written to standard output: `measured`
-and the `backend` that computed, or an `error`; `again` where the process has exported its model
-first, which is not to be measured.
+and the `backend` that computed, with profile=true also a `profile` and its `table`; or an `error`;
+`again` where the process has exported its model first, which is not to be measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from lite_runner import plugins, progress
+from lite_runner import plugins, profiler, progress
 from lite_runner.backends.base import Backend
 from lite_runner.backends.lite.export.opening import folder_of_run
 from lite_runner.bench.options import CellJob, CellOptions, check_cell
@@ -23,6 +23,7 @@ from lite_runner.bench.report import FIGURES, Measured, Spread
 from lite_runner.bench.workload import timed, workload
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.native import costs
 from lite_runner.plan.backend import choose, run_options
 from lite_runner.plan.job import Job
 from lite_runner.plan.resources import open_backend
@@ -42,7 +43,9 @@ def answer(job: Any) -> dict[str, Any]:
         if loaded.exported:
             return {"again": True}
         load_s = time.perf_counter() - began - backend.compile_s
+        recorder = profiler.start() if cell.config["profile"] else None
         figures, load_peak = _repeated(loaded, cell)
+        profiler.stop()
         measured = Measured(
             engine=backend.info.engine,
             quant=loaded.quant,
@@ -51,7 +54,12 @@ def answer(job: Any) -> dict[str, Any]:
             load_peak_mib=load_peak,
             figures=figures,
         )
-    return {"measured": asdict(measured), "backend": loaded.choice}
+    found = {"measured": asdict(measured), "backend": loaded.choice}
+    if recorder is None:
+        return found
+    rates = (costs.bandwidth(), costs.peak()) if recorder.has_layers else (0.0, 0.0)
+    report = recorder.report(*rates)
+    return {**found, "profile": report.to_json(), "table": report.table()}
 
 
 def _repeated(loaded: Loaded, job: CellJob) -> tuple[dict[str, Spread], float]:

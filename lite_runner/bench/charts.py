@@ -1,4 +1,5 @@
-"""Charts of a benchmark, and of benchmarks/: panels of lines or bars with error bars.
+"""Charts of a benchmark, of benchmarks/, of a profile and of an evaluation: panels of lines or bars
+with error bars.
 
 The same data gives the same bytes. matplotlib is imported only to draw.
 """
@@ -15,12 +16,16 @@ from typing import TYPE_CHECKING
 from lite_runner.bench.options import SIZES, CellSettings, varying
 from lite_runner.bench.report import FIGURES, Cell, Report, Spread, number
 from lite_runner.errors import EnvironmentFault
+from lite_runner.evaluation.metrics import scale_of
 from lite_runner.records import dataclass
 from lite_runner.system import packages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from lite_runner.evaluation.harness import TaskReport
+    from lite_runner.profiler import Profile
 
 # Okabe and Ito's palette, less yellow, which is faint on white: told apart by colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
@@ -86,12 +91,17 @@ class Drawing:
 
 def check_available() -> None:
     """Raise EnvironmentFault where matplotlib is missing."""
-    if find_spec("matplotlib") is None:
+    if not available():
         raise EnvironmentFault(
             "bench.charts=true: charts need matplotlib, which is not installed",
             f"{packages.install_line(packages.required('bench'))}; or bench.charts=false, which"
             " leaves the table",
         )
+
+
+def available() -> bool:
+    """True if charts can be drawn: matplotlib is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def draw(panels: Sequence[Panel], title: str = "") -> Drawing:
@@ -108,6 +118,66 @@ def draw(panels: Sequence[Panel], title: str = "") -> Drawing:
         for place, panel in enumerate(panels, 1):
             _draw_panel(figure.add_subplot(rows, columns, place), panel, names)
         return finished(figure, title, names)
+
+
+def roofline_chart(profile: Profile, title: str) -> Drawing | None:
+    """The rates of native layers under what this machine gives, by multiply-adds per byte; None
+    where neither was measured."""
+    import matplotlib as mpl
+
+    found = [one for one in profile.kernels if one.bytes and one.macs and one.seconds]
+    if not found or not profile.bandwidth:
+        return None
+    corner = profile.peak / profile.bandwidth
+    each = [one.macs / one.bytes for one in found]
+    ends = min([corner, *each]) / 4, max([corner, *each]) * 4
+    with mpl.rc_context(SETTINGS):
+        figure = empty((PANEL_SIZE[0] * 1.4, PANEL_SIZE[1] * 1.2))
+        axes = figure.add_subplot()
+        plain(axes)
+        roof = [ends[0], corner, ends[1]]
+        axes.plot(roof, [min(profile.peak, profile.bandwidth * x) / 1e9 for x in roof], color=TEXT)
+        for index, (one, x) in enumerate(zip(found, each, strict=True)):
+            axes.plot(
+                [x],
+                [one.macs_s / 1e9],
+                label=one.name,
+                color=COLORS[index % len(COLORS)],
+                marker=MARKERS[index % len(MARKERS)],
+                linestyle="none",
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("multiply-adds per byte read")
+        axes.set_ylabel("GMAC/s")
+        axes.set_title(
+            f"{profile.bandwidth / 1e9:.1f} GB/s, {profile.peak / 1e9:.1f} GMAC/s measured",
+            fontsize=10,
+            loc="left",
+        )
+        return finished(figure, title, [one.name for one in found])
+
+
+def scores_chart(report: TaskReport, title: str) -> Drawing | None:
+    """The figures of tasks with intervals of 95 %, and beside them those of the run that they are
+    compared with; None where there are none. A panel for each scale."""
+    panels: dict[str, dict[str, list[tuple[float | str, Spread]]]] = {}
+
+    def add(task: str, metric: str, name: str, value: float, error: float) -> None:
+        low, high = value - 1.96 * error, value + 1.96 * error
+        spread = Spread(value, low, high, low, high, (low, value, high))
+        panels.setdefault(scale_of(metric), {}).setdefault(name, []).append((task, spread))
+
+    for task in report.results:
+        for one in task.metrics:
+            add(task.task, one.metric, one.metric, one.value, one.stderr or 0.0)
+    for pair in report.differences:
+        add(pair.task, pair.metric, f"{pair.metric} of the other run", pair.other, 0.0)
+    drawn = [
+        Panel(scale, "", scale, [Line(name, points) for name, points in lines.items()])
+        for scale, lines in panels.items()
+    ]
+    return draw(drawn, title) if drawn else None
 
 
 def empty(inches: tuple[float, float]) -> Figure:

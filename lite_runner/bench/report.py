@@ -105,6 +105,7 @@ class Cell:
     error: str | None = None  # it failed
     left_out: str | None = None  # it makes no sense
     busy_cores: float = 0.0  # that other programs kept busy meanwhile, on average
+    profile: Mapping[str, Any] | None = None  # of the repetitions and warm-up, with profile=true
 
     def shown(self, axis: str) -> str:
         """The value of an axis; of a quant that is left to the run how the weights are held."""

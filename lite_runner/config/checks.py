@@ -39,10 +39,10 @@ def common_errors(config: RunConfig) -> Iterator[Invalid]:
     yield from _parallel_mode(config)
     yield from _model(config)
     yield from _paths(config)
-    if config.profile and config.run_mode in ("bench", "doctor"):
+    if config.profile and config.run_mode == "doctor":
         yield invalid(
             ("profile", "run_mode"),
-            f"profile=true has no effect with run_mode={config.run_mode}: profile one of its runs",
+            "profile=true has no effect with run_mode=doctor",
         )
     if config.profile and config.use_parallel:
         yield invalid(

@@ -181,6 +181,7 @@ _RENAMED = {
         }.items()
     },
     "input_data": "predict_data",
+    "context.profile": "profile",
     "processor.tokenizer.vocab_file": "processor.tokenizer.tokenizer_file",
     "generation_config.eos_token_id": "eos_token_id",
     "generation_config.max_length": "model.model_config.max_decode_length",
@@ -275,6 +276,8 @@ def translate(
             result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
         elif key == "profile" and value is None:
             continue  # off, as MindFormers has it
+        elif key == "callbacks" and not use_parallel and "ProfileMonitor" in _types(value):
+            result.assignments.setdefault("profile", True)
         elif key in known:
             result.assignments[key] = value
         elif key in IGNORED or key in _SIZES_OF_FOLDER or key in unread:
@@ -302,6 +305,12 @@ def _type(settings: Any, defaults: Mapping[str, Any]) -> Any:
     """MindFormers' config class of a file."""
     usual = defaults.get("type")
     return settings.get("type", usual) if isinstance(settings, Mapping) else usual
+
+
+def _types(callbacks: Any) -> list[Any]:
+    """The types of a list of callbacks."""
+    entries = callbacks if isinstance(callbacks, list) else ()
+    return [one.get("type") for one in entries if isinstance(one, Mapping)]
 
 
 def _translate_model(

@@ -295,6 +295,11 @@ def _run_tasks(plan: TaskPlan, folder: RunFolder, began: float) -> None:
             peak_rss_mib=peak_rss_mib(),
         )
     folder.write_result(result)
+    from lite_runner.bench import charts
+
+    if charts.available() and (chart := charts.scores_chart(report, plan.config.model_name)):
+        folder.write_bytes("eval.png", chart.png)
+        folder.write_bytes("eval.svg", chart.svg)
     progress.text("\n".join(report.table()) + "\n")
     progress.note(
         f"load {load_s:.1f} s, {report.seconds:.1f} s for {report.tokens} tokens,"

@@ -19,6 +19,7 @@ def cells(config: CellOptions) -> list[Cell]:
         CellSettings(**common, quant=None, adapters=0, batch=1),
         CellSettings(**common, quant="a16w8", adapters=2, batch=3),
     ]
+    config = replace(config, profile=True)
     return list(run_cells([job(config, one, repeat=3) for one in grid], context=256))
 
 
@@ -35,6 +36,12 @@ def test_every_figure_has_its_repetitions(cells: list[Cell]) -> None:
         for key in FIGURES:
             spread = cell.measured.figures[key]
             assert len(spread.values) == 3 and 0 < spread.min <= spread.median <= spread.max
+
+
+def test_each_cell_has_a_profile(cells: list[Cell]) -> None:
+    for cell in cells:
+        assert cell.profile is not None and cell.profile["steps"]["new_tokens"] > 0
+        assert {one["name"] for one in cell.profile["kernels"]} >= {"attention", "feed_forward"}
 
 
 def test_figures_of_one_repetition_fit_each_other(cells: list[Cell]) -> None:

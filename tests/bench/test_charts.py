@@ -13,6 +13,9 @@ from lite_runner.bench.charts import COLORS, Drawing, Line, Panel, draw, figures
 from lite_runner.bench.options import CellSettings
 from lite_runner.bench.report import FIGURES, Cell, Former, Measured, Report, Spread, compared
 from lite_runner.errors import EnvironmentFault
+from lite_runner.evaluation.harness import TaskReport, TaskResult
+from lite_runner.evaluation.metrics import MetricResult, difference
+from lite_runner.profiler import KernelTime, Profile
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -135,3 +138,36 @@ def test_a_log_axis() -> None:
     line = Line("a", [(1, Spread.of([10.0])), (2, Spread.of([10_000.0]))])
     svg = draw([Panel("title", "x", "ms", [line], log=True)]).svg.decode()
     assert all(f">{tick}<" in svg for tick in ("10", "100", "1,000", "10,000"))
+
+
+def test_a_roofline() -> None:
+    kernel = KernelTime(name="head", calls=1, seconds=0.5, bytes=10**9, macs=2 * 10**9)
+    profile = Profile(
+        **{"seconds": 1.0, "phases": {}, "steps": {}, "kernels": [kernel], "layers": []},
+        **{"bandwidth": 1e10, "peak": 5e10, "events_left_out": 0},
+    )
+    drawing = charts.roofline_chart(profile, "a run")
+    assert drawing is not None and drawing.png.startswith(b"\x89PNG")
+    texts = "".join(ElementTree.fromstring(drawing.svg).itertext())
+    assert "10.0 GB/s, 50.0 GMAC/s measured" in texts and "head" not in texts.replace("a run", "")
+    assert charts.roofline_chart(replace(profile, bandwidth=0.0), "") is None
+
+
+def test_scores_of_tasks() -> None:
+    """A panel for each scale, and the run that they are compared with."""
+    figures = [
+        MetricResult(metric="acc", value=0.5, stderr=0.1),
+        MetricResult(metric="perplexity", value=20.0, stderr=None),
+    ]
+    task = TaskResult(
+        task="a", shots=0, samples=9, metrics=figures, parts={}, scored_elsewhere=None
+    )
+    report = TaskReport(
+        **{"results": [task], "differences": [difference("a", "acc", [1.0, 0.0], [1.0, 1.0])]},
+        **{"seconds": 1.0, "tokens": 1, "cached_tokens": 0, "resumed": 0, "interrupted": False},
+    )
+    drawing = charts.scores_chart(report, "tiny")
+    assert drawing is not None
+    texts = "".join(ElementTree.fromstring(drawing.svg).itertext())
+    assert all(one in texts for one in ("share", "perplexity", "acc of the other run", "tiny"))
+    assert charts.scores_chart(replace(report, results=(), differences=()), "") is None
