@@ -29,6 +29,8 @@ SYMBOL = re.compile(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_(\d[\d.]*)(?=\0)")
 # GCC finds its own headers uninitialized.
 COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
 COMPILE += " -Wno-uninitialized -Wno-maybe-uninitialized -Wno-unknown-warning-option"
+# Else compilers join products and sums where the processor can: other bits.
+COMPILE_OF = {"reproducible.cc": ["-ffp-contract=off"]}
 
 
 def run(*commands: list[str]) -> None:
@@ -73,7 +75,15 @@ class BuildOperators(build_ext):
         flags = [*shlex.split(COMPILE), f'-DLITE_RUNNER_SOURCES="{fingerprint}"']
         run(
             *(
-                [*command, *flags, "-c", source, "-o", target]
+                [
+                    *command,
+                    *flags,
+                    *COMPILE_OF.get(Path(source).name, ()),
+                    "-c",
+                    source,
+                    "-o",
+                    target,
+                ]
                 for source, target in zip(sources, objects, strict=True)
             )
         )

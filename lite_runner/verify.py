@@ -54,7 +54,8 @@ def verify(words: Sequence[str]) -> int:
         raise RunnerError(
             f"verify: {len(differing)} of {len(parts)} {unit} differ from those of {folder}:"
             f" {', '.join(differing[:5])}{', ...' if len(differing) > 5 else ''}",
-            "the lines above say what else is other than it was",
+            "the lines above say what else is other than it was; runs with"
+            " context.reproducible=true have the same bits on every processor",
         )
     return 0
 

@@ -23,10 +23,38 @@ from lite_runner.records import dataclass
 
 Floats: TypeAlias = NDArray[np.float32]
 
+# pi / 2 in parts, of which products with whole numbers below 2^20 are exact; Taylor's factors.
+_QUARTER = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
+_SIN = tuple((-1) ** n / math.factorial(2 * n + 1) for n in range(9, -1, -1))
+_COS = tuple((-1) ** n / math.factorial(2 * n) for n in range(9, -1, -1))
+
 MASKED = -1.0e9  # attention bias: far below any score, but finite: a fully masked row gives no NaN
 
 
-def frequencies(rotary: Rotary, head_dim: int) -> tuple[Floats, float | Floats]:
+def cos_sin(angles: Floats) -> tuple[Floats, Floats]:
+    """The same bits on every processor, which NumPy's cos and sin are not: by sums and products of
+    float64 alone, which each processor rounds alike. Within a bit of the nearest float32."""
+    x = angles.astype(np.float64)
+    turns = np.rint(x * (2 / math.pi))
+    rest = ((x - turns * _QUARTER[0]) - turns * _QUARTER[1]) - turns * _QUARTER[2]
+    square = rest * rest
+    cos, sin = np.full_like(rest, _COS[0]), np.full_like(rest, _SIN[0])
+    for of_cos, of_sin in zip(_COS[1:], _SIN[1:], strict=True):
+        cos, sin = cos * square + of_cos, sin * square + of_sin
+    sin = sin * rest
+    quarter = turns.astype(np.int64)
+    odd = quarter % 2 == 1
+    found = np.where(odd, sin, cos), np.where(odd, cos, sin)
+    signs = np.where((quarter + 1) % 4 > 1, -1, 1), np.where(quarter % 4 > 1, -1, 1)
+    one, other = (
+        (value * sign).astype(np.float32) for value, sign in zip(found, signs, strict=True)
+    )
+    return one, other
+
+
+def frequencies(
+    rotary: Rotary, head_dim: int, *, reproducible: bool = False
+) -> tuple[Floats, float | Floats]:
     """Radians per position for each pair of dimensions [head_dim / 2], and a factor on cos and sin.
 
     Pairs that are not rotated have a frequency of 0. For `dynamic` scaling these hold up to the
@@ -34,16 +62,16 @@ def frequencies(rotary: Rotary, head_dim: int) -> tuple[Floats, float | Floats]:
     `long_frequencies` hold beyond it.
     """
     if rotary.dims is None or rotary.dims == head_dim:
-        return _frequencies(rotary, head_dim)
-    rotated, factor = _frequencies(rotary, rotary.dims)
+        return _frequencies(rotary, head_dim, reproducible)
+    rotated, factor = _frequencies(rotary, rotary.dims, reproducible)
     resting = head_dim // 2 - len(rotated)
     factors = np.full(len(rotated), factor, np.float32)
     return np.pad(rotated, (0, resting)), np.pad(factors, (0, resting), constant_values=1)
 
 
-def _frequencies(rotary: Rotary, dims: int) -> tuple[Floats, float]:
+def _frequencies(rotary: Rotary, dims: int, reproducible: bool) -> tuple[Floats, float]:
     """The same for `dims` dimensions that are all rotated."""
-    base = _unscaled(rotary.theta, dims)
+    base = _unscaled(rotary.theta, dims, np.float64 if reproducible else np.float32)
     scaling = rotary.scaling
     if scaling is None or scaling.type == "dynamic":
         return base, 1.0
@@ -57,11 +85,11 @@ def _frequencies(rotary: Rotary, dims: int) -> tuple[Floats, float]:
     return _yarn(base, scaling, rotary.theta, dims), _yarn_attention_factor(scaling)
 
 
-def long_frequencies(rotary: Rotary, head_dim: int) -> Floats:
+def long_frequencies(rotary: Rotary, head_dim: int, *, reproducible: bool = False) -> Floats:
     """As `frequencies`, for texts beyond the original length of `longrope`."""
     assert rotary.scaling is not None
     long = replace(rotary.scaling, short_factor=rotary.scaling.long_factor)
-    return frequencies(replace(rotary, scaling=long), head_dim)[0]
+    return frequencies(replace(rotary, scaling=long), head_dim, reproducible=reproducible)[0]
 
 
 def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
@@ -69,22 +97,28 @@ def dynamic_exponents(head_dim: int) -> NDArray[np.float32]:
     return (-np.arange(0, head_dim, 2) / (head_dim - 2)).astype(np.float32)
 
 
+def _cos_sin_of_numpy(angles: Floats) -> tuple[Floats, Floats]:
+    return np.cos(angles), np.sin(angles)
+
+
 class RotaryAngles:
     """cos and sin of a model's rotary angles, times the scaling's factor."""
 
-    def __init__(self, rotary: Rotary, head_dim: int) -> None:
+    def __init__(self, rotary: Rotary, head_dim: int, *, reproducible: bool = False) -> None:
+        """`reproducible`: the same bits on every processor."""
         self.dynamic = rotary.dynamic
-        self._frequencies, self._factor = frequencies(rotary, head_dim)
+        self._cos_sin = cos_sin if reproducible else _cos_sin_of_numpy
+        self._power = np.float64 if reproducible else np.float32  # see _unscaled
+        self._frequencies, self._factor = frequencies(rotary, head_dim, reproducible=reproducible)
         if self.dynamic is not None and self.dynamic.type == "longrope":
-            self._long = long_frequencies(rotary, head_dim)
+            self._long = long_frequencies(rotary, head_dim, reproducible=reproducible)
         elif self.dynamic is not None:
             self._exponents = dynamic_exponents(head_dim)
 
     def table(self, length: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """cos and sin [length, head_dim / 2] of all position ids; not if these depend on the
         length."""
-        angles = np.outer(np.arange(length, dtype=np.float32), self._frequencies)
-        return np.cos(angles) * self._factor, np.sin(angles) * self._factor
+        return self._of(np.outer(np.arange(length, dtype=np.float32), self._frequencies))
 
     def scaled(
         self, position_ids: NDArray[np.integer[Any]], lengths: NDArray[np.integer[Any]]
@@ -102,9 +136,13 @@ class RotaryAngles:
         else:
             longest = np.maximum(lengths, original).astype(np.float32)
             ratio = longest * np.float32(factor / original) - np.float32(factor - 1)
-            scaled = self._frequencies * ratio[..., None] ** self._exponents
-        angles = position_ids.astype(np.float32)[..., None] * scaled
-        return np.cos(angles) * self._factor, np.sin(angles) * self._factor
+            growth = np.power(ratio[..., None], self._exponents, dtype=self._power)
+            scaled = self._frequencies * growth.astype(np.float32)
+        return self._of(position_ids.astype(np.float32)[..., None] * scaled)
+
+    def _of(self, angles: Floats) -> tuple[Floats, Floats]:
+        cos, sin = self._cos_sin(angles)
+        return cos * self._factor, sin * self._factor
 
 
 def latent_places(latent: Latent) -> NDArray[np.int32]:
@@ -139,9 +177,10 @@ def for_halves(
     return np.concatenate([cos, cos], 1), np.concatenate([-sin, sin], 1)
 
 
-def _unscaled(theta: float, head_dim: int) -> NDArray[np.float32]:
+def _unscaled(theta: float, head_dim: int, dtype: type[np.floating[Any]]) -> Floats:
+    """In float64 processors differ in the last bit at most, and the nearest float32 is the same."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return (np.float32(1.0) / np.power(np.float32(theta), exponents)).astype(np.float32)
+    return (1 / np.power(dtype(theta), exponents.astype(dtype))).astype(np.float32)
 
 
 def _llama3(base: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float32]:
@@ -252,16 +291,18 @@ def last_seen(index: Ints, length: Ints) -> Ints:
 class TwoDimensionalAngles:
     """cos and sin of the angles of two-dimensional positions."""
 
-    def __init__(self, rotary: Rotary, head_dim: int, length: int) -> None:
-        """`length`: number of positions."""
+    def __init__(
+        self, rotary: Rotary, head_dim: int, length: int, *, reproducible: bool = False
+    ) -> None:
+        """`length`: number of positions; `reproducible`: the same bits on every processor."""
         pairs = head_dim // 4
         exponents = np.arange(pairs, dtype=np.float32) / np.float32(pairs)
         frequencies = (np.float32(1.0) / np.float32(rotary.theta) ** exponents).astype(np.float16)
         # Block positions may reach the length itself.
         angles = np.outer(np.arange(length + 1).astype(np.float16), frequencies)
+        compute = cos_sin if reproducible else _cos_sin_of_numpy
         self.cos, self.sin = (
-            one(angles.astype(np.float32)).astype(np.float16).astype(np.float32)
-            for one in (np.cos, np.sin)
+            one.astype(np.float16).astype(np.float32) for one in compute(angles.astype(np.float32))
         )
 
     def of(self, position: Ints, block: Ints) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -272,8 +313,10 @@ class TwoDimensionalAngles:
         return cos, sin
 
 
-def prefix_angles(model: Decoder, length: int) -> TwoDimensionalAngles | None:
+def prefix_angles(
+    model: Decoder, length: int, *, reproducible: bool = False
+) -> TwoDimensionalAngles | None:
     """The tables for `length` positions; None: the model has other positions."""
     if model.rotary is None or not model.rotary.two_dimensional:
         return None
-    return TwoDimensionalAngles(model.rotary, model.head_dim, length)
+    return TwoDimensionalAngles(model.rotary, model.head_dim, length, reproducible=reproducible)

@@ -146,6 +146,7 @@ class Context:
     threads: Annotated[int, Range(1, 4096)] | None  # null: one a processor
     max_device_memory: str | None  # Ascend: 58GB; null: all of it
     ascend_config: Mapping[str, Any] | None  # Ascend: as mindspore.set_context takes it
+    reproducible: bool
     cache: bool
     cache_limit: str | None  # 10GB; null: a share of the free disk
 

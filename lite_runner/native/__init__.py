@@ -20,6 +20,7 @@ _ARGUMENTS = {  # of src/operators.cc
     "pack_blocks": [_POINTER, *[_NUMBER] * 4, _POINTER],
     "widen": [*[_POINTER] * 3, *[_NUMBER] * 5, _POINTER],
     "step": [_POINTER, _POINTER, _NUMBER, *[_POINTER] * 4],
+    "choose": [ctypes.c_char_p],
     "read": [_POINTER, _NUMBER],
     "peers_bytes": [_NUMBER],
     "peers_open": [ctypes.c_int, *[_NUMBER] * 3, _POINTER],
@@ -86,9 +87,15 @@ def _enough_memory(code: int, *_: Any) -> int:
 
 
 def instructions() -> str:
-    """Instruction set the kernels selected for this processor: avx512, avx2 or portable."""
+    """The kernels in use: avx512, avx2 or portable, as this processor has them, or reproducible."""
     name: bytes = library().lite_runner_instructions()
     return name.decode()
+
+
+def choose_kernels(*, reproducible: bool) -> None:
+    """Take the kernels that give the same bits on every processor, or the fastest ones again."""
+    if reproducible != (instructions() == "reproducible"):
+        library().lite_runner_choose(b"reproducible" if reproducible else b"")
 
 
 def set_threads(count: int | None) -> None:

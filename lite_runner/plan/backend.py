@@ -66,7 +66,7 @@ def choose(files: ModelFiles, options: RunOptions) -> Choice:
     names = asked_by_auto(device) if asked == "auto" else [asked]
     found: dict[str, list[str]] = {}
     for name in names:
-        if not (reasons := seat(name).unsupported(files, options)):
+        if not (reasons := _objections(name, files, options)):
             what = seat(name).describe(files, options)
             since = "; ".join(f"{one}: {', '.join(why)}" for one, why in found.items())
             return Choice(name, f"{what}{since and f' ({since})'}")
@@ -80,10 +80,18 @@ def choose(files: ModelFiles, options: RunOptions) -> Choice:
     raise ConfigError(f"no backend can compute this run: {every}")
 
 
+def _objections(name: str, files: ModelFiles, options: RunOptions) -> list[str]:
+    """The reasons why a backend cannot compute a run."""
+    found = seat(name).unsupported(files, options)
+    if options.config.context.reproducible and name != "native":
+        return ["context.reproducible=true is of backend=native", *found]
+    return found
+
+
 def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
     """The first other backend that can compute the run, as a remedy; empty: there is none."""
     for other in asked_by_auto(options.device):
-        if other != name and not seat(other).unsupported(files, options):
+        if other != name and not _objections(other, files, options):
             return f"backend={other} can"
     return ""
 
@@ -94,7 +102,7 @@ def others(files: ModelFiles, options: RunOptions) -> str:
     for name in asked_by_auto(options.device):
         if name != options.config.backend:
             try:
-                reasons = seat(name).unsupported(files, options)
+                reasons = _objections(name, files, options)
             except RunnerError as error:
                 reasons = [error.message]
             said.append(f"{name}: {', '.join(reasons) or 'could too'}")

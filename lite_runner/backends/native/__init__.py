@@ -131,13 +131,16 @@ class Native(Seat):
         )
         cache = config.kv_cache or CACHE
         sizes = NativeOptions(options.slots, options.length, cache, lora, options.cache_bytes)
-        threads = config.context.threads
         store = None
         if stores_prefixes(files, options):
             limit, entry = config.context.cache_limit, entry_of(_as_computed(files, options))
             store = StoreSettings(entry.name, None if limit is None else bytes_of(limit))
         return NativeBackend(
-            files.model, layers, sizes, adapters, threads=threads, peers=peers, store=store
+            *(files.model, layers, sizes, adapters),
+            threads=config.context.threads,
+            peers=peers,
+            store=store,
+            reproducible=config.context.reproducible,
         )
 
 

@@ -53,12 +53,15 @@ class NativeBackend:
         threads: int | None = None,
         peers: Peers | None = None,
         store: StoreSettings | None = None,
+        reproducible: bool = False,
     ) -> None:
         """`layers`: as `pack` returns them; `adapters`: the initial ones, if `options` have adapter
         slots; `threads` None: one per processor available to this process; `peers`: the ranks that
-        have the rest of each layer; `store`: where prefixes are to be kept in files."""
+        have the rest of each layer; `store`: where prefixes are to be kept in files;
+        `reproducible`: the same bits on every processor."""
         native.set_threads(threads)
-        self._config = config
+        native.choose_kernels(reproducible=reproducible)
+        self._config, self._reproducible = config, reproducible
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
         self._model: NativeModel | None = model
         self.adapters = (
@@ -98,7 +101,9 @@ class NativeBackend:
             prefix=config.prefix,
             memory=memory,
         )
-        self._metadata = BatchMetadata(config, self.info.max_length, self._capacity)
+        self._metadata = BatchMetadata(
+            config, self.info.max_length, self._capacity, reproducible=self._reproducible
+        )
         self._written = [0] * options.slots  # tokens of each slot that have been computed
         self._model.resize(options, self._capacity, self._metadata.table)
 

@@ -94,10 +94,13 @@ def empty_metadata(capacity: int, most: int, prefix: Prefix | None = None) -> ND
 class BatchMetadata:
     """Builds the inputs of a step: see Step in native/src/layers.h."""
 
-    def __init__(self, config: Decoder, length: int, capacity: int) -> None:
-        """`length`: positions per slot; `capacity`: tokens per step."""
+    def __init__(
+        self, config: Decoder, length: int, capacity: int, *, reproducible: bool = False
+    ) -> None:
+        """`length`: positions per slot; `capacity`: tokens per step; `reproducible`: angles have
+        the same bits on every processor."""
         self._capacity = capacity
-        self._angles = _Angles(config, length, capacity)
+        self._angles = _Angles(config, length, capacity, reproducible=reproducible)
         self._prefix = config.prefix
         self._prefixes = SlotPrefixes(config.prefix) if config.prefix is not None else None
 
@@ -145,11 +148,13 @@ class _Angles:
     """Rotary tables: by position; or per token of a step, with dynamic scaling and where positions
     are two-dimensional."""
 
-    def __init__(self, config: Decoder, length: int, capacity: int) -> None:
+    def __init__(self, config: Decoder, length: int, capacity: int, *, reproducible: bool) -> None:
         self.by_step = config.length_dependent
         self.table = np.zeros((1, 1), np.float32)
-        angles = [RotaryAngles(one, config.head_dim) for one in config.rotaries]
-        self._two_dimensional = prefix_angles(config, length)
+        angles = [
+            RotaryAngles(one, config.head_dim, reproducible=reproducible) for one in config.rotaries
+        ]
+        self._two_dimensional = prefix_angles(config, length, reproducible=reproducible)
         if self.by_step:
             (self._angles,) = angles
             self.table = np.zeros((capacity, config.head_dim), np.float32)

@@ -365,6 +365,6 @@ struct Kernels {
                       uint8_t* to);
 };
 
-extern const Kernels kAvx512, kAvx2, kPortable;
+extern const Kernels kAvx512, kAvx2, kPortable, kReproducible;
 
 }  // namespace lite_runner

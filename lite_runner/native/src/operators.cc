@@ -190,18 +190,19 @@ extern "C" {
 extern const char lite_runner_sources[];
 const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
 
-// The instruction set in use: avx512, avx2 or portable.
+// The kernels in use: avx512, avx2, portable or reproducible.
 const char* lite_runner_instructions() { return kernels->name; }
 
-// Chooses other instructions, for tests; 0 where this machine has them not.
+// Chooses other kernels, "" the best; 0 where this machine has them not.
 int lite_runner_choose(const char* name) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
   const Kernels* found = best();
   if (std::strcmp(name, "portable") == 0) found = &kPortable;
+  if (std::strcmp(name, "reproducible") == 0) found = &kReproducible;
 #if defined(__x86_64__)
   if (std::strcmp(name, "avx2") == 0 && best() != &kPortable) found = &kAvx2;
 #endif
-  if (std::strcmp(name, found->name) != 0) return 0;
+  if (*name && std::strcmp(name, found->name) != 0) return 0;
   kernels = found;
   return 1;
 }

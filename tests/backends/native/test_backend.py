@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lite_runner import native
 from lite_runner.architectures.reference import forward
 from lite_runner.backends.base import Row
 from lite_runner.backends.likelihood import logits_of_text
@@ -26,6 +27,7 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests import references
+from tests.backends.native import reproducible
 from tests.backends.shared import LONGROPE, RowsKeepApart, check_generated
 from tests.paths import FIXTURES
 
@@ -447,3 +449,21 @@ def test_closing_twice_is_harmless(reference: Reference) -> None:
     model = reference("llama").native(1, 16)
     model.close()
     model.close()
+
+
+@pytest.mark.parametrize("key", reproducible.EXPECTED)
+def test_reproducible_kernels_give_the_same_bits_on_every_processor(
+    key: tuple[str, str, str],
+) -> None:
+    """AVX-512, AVX2, neither and 64-bit ARM: the hashes were compared on all of them."""
+    assert reproducible.digest(*key) == reproducible.digest(*key, threads=3)
+    assert reproducible.digest(*key) == reproducible.EXPECTED[key]
+
+
+def test_kernels_are_the_fastest_again_behind_reproducible_ones(reference: Reference) -> None:
+    fastest = native.instructions()
+    known = reference("llama")
+    layers = pack(known.config, QuantizedWeights(known.tensors(), known.config))
+    model = NativeBackend(known.config, layers, NativeOptions(1, 32), reproducible=True)
+    assert "reproducible kernels" in model.info.engine
+    assert fastest in known.native(1, 32).info.engine

@@ -1,0 +1,13 @@
+// The operators in vectors of 4 floats, each product rounded before it is added (setup.py compiles
+// this file without contraction): the same bits on every processor.
+#include "instruction_set.h"
+
+#define WIDTH 4
+namespace lite_runner {
+namespace reproducible {
+#include "kernels.inl"
+}  // namespace reproducible
+
+const Kernels kReproducible = reproducible::kernels("reproducible");
+
+}  // namespace lite_runner
