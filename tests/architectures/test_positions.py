@@ -13,6 +13,7 @@ from lite_runner.architectures.positions import (
     RotaryAngles,
     TwoDimensionalAngles,
     alibi_slopes,
+    cos_sin,
     dynamic_exponents,
     frequencies,
     last_seen,
@@ -135,3 +136,12 @@ def test_tables_are_float16() -> None:
     assert (
         np.array_equal(cos, cos.astype(np.float16)) and 0 < np.abs(cos[1, 4:] - exact).max() < 0.1
     )
+
+
+def test_cosines_that_are_the_same_on_every_processor() -> None:
+    """The nearest float32, of angles of far positions too."""
+    positions = np.arange(0, 1 << 20, 1013, dtype=np.float32)
+    angles = np.outer(positions, np.array([1, 0.5, 0.013], np.float32))
+    cos, sin = cos_sin(angles)
+    assert np.array_equal(cos, np.cos(angles.astype(np.float64)).astype(np.float32))
+    assert np.array_equal(sin, np.sin(angles.astype(np.float64)).astype(np.float32))

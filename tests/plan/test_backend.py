@@ -149,6 +149,12 @@ def test_a_named_backend_that_cannot_compute_is_refused_with_one_that_can(
         assert planned(*settings, can)["backend"].startswith(f"{can[8:]}: ")
 
 
+def test_the_same_bits_everywhere_are_of_native_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SHORT, "backend=ms", "context.reproducible=true"]) == 2
+    said = capsys.readouterr().err
+    assert "context.reproducible=true is of backend=native" in said and "backend=native can" in said
+
+
 def test_a_run_for_no_backend_names_every_objection(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
