@@ -28,7 +28,15 @@ from tests.paths import ROOT
 # mindspore_lite: a vendor's wheel, or in a Python of its own (`make lite`); matplotlib: the extra
 # `bench`, asked for only where charts are wanted; pyarrow: where a task's data is in parquet files.
 # Of an extra, or of environments of their own.
-NOT_REQUIRED = {"lite_runner", "mindformers", "mindspore_lite", "matplotlib", "pyarrow", "ray"}
+NOT_REQUIRED = {
+    "lite_runner",
+    "mindformers",
+    "mindspore_lite",
+    "matplotlib",
+    "jieba",
+    "pyarrow",
+    "ray",
+}
 SOURCES = ROOT / "lite_runner/native/src"
 STATIC = ROOT / "lite_runner/serving/static"
 
