@@ -1,4 +1,4 @@
-"""run_mode=quantize: a checkpoint of any readable format, written with its weights as integers."""
+"""run_mode=quantize: a checkpoint of any readable format, written with its weights quantized."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,15 @@ from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import Count, InputPath, OutputPath, dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable, weight_bytes
-from lite_runner.system.files import new_folder, read_small, require_space
+from lite_runner.system.files import make_folder, new_folder, read_small, require_space
+from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.formats.gguf_writer import (
+    GGUFKind,
+    check_writable,
+    gguf_bytes,
+    write_gguf,
+)
 from lite_runner.weights.quantization.gptq import calibrated
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
@@ -35,7 +42,7 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
     weights_bytes,
     write_quantized,
 )
-from lite_runner.weights.write import check_folder, write_files
+from lite_runner.weights.write import check_folder, check_free, write_beside, write_files
 
 RECEIPT, TEXTS = "receipt.json", "Python's help texts"
 MAX_TEXT = 64 << 20  # bytes
@@ -43,11 +50,12 @@ MAX_TEXT = 64 << 20  # bytes
 
 @dataclass(frozen=True)
 class Calibration:
-    """Quantization by a text."""
+    """How weights are quantized, and written."""
 
     method: Literal["nearest", "gptq"]
     data: InputPath  # "": Python's help texts
     tokens: Count
+    format: Literal["folder", GGUFKind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +70,20 @@ class Config(OverwriteOptions):
         """The settings of GPTQ; None for the nearest integers."""
         return self.quantize if self.quantize and self.quantize.method == "gptq" else None
 
+    @property
+    def gguf(self) -> GGUFKind | None:
+        """The mix of block types of the GGUF file to write; None: a folder."""
+        one = self.quantize.format if self.quantize else "folder"
+        return None if one == "folder" else one
+
 
 def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of quantizing."""
     if not config.quantize_output:
         yield invalid("quantize_output", "quantize_output is empty; give the folder to write")
-    if not config.quantization.rounds:
+    if config.gguf:
+        yield from _errors_of_gguf(config, config.gguf)
+    elif not config.quantization.rounds:
         yield invalid("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
     elif config.calibration and config.quant != "a16w4":
         yield invalid(
@@ -81,23 +97,51 @@ def errors(config: Config) -> Iterator[Invalid]:
         )
 
 
+def _errors_of_gguf(config: Config, kind: GGUFKind) -> Iterator[Invalid]:
+    target, written = config.quantize_output, ("quantize.format", "quantize_output")
+    if target and not target.endswith(".gguf"):
+        yield invalid(written, f"quantize.format={kind} writes a file, got {target}: add .gguf")
+    if config.quant is not None:
+        yield invalid(
+            ("quant", "quantize.format"),
+            f"quant={config.quant} has no effect: quantize.format={kind} names the blocks",
+        )
+    if config.calibration and kind != "Q4_1":
+        yield invalid(
+            ("quantize.method", "quantize.format"),
+            f"quantize.method=gptq rounds to Q4_1, got quantize.format={kind}",
+        )
+
+
 def plan(config: Config) -> Plan:
     """The checkpoint and what is written. With dry_run=true nothing is fetched. Raises
     RunnerError."""
     target = Path(config.quantize_output).expanduser()
-    _check_target(target, config.overwrite)
+    kind = config.gguf
+    if kind is None:
+        _check_target(target, config.overwrite)
+    else:
+        check_free(target, config.overwrite)
     files = locate_for_plan(config.source)
-    size = weight_bytes(files.model, "float32", files.quantization)
+    if kind is None:
+        size = weight_bytes(files.model, "float32", files.quantization)
+        what = f"quant={files.quantization}"
+    else:
+        check_writable(files.model, kind)
+        quantization = Quantization("a16w4", 32) if kind == "Q4_1" else Quantization("file")
+        files = replace(files, quantization=quantization)
+        size, what = gguf_bytes(files.model, kind), f"quantize.format={kind}"
     lines = model_lines(config.run_mode, config.model_name, files.model, files.location())
-    lines["writes"] = f"{target}: {readable(size)} as quant={files.quantization}"
+    lines["writes"] = f"{target}: {readable(size)} as {what}"
     if 0 < files.stored_bytes() < size:
         progress.note(
-            f"quant={files.quantization} makes the weights larger than their source has them,"
+            f"{what} makes the weights larger than their source has them,"
             f" {readable(size)} from {readable(files.stored_bytes())}, and less accurate"
         )
     tokenizer = None
-    if settings := config.calibration:
+    if kind or config.calibration:
         tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+    if settings := config.calibration:
         lines["calibrated"] = f"by GPTQ on {settings.data or TEXTS}"
     return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
 
@@ -111,8 +155,12 @@ def run(plan: Plan, folder: RunFolder) -> None:
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
         raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
-    beside = side_files(config.tokenizer, files)
-    progress.note(describe(files.whole(), files.quantization))
+    kind, keys = config.gguf, {}
+    if kind and plan.tokenizer is not None:
+        keys = gguf_tokenizer(plan.tokenizer)
+    beside = {} if kind else side_files(config.tokenizer, files)
+    if files.quantization.rounds:
+        progress.note(describe(files.whole(), files.quantization))
     if (settings := config.calibration) and plan.tokenizer is not None:
         files, measured = _calibrate(files, plan.tokenizer, settings)
         receipt = {
@@ -127,7 +175,12 @@ def run(plan: Plan, folder: RunFolder) -> None:
         }
         beside[RECEIPT] = (json.dumps(receipt, indent=2) + "\n").encode()
         progress.note(f"GPTQ, on text that it did not see: {measured}")
-    size = _write(files, beside, target)
+    if kind is None:
+        size = _write(files, beside, target)
+    else:
+        size = _write_gguf(files, kind, keys, target)
+        if beside:
+            write_beside(target, beside)
     folder.write_result(Result.of_files(plan, files.source, began))
     floats = float32_bytes(files.model)
     progress.note(
@@ -191,6 +244,16 @@ def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
         with progress.step("quantize", total=len(tensors), unit="tensors") as step:
             write_quantized(fresh, tensors, files.model, quantization, files.source, step.advance)
     return size
+
+
+def _write_gguf(
+    files: ModelFiles, kind: GGUFKind, tokenizer: Mapping[str, Any], target: Path
+) -> int:
+    """Write a GGUF file; returns the bytes of its tensors. Raises RunnerError."""
+    make_folder(target.parent)
+    tensors = files.whole()
+    with progress.step("quantize", total=len(tensors), unit="tensors") as step:
+        return write_gguf(target, tensors, files.model, kind, tokenizer, step.advance)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

@@ -1,7 +1,8 @@
-"""The tokenizer inside a GGUF file."""
+"""The tokenizer inside a GGUF file, read and written."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from lite_runner.errors import ArtifactError
+from lite_runner.system.json_file import parse_json
 from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
-from lite_runner.weights.formats.gguf_file import read_metadata
+from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata
 
 _KEY = "tokenizer.ggml."
 _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"
@@ -196,3 +198,66 @@ def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
         remove_extra_spaces=fields.get("remove_extra_whitespaces", bool, False),
     )
     return build_tokenizer(vocabulary, source=fields.source)
+
+
+# Tells the pre-tokenizers apart.
+_PROBE = (
+    "Hello world's 12345 3.14, don't DON'T 7th\t x_y\u00c4\u00d6\u00e9e\u0301 \u4f60\u597d\u3002"
+    "\n\n  \r\n ...!! (a)[b] 'll I'VE\n   end "
+)
+
+
+def gguf_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The keys of a GGUF file that hold this tokenizer; those of its own file, where it is from
+    one. Raises ArtifactError for a kind that such a file cannot hold."""
+    source = Path(tokenizer.source)
+    if source.is_file() and looks_like_gguf(source):
+        metadata = read_metadata(source)
+        return {key: one for key, one in metadata.items() if key.startswith("tokenizer.")}
+    whole = parse_json(tokenizer.files()["tokenizer.json"])
+    model, decoder = whole["model"], whole.get("decoder") or {}
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]
+    if model.get("type") != "BPE" or decoder.get("type") != "ByteLevel" or not merges:
+        raise _unwritable(tokenizer, "it is no byte-level BPE")
+    tokens = [f"[PAD{id}]" for id in range(tokenizer.vocab_size)]
+    types = [int(PieceType.UNUSED)] * len(tokens)
+    for token, id in model["vocab"].items():
+        tokens[id], types[id] = token, int(PieceType.NORMAL)
+    for one in whole.get("added_tokens") or ():
+        kind = PieceType.CONTROL if one["special"] else PieceType.USER_DEFINED
+        tokens[one["id"]], types[one["id"]] = one["content"], int(kind)
+    empty = tokenizer.encode("")
+    found: dict[str, Any] = {
+        f"{_KEY}model": "gpt2",
+        f"{_KEY}tokens": tokens,
+        f"{_KEY}token_type": types,
+        f"{_KEY}merges": merges,
+        f"{_KEY}add_bos_token": tokenizer.bos_token_id in empty,
+        f"{_KEY}add_eos_token": empty[-1:] != [] and empty[-1] in tokenizer.eos_token_ids,
+    }
+    eos = tokenizer.eos_token_ids
+    named = {"bos": tokenizer.bos_token_id, "padding": tokenizer.pad_token_id}
+    named |= dict(zip(("eos", "eot", "eom"), eos, strict=False))
+    found |= {f"{_KEY}{name}_token_id": id for name, id in named.items() if id is not None}
+    if tokenizer.chat_template is not None:
+        found["tokenizer.chat_template"] = tokenizer.chat_template
+    own = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    expected = _splits(own), bool(model.get("ignore_merges"))
+    for pre in PRE_TOKENIZERS:
+        alike = byte_level_bpe(models.BPE(), pre)
+        if pre != "default" and (_splits(alike), pre in _LLAMA3_NAMES) == expected:
+            return {**found, f"{_KEY}pre": pre}
+    raise _unwritable(tokenizer, "no pre-tokenizer that llama.cpp names splits texts as it does")
+
+
+def _splits(backend: tokenizers.Tokenizer) -> list[str]:
+    normalizer, splitter = backend.normalizer, backend.pre_tokenizer
+    text = _PROBE if normalizer is None else normalizer.normalize_str(_PROBE)
+    return [piece for piece, _ in splitter.pre_tokenize_str(text)] if splitter else [text]
+
+
+def _unwritable(tokenizer: Tokenizer, why: str) -> ArtifactError:
+    return ArtifactError(
+        f"{tokenizer.source}: a GGUF file cannot hold this tokenizer: {why}",
+        "quantize.format=folder",
+    )

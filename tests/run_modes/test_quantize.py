@@ -20,6 +20,7 @@ from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint
 from tests.models import model_named
 from tests.refusals import refused
+from tests.tiny_gguf import write_tiny_gguf
 
 QUANTIZE = ["verbosity=0", "run_mode=quantize"]
 TINY = ["model=tiny_llama", "load_checkpoint=random"]
@@ -237,3 +238,47 @@ def test_a_text_that_is_too_short_to_calibrate_on(
     asked = ["quantize.method=gptq", "quantize.data=text.txt", "quantize_output=q"]
     assert main([*QUANTIZE, *TINY, "quant=a16w4", *asked]) == 4
     assert "quantize.data: text.txt: 5 tokens, expected 5,120" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
+def test_a_gguf_file_is_written(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_gguf(Path("tiny.gguf"))
+    source = ["model=auto", "load_checkpoint=tiny.gguf"]
+    asked = [f"quantize.format={kind}", "quantize_output=x.gguf"]
+    assert main([*QUANTIZE, *source, *asked, "verbosity=1"]) == 0
+    assert "wrote x.gguf: " in capsys.readouterr().err
+    written = ["model=auto", "load_checkpoint=x.gguf"]
+    # The blocks are the integers that loading makes.
+    quant = {"Q8_0": [], "Q4_1": ["quant=a16w4"]}[kind]
+    if kind == "Q4_1":
+        assert ids(*written) == ids(*source, *quant)
+    else:
+        assert len(ids(*written)) == 12
+    assert "x.gguf: exists already" in fault(capsys, *QUANTIZE, *source, *asked)
+    again = [*QUANTIZE, *written, f"quantize.format={kind}", "quantize_output=y.gguf"]
+    assert main(again) == 0
+    assert Path("y.gguf").read_bytes() == Path("x.gguf").read_bytes()
+
+
+def test_gptq_writes_a_gguf_file_with_a_receipt() -> None:
+    write_tiny_gguf(Path("tiny.gguf"))
+    Path("text.txt").write_text("The lighthouse of the old harbour. " * 40)
+    asked = ["quantize.method=gptq", "quantize.tokens=512", "quantize.data=text.txt"]
+    target = ["quantize.format=Q4_1", "quantize_output=x.gguf"]
+    source = ["model=auto", "load_checkpoint=tiny.gguf"]
+    assert main([*QUANTIZE, *source, *asked, *target]) == 0
+    receipt = json.loads(Path("x.gguf.files/receipt.json").read_text())
+    assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 2
+    assert len(ids("model=auto", "load_checkpoint=x.gguf")) == 12
+
+
+def test_what_a_gguf_file_cannot_be_is_said_before_loading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = [*QUANTIZE, *TINY, "quantize.format=Q4_K_M"]
+    told = fault(capsys, *run, "quant=a16w4", "quantize.method=gptq", "quantize_output=x")
+    assert "quantize.format=Q4_K_M writes a file, got x: add .gguf" in told
+    assert "quant=a16w4 has no effect: quantize.format=Q4_K_M names the blocks" in told
+    assert "quantize.method=gptq rounds to Q4_1, got quantize.format=Q4_K_M" in told
+    told = fault(capsys, *run, "quantize_output=x.gguf", code=4)
+    assert "a GGUF file cannot hold this tokenizer: it is no byte-level BPE" in told

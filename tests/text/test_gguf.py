@@ -11,6 +11,7 @@ import tokenizers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
+from lite_runner.text.gguf import PRE_TOKENIZERS, gguf_tokenizer
 from lite_runner.text.sentencepiece import read_model
 from tests.paths import FIXTURES
 from tests.tokenizer_files import write_tokenizer
@@ -176,6 +177,46 @@ def test_its_files_are_the_same_tokenizer(
     chat = [{"role": "user", "content": "Hi"}]
     assert again.render_chat(chat) == tokenizer.render_chat(chat)
     assert again.encode_chat(chat) == tokenizer.encode_chat(chat)
+
+
+@pytest.mark.parametrize(
+    "pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "chatglm-bpe", "bloom", "none of these"]
+)
+def test_a_folder_as_the_keys_of_a_gguf_file(
+    write_gguf: Write, bpe_keys: dict[str, Any], texts: list[str], pre: str
+) -> None:
+    known = pre if pre in PRE_TOKENIZERS else "gpt-2"
+    keys = {**bpe_keys, "pre": known, "padding_token_id": 0, "add_bos_token": True}
+    path = write_gguf(**keys, chat_template="{{ 1 }}")
+    tokenizer = load_tokenizer(path, model_vocab=None)
+    # Of its own file all keys are kept.
+    assert gguf_tokenizer(tokenizer)["tokenizer.ggml.merges"] == bpe_keys["merges"]
+    folder = path.parent / "files"
+    again = reloaded(tokenizer, folder)
+    if pre != known:
+        file = folder / "tokenizer.json"
+        content = json.loads(file.read_text())
+        content["pre_tokenizer"]["add_prefix_space"] = True
+        file.write_text(json.dumps(content))
+        with pytest.raises(ArtifactError, match="no pre-tokenizer that llama"):
+            gguf_tokenizer(load_tokenizer(folder, model_vocab=None))
+        return
+    found = gguf_tokenizer(again)
+    assert found["tokenizer.ggml.pre"] == pre
+    assert found["tokenizer.ggml.add_bos_token"] and not found["tokenizer.ggml.add_eos_token"]
+    written = {key.removeprefix("tokenizer.ggml."): one for key, one in found.items()}
+    template = written.pop("tokenizer.chat_template")
+    third = load_tokenizer(write_gguf(**written, chat_template=template), model_vocab=None)
+    assert_same(third, tokenizer, [*texts, "a<|endoftext|>b"])
+    assert third.render_chat([]) == "1"
+
+
+def test_a_sentencepiece_folder_is_no_gguf_tokenizer(
+    sentencepiece_model: Callable[..., Path],
+) -> None:
+    tokenizer = load_tokenizer(sentencepiece_model(), model_vocab=None)
+    with pytest.raises(ArtifactError, match="cannot hold this tokenizer: it is no byte-level BPE"):
+        gguf_tokenizer(tokenizer)
 
 
 @pytest.mark.parametrize("space", [True, False])

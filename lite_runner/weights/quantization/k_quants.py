@@ -1,0 +1,147 @@
+"""Floats in blocks of GGUF: Q4_K and Q6_K searched for as llama.cpp does, the rest by the gguf
+library, and integers of ours that are such blocks already.
+
+A block of Q4_K is eight groups of 32 values, of Q6_K sixteen of 16. Each group has a scale (Q4_K
+also a minimum), itself an integer times a float16 of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.weights.quantization.quantized import (
+    VALUES_AT_ONCE,
+    QuantizedTensor,
+    unpacked,
+)
+
+Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+BLOCK = 256  # values
+_TINY = np.float32(1e-30)
+
+
+def blocks_of(values: Floats, type_name: str) -> Bytes:
+    """A matrix [rows, columns] in blocks [rows, bytes of a row]; whole blocks make a row."""
+    own = {"Q4_K": _q4_k, "Q6_K": _q6_k}.get(type_name)
+    convert = own or _by_library(type_name)
+    step = max(1, VALUES_AT_ONCE // values.shape[1])
+    pieces = [convert(values[start : start + step]) for start in range(0, len(values), step)]
+    return np.concatenate(pieces).reshape(len(values), -1)
+
+
+def _by_library(type_name: str) -> Callable[[Floats], Bytes]:
+    from gguf import GGMLQuantizationType, quants
+
+    kind = GGMLQuantizationType[type_name]
+    return lambda values: quants.quantize(np.ascontiguousarray(values), kind)
+
+
+def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
+    """Integers in groups of 32 as the blocks that they are: 4 bits as Q4_1, 8 as Q8_0."""
+    rows = len(matrix.values)
+    scales = matrix.scales.astype("<f2").reshape(-1, 1).view(np.uint8)
+    if matrix.minimums is None:
+        values = matrix.values.view(np.uint8).reshape(-1, 32)
+        return "Q8_0", np.concatenate([scales, values], 1).reshape(rows, -1)
+    minimums = matrix.minimums.astype("<f2").reshape(-1, 1).view(np.uint8)
+    halves = unpacked(matrix.values.view(np.uint8)).reshape(-1, 2, 16)
+    pairs = halves[:, 0] | halves[:, 1] << 4
+    return "Q4_1", np.concatenate([scales, minimums, pairs], 1).reshape(rows, -1)
+
+
+def _q4_k(values: Floats) -> Bytes:
+    x = values.reshape(-1, 8, 32)
+    scales, minimums = _with_minimum(x)
+    d, steps = _steps(scales)
+    d_minimum, minimum_steps = _steps(minimums)
+    scale = (d[:, None] * steps)[..., None]
+    q = (x + (d_minimum[:, None] * minimum_steps)[..., None]) * _inverse(scale)
+    q = np.clip(np.rint(q), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
+    # The upper two bits of the last four steps are those of the first four bytes.
+    first, last = (np.concatenate([one[:, part] for one in (steps, minimum_steps)], 1)
+                   for part in (slice(4), slice(4, 8)))  # fmt: skip
+    first, last = first.astype(np.uint8), last.astype(np.uint8)
+    upper = first | (last >> 4) << 6
+    lower = (last[:, :4] & 15) | (last[:, 4:] & 15) << 4
+    heads = [one.astype("<f2").reshape(-1, 1).view(np.uint8) for one in (d, d_minimum)]
+    codes = (q[:, :, 0] | q[:, :, 1] << 4).reshape(len(x), -1)
+    return np.concatenate([*heads, upper, lower, codes], 1)
+
+
+def _with_minimum(x: Floats) -> tuple[Floats, Floats]:
+    """Of groups [..., n] the scales and negated minimums [...] whose integers 0 to 15 are nearest,
+    large values counting for more; of 21 first scales each is fitted by least squares."""
+    weights = np.sqrt((x * x).mean(-1, keepdims=True)) + np.abs(x)
+    low = np.minimum(x.min(-1), 0)
+    span = x.max(-1) - low
+    total, total_x = weights.sum(-1), (weights * x).sum(-1)
+    best: Floats = np.full(low.shape, np.inf, np.float32)
+    scale, minimum = np.zeros_like(low), low
+    for levels in (15, *np.arange(14, 16.05, 0.1, dtype=np.float32)):
+        inverse = levels / np.maximum(span, _TINY)
+        q = np.clip(np.rint(inverse[..., None] * (x - low[..., None])), 0, 15)
+        weighted = weights * q
+        sum_q, sum_qq, sum_qx = weighted.sum(-1), (weighted * q).sum(-1), (weighted * x).sum(-1)
+        spread = total * sum_qq - sum_q * sum_q
+        safe = np.maximum(spread, _TINY)
+        slope = (total * sum_qx - total_x * sum_q) / safe
+        offset = (sum_qq * total_x - sum_q * sum_qx) / safe
+        above = offset > 0
+        slope = np.where(above, sum_qx / np.maximum(sum_qq, _TINY), slope)
+        offset = np.where(above, 0, offset)
+        error = (weights * (slope[..., None] * q + offset[..., None] - x) ** 2).sum(-1)
+        won = (spread > 0) & (error < best)
+        best = np.where(won, error, best)
+        scale, minimum = np.where(won, slope, scale), np.where(won, offset, minimum)
+    return np.maximum(scale, 0), -minimum
+
+
+def _steps(values: Floats) -> tuple[Floats, Floats]:
+    """Numbers [n, 8] from 0 up as integers up to 63 times a float16 [n]."""
+    largest = values.max(-1)
+    d = (largest / 63).astype(np.float16).astype(np.float32)
+    steps = np.minimum(np.rint(63 / np.maximum(largest, _TINY)[:, None] * values), 63)
+    return d, steps
+
+
+def _q6_k(values: Floats) -> Bytes:
+    x = values.reshape(-1, 16, 16)
+    scales = _symmetric(x, 32)
+    largest = np.take_along_axis(scales, np.abs(scales).argmax(-1)[:, None], 1)
+    inverse = np.divide(-128, largest, out=np.zeros_like(largest), where=np.abs(largest) > _TINY)
+    d = np.divide(1, inverse, out=np.zeros_like(inverse), where=inverse != 0)
+    d = d.astype(np.float16).astype(np.float32)
+    steps = np.clip(np.rint(inverse * scales), -128, 127)
+    q = np.rint(x * _inverse((d * steps)[..., None]))
+    q = (np.clip(q, -32, 31) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    low, high = q & 15, q >> 4
+    lower = np.concatenate([low[:, :, 0] | low[:, :, 2] << 4, low[:, :, 1] | low[:, :, 3] << 4], 2)
+    upper = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    ends = [steps.astype(np.int8).view(np.uint8), d.astype("<f2").view(np.uint8)]
+    return np.concatenate([lower.reshape(len(x), -1), upper.reshape(len(x), -1), *ends], 1)
+
+
+def _symmetric(x: Floats, levels: int) -> Floats:
+    """The scales [...] of groups [..., n] whose integers -levels to levels - 1 are nearest, large
+    values counting for more; the best of 19 first ones, fitted by least squares."""
+    largest = np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)
+    weights = x * x
+    best = np.zeros(x.shape[:-1], np.float32)
+    scale = np.zeros_like(best)
+    for step in np.arange(-0.9, 0.95, 0.1, dtype=np.float32):
+        inverse = -(levels + step) * _inverse(largest)
+        q = np.clip(np.rint(inverse * x), -levels, levels - 1)
+        product, square = (weights * x * q).sum(-1), (weights * q * q).sum(-1)
+        slope = np.divide(product, square, out=np.zeros_like(best), where=square > _TINY)
+        won = slope * product > best
+        best, scale = np.where(won, slope * product, best), np.where(won, slope, scale)
+    return scale
+
+
+def _inverse(values: Floats) -> Floats:
+    """1 / value; 0 for 0."""
+    return np.divide(1, values, out=np.zeros_like(values), where=np.abs(values) > _TINY)

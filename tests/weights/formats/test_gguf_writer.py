@@ -1,0 +1,98 @@
+"""GGUF files that are written: read back, by us and by the gguf package."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import gguf
+import numpy as np
+import pytest
+
+from lite_runner.architectures.spec import Decoder, RopeScaling
+from lite_runner.config.quantization import Quantization
+from lite_runner.errors import ConfigError
+from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
+from lite_runner.weights.formats.gguf_file import open_gguf
+from lite_runner.weights.formats.gguf_writer import (
+    GGUFKind,
+    check_writable,
+    gguf_bytes,
+    write_gguf,
+)
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.quantization.quantize import with_quantization
+from tests.weights.conftest import CONFIGS
+
+WRITTEN = ("llama", "qwen2", "gpt2", "bloom", "qwen3")
+
+
+def tokens(model: Decoder) -> dict[str, int]:
+    ids = {"bos": model.bos_token_id, "eos": model.eos_token_id[0], "padding": model.pad_token_id}
+    return {f"tokenizer.ggml.{name}_token_id": id for name, id in ids.items() if id is not None}
+
+
+@pytest.mark.parametrize("kind", get_args(GGUFKind))
+@pytest.mark.parametrize("family", WRITTEN)
+def test_what_is_written_is_read_back(family: str, kind: GGUFKind, tmp_path: Path) -> None:
+    model = CONFIGS[family]
+    if family == "qwen3":  # llama.cpp's has no biases, and no windows
+        block = replace(
+            model.blocks[0],
+            attention=replace(model.attention, qkv_bias=False, out_bias=False, window=None),
+        )
+        model = replace(model, blocks=(block,) * 2)
+    check_writable(model, kind)
+    source, path, done = random_checkpoint(model, 0), tmp_path / "x.gguf", []
+    size = write_gguf(path, source, model, kind, tokens(model), done.append)
+    assert size == gguf_bytes(model, kind) and sum(done) == len(source)
+    file = open_gguf(path)
+    assert config_of_gguf(file) == model
+    # Rows of 32 values are no whole blocks of Q4_K, and in Q4_K_M of Q5_0 and Q8_0.
+    largest = {"Q8_0": 0.01, "Q4_0": 0.15, "Q4_1": 0.15, "Q4_K_M": 0.1}[kind]
+    for name, found in from_gguf(file, model).items():
+        expected = source[name].float32()
+        assert np.abs(found.float32() - expected).max() <= largest * np.abs(expected).max(), name
+    for one in gguf.GGUFReader(path).tensors:
+        theirs = gguf.quants.dequantize(one.data, one.tensor_type)
+        ours = file.tensors[one.name].lazy().float32()
+        np.testing.assert_array_equal(ours, theirs.reshape(ours.shape), one.name)
+
+
+def test_blocks_of_256_values_are_mixed_as_llama_cpp_does(tmp_path: Path) -> None:
+    model = CONFIGS["llama"]
+    wide = replace(model.blocks[0].feed_forward, width=256)
+    model = replace(model, blocks=(replace(model.blocks[0], feed_forward=wide),) * 8)
+    source, path = random_checkpoint(model, 0), tmp_path / "x.gguf"
+    write_gguf(path, source, model, "Q4_K_M", tokens(model))
+    file = open_gguf(path)
+    found = [file.tensors[f"blk.{layer}.ffn_down.weight"].type_name for layer in range(8)]
+    assert found == [("Q6_K" if layer in (0, 3, 6, 7) else "Q4_K") for layer in range(8)]
+    assert file.tensors["blk.1.attn_q.weight"].type_name == "Q5_0"
+    assert file.tensors["output.weight"].type_name == "Q8_0"
+
+
+def test_integers_and_blocks_are_written_as_they_are(tmp_path: Path) -> None:
+    model = CONFIGS["llama"]
+    first, second = tmp_path / "1.gguf", tmp_path / "2.gguf"
+    quantized = with_quantization(random_checkpoint(model, 0), model, Quantization("a16w4", 32))
+    write_gguf(first, quantized, model, "Q4_1", tokens(model))
+    read = from_gguf(open_gguf(first), model)
+    for name, one in quantized.items():
+        np.testing.assert_array_equal(read[name].float32(), one.float32(), name)
+    kept = with_quantization(read, model, Quantization("file"))
+    write_gguf(second, kept, model, "Q4_1", tokens(model))
+    assert second.read_bytes() == first.read_bytes()
+
+
+def test_frequencies_of_llama_3(tmp_path: Path) -> None:
+    model = CONFIGS["llama"].with_rope_scaling(RopeScaling("llama3", 8.0, 8192))
+    check_writable(model, "Q8_0")
+    write_gguf(tmp_path / "x.gguf", random_checkpoint(model, 0), model, "Q8_0", tokens(model))
+    assert config_of_gguf(open_gguf(tmp_path / "x.gguf")) == model
+
+
+def test_what_gguf_has_no_words_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="GGUF file has no words for sliding_window"):
+        check_writable(CONFIGS["qwen3"], "Q8_0")

@@ -1,0 +1,32 @@
+"""Blocks of GGUF from floats, as the gguf package reads them."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from lite_runner.weights.quantization.k_quants import blocks_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "largest", "bits"), [("Q4_K", 0.073, 4.5), ("Q6_K", 0.018, 6.5625)]
+)
+def test_blocks_are_close_to_the_floats(kind: str, largest: float, bits: float) -> None:
+    """Closer than rounding between the ends: of Q4_1, with its 5 bits, the error is 0.078."""
+    values = np.random.default_rng(0).standard_normal((16, 1024)).astype(np.float32)
+    blocks = blocks_of(values, kind)
+    assert blocks.shape == (16, 1024 * bits / 8)
+    found = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    assert np.sqrt(((found - values) ** 2).mean()) < largest
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_values_that_are_blocks_already(kind: str) -> None:
+    values = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
+    values[0], values[1], values[2, :32] = 0, np.abs(values[1]), 0
+    type = gguf.GGMLQuantizationType[kind]
+    once = gguf.quants.dequantize(blocks_of(values, kind), type)
+    assert not once[0].any() and not once[2, :32].any() and np.isfinite(once).all()
+    again = gguf.quants.dequantize(blocks_of(once, kind), type)
+    np.testing.assert_allclose(again, once, atol=0.01 * np.abs(once).max())
