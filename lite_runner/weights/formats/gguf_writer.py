@@ -62,7 +62,7 @@ def check_writable(model: Decoder, kind: GGUFKind) -> None:
     """Raise ConfigError where the metadata of a GGUF file has no words for the model."""
     layout, metadata = _layout(model, kind), _metadata(model, kind)
     tensors = {
-        one.name: GGUFTensor(one.shape, one.type_name, np.array([place], np.uint8))
+        one.name: GGUFTensor(one.shape, one.type_name, np.array([place]).view(np.uint8))
         for place, one in enumerate(layout)
     }
     if (factors := _frequencies(model)) is not None:

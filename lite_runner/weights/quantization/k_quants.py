@@ -1,5 +1,5 @@
-"""Floats in blocks of GGUF: Q4_K and Q6_K searched for as llama.cpp does, the rest by the gguf
-library, and integers of ours that are such blocks already.
+"""Floats in blocks of GGUF: Q4_K, Q5_0 and Q6_K by llama.cpp's search, others by the gguf library,
+and integers of ours that are such blocks already.
 
 A block of Q4_K is eight groups of 32 values, of Q6_K sixteen of 16. Each group has a scale (Q4_K
 also a minimum), itself an integer times a float16 of the block.
@@ -20,13 +20,12 @@ from lite_runner.weights.quantization.quantized import (
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-BLOCK = 256  # values
 _TINY = np.float32(1e-30)
 
 
 def blocks_of(values: Floats, type_name: str) -> Bytes:
     """A matrix [rows, columns] in blocks [rows, bytes of a row]; whole blocks make a row."""
-    own = {"Q4_K": _q4_k, "Q6_K": _q6_k}.get(type_name)
+    own = {"Q4_K": _q4_k, "Q5_0": _q5_0, "Q6_K": _q6_k}.get(type_name)
     convert = own or _by_library(type_name)
     step = max(1, VALUES_AT_ONCE // values.shape[1])
     pieces = [convert(values[start : start + step]) for start in range(0, len(values), step)]
@@ -123,6 +122,16 @@ def _q6_k(values: Floats) -> Bytes:
     upper = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
     ends = [steps.astype(np.int8).view(np.uint8), d.astype("<f2").view(np.uint8)]
     return np.concatenate([lower.reshape(len(x), -1), upper.reshape(len(x), -1), *ends], 1)
+
+
+def _q5_0(values: Floats) -> Bytes:
+    x = values.reshape(-1, 32)
+    d = _symmetric(x, 16).astype(np.float16)
+    q = np.rint(x * _inverse(d.astype(np.float32)[:, None]))
+    q = (np.clip(q, -16, 15) + 16).astype(np.uint8)
+    fifth = np.packbits(q >> 4, axis=-1, bitorder="little")
+    head = d.astype("<f2").reshape(-1, 1).view(np.uint8)
+    return np.concatenate([head, fifth, (q[:, :16] & 15) | q[:, 16:] << 4], 1)
 
 
 def _symmetric(x: Floats, levels: int) -> Floats:

@@ -93,6 +93,12 @@ def test_frequencies_of_llama_3(tmp_path: Path) -> None:
     assert config_of_gguf(open_gguf(tmp_path / "x.gguf")) == model
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_model_of_more_than_256_tensors() -> None:
+    model = CONFIGS["llama"]
+    check_writable(replace(model, blocks=model.blocks[:1] * 30), "Q8_0")
+
+
 def test_what_gguf_has_no_words_for_is_refused() -> None:
     with pytest.raises(ConfigError, match="GGUF file has no words for sliding_window"):
         check_writable(CONFIGS["qwen3"], "Q8_0")

@@ -10,10 +10,11 @@ from lite_runner.weights.quantization.k_quants import blocks_of
 
 
 @pytest.mark.parametrize(
-    ("kind", "largest", "bits"), [("Q4_K", 0.073, 4.5), ("Q6_K", 0.018, 6.5625)]
+    ("kind", "largest", "bits"),
+    [("Q4_K", 0.073, 4.5), ("Q5_0", 0.0415, 5.5), ("Q6_K", 0.018, 6.5625)],
 )
 def test_blocks_are_close_to_the_floats(kind: str, largest: float, bits: float) -> None:
-    """Closer than rounding between the ends: of Q4_1, with its 5 bits, the error is 0.078."""
+    """Closer than without a search: of Q5_0 the gguf library's error is 0.043, of Q4_1 0.078."""
     values = np.random.default_rng(0).standard_normal((16, 1024)).astype(np.float32)
     blocks = blocks_of(values, kind)
     assert blocks.shape == (16, 1024 * bits / 8)
