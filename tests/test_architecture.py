@@ -176,7 +176,7 @@ TESTED = {
 }
 # The tests of no single module: from the command line or across parts, and what others made.
 END_TO_END = {
-    ".": "architecture bad_input damaged_files docs examples first_hour"
+    ".": "architecture bad_input damaged_files deploy docs examples first_hour"
     " frozen_runs hints interrupted_writers left_behind package packaging read_only_cache"
     " real_mindformers real_mindformers_glm smollm2 stations",
     "api": "adapters memory",
