@@ -243,11 +243,16 @@ def help_of(script: str) -> str:
 
 def test_the_first_page_is_the_same_in_chinese() -> None:
     """Headings, commands, tables, figures, keys and links are; comments are translated."""
-    assert page_shape("README.zh-CN.md") == page_shape("README.md")
+    chinese, english = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.zh-CN.md", "README.md")
+    )
+    assert page_shape(chinese) == page_shape(english)
+    architectures = english.partition("**Architectures:**")[2].partition("[your")[0]
+    for name in re.findall(r"[A-Z][\w.-]*\w", architectures):
+        assert name in chinese, name
 
 
-def page_shape(name: str) -> list[list[str]]:
-    text = (ROOT / name).read_text(encoding="utf-8")
+def page_shape(text: str) -> list[list[str]]:
     code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     lines = "\n".join(code.findall(text)).splitlines()
     prose = code.sub("", text)
