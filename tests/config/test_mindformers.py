@@ -396,10 +396,10 @@ def test_keys_without_effect_are_taken_and_listed(
 
 def test_the_activations_that_a_network_has(resolve: Resolve, faults: Faults) -> None:
     flags = ["--model", "gpt2", "--predict_data", "hi", "--model.model_config.hidden_act"]
-    for name, expected in (("gelu", None), ("fast_gelu", "quick_gelu")):
+    for name, expected in (("gelu", None), ("fast_gelu", "quick_gelu"), ("relu", "relu")):
         model = resolve(*flags, name).model_config()
         assert model is not None and model.feed_forward.activation == expected
-    assert "got 'relu', expected one of gelu, fast_gelu" in faults(*flags, "relu")
+    assert "got 'silu', expected one of gelu, fast_gelu" in faults(*flags, "silu")
 
 
 @pytest.mark.parametrize("kind", ["LlamaProcessor", "LLaMATokenizer", "LlamaTokenizerFast"])

@@ -11,7 +11,10 @@ from lite_runner.evaluation.tasks import built_in, read_task
 from tests.paths import ROOT
 
 LM_EVAL = ROOT / "tests/fixtures/lm_eval"
-NAMES = "arc_challenge arc_easy boolq ceval cmmlu gsm8k hellaswag humaneval lambada mmlu".split()
+NAMES = (
+    "adgen arc_challenge arc_easy boolq ceval cmmlu gsm8k hellaswag humaneval lambada mmlu squad"
+    " texts"
+).split()
 
 
 def test_built_in_tasks_are_read() -> None:
