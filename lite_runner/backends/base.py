@@ -131,8 +131,9 @@ class StoredPrefixes(Protocol):
         """Write it to its slot."""
         ...
 
-    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None) -> None:
-        """Store what a slot has of these tokens, from position 0, in the background."""
+    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
+        """Store what a slot has of these tokens, from position 0, in the background; `request` is
+        the id of the one that had them computed."""
         ...
 
 

@@ -547,7 +547,7 @@ class Scheduler:
             chosen(group, *group.fill(len(row.tokens), found))
             if self._stored is not None and not row.hidden:
                 text = self._slots.tokens(row.slot, row.position + len(row.tokens))
-                self._stored.save(row.slot, text, group.request.adapter)
+                self._stored.save(row.slot, text, group.request.adapter, group.id)
         self._copy(sources, targets)
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:

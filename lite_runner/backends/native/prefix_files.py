@@ -4,6 +4,9 @@ A file holds a block of tokens in all layers. Its name is a hash of whatever its
 packed layers, the kernels, the type of the cache, the adapter, the rotary angles, the tokens, and
 those of all blocks before. So what a file gives is, to the bit, what computing gives.
 
+Most texts of a busy server never come again. What two requests share is always written, what one
+alone has only within an allowance, which fills up slowly: disks wear out.
+
 A file begins with a SHA-256 over its name and the rest: one that is damaged is removed, and its
 tokens are computed again. Files appear complete or not at all (`atomic_write`).
 """
@@ -15,6 +18,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -36,11 +40,14 @@ from lite_runner.weights import caches
 BLOCK = 64  # tokens
 FORMAT = 1  # of the files
 QUEUED = 32 << 20  # bytes that wait to be written, at most; what does not fit is not stored
+UNSHARED = 512 << 20  # bytes to write at once of what one request alone has had, ...
+UNSHARED_S = 1 << 20  # ... and then a second
 PART = 4  # of the cache's limit that prefixes may take: packed layers are dearer
 _DIGEST = 32  # bytes
 _THREADS = 4  # hashing releases the interpreter
 _KEPT = 0.9  # of what prefixes may take, after the oldest were removed
 _DEAREST = 16  # tokens that are read for one that is not computed
+_REMEMBERED = 1 << 15  # blocks that were not written, and which request had them
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,8 @@ class PrefixFiles:
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
         self._folder = cache_dir() / caches.PREFIXES / self._root.hex()[:_DIGEST]
         self._known: set[str] = set()  # names of files that are there, or about to be
+        self._had: dict[str, int] = {}  # names of blocks that were not written, and the request
+        self._allowance, self._counted = float(UNSHARED), time.monotonic()
         self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="read-prefix")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-prefix")
         self._lock = threading.Lock()
@@ -120,12 +129,17 @@ class PrefixFiles:
             self._model.write_positions(prefix.slot, prefix.start + place * BLOCK, BLOCK, block)
         self._wrote(prefix.slot, prefix.end)
 
-    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None) -> None:
+    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
         """See StoredPrefixes."""
-        for place, name in enumerate(self._names(tokens, adapter)):
+        names = self._names(tokens, adapter)
+        for place, name in enumerate(names):
             if name in self._known:
                 continue
             if not (self._folder / name).exists():
+                if not self._may_write(name, request):
+                    for one in names[place:]:
+                        self._had.setdefault(one, request)
+                    return
                 block = self._model.read_positions(slot, place * BLOCK, BLOCK)
                 with self._lock:
                     if self._queued and self._queued + block.nbytes > QUEUED:
@@ -133,6 +147,20 @@ class PrefixFiles:
                     self._queued += block.nbytes
                 self._writer.submit(self._write, name, block)
             self._known.add(name)
+
+    def _may_write(self, name: str, request: int) -> bool:
+        """Whether another request has had the block, or the allowance suffices."""
+        if self._had.get(name, request) != request:
+            return True
+        if len(self._had) > _REMEMBERED:
+            self._had.clear()
+        now, size = time.monotonic(), self._model.bytes_of(BLOCK)
+        self._allowance += UNSHARED_S * (now - self._counted)
+        self._allowance, self._counted = min(self._allowance, UNSHARED), now
+        if self._allowance < size:
+            return False
+        self._allowance -= size
+        return True
 
     def close(self) -> None:
         """Write what is queued."""

@@ -43,7 +43,7 @@ def write() -> None:
     """As a server does, until it is killed."""
     store = files()
     for slot in random.sample(range(TEXTS), TEXTS):
-        store.save(slot, text(slot), None)
+        store.save(slot, text(slot), None, slot)
     time.sleep(60)
 
 

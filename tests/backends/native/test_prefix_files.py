@@ -240,3 +240,26 @@ def test_a_queue_that_is_full_stores_the_rest_later(
     assert not list(cache.glob("*/*"))
     assert answer(opened(), prompt)[0] == 0
     assert list(cache.glob("*/*"))
+
+
+def test_what_one_request_alone_has_is_written_within_an_allowance(
+    opened: Open, prompt: NDArray[np.int32], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_files, "UNSHARED_S", 0)
+    other = prompt.copy()
+    other[BLOCK + 1] += 1  # in the second block
+
+    def stored(*prompts: NDArray[np.int32]) -> int:
+        backend = opened()
+        engine = Engine(backend)
+        for one in prompts:
+            engine.generate([Request(one, GenerationConfig(max_new_tokens=1))])
+        backend.close()
+        return len([*cache.glob("*/*")])
+
+    monkeypatch.setattr(prefix_files, "UNSHARED", 0)
+    assert stored(prompt) == 0
+    assert stored(prompt, other) == 1  # what both begin with
+    block = next(cache.glob("*/*")).stat().st_size
+    monkeypatch.setattr(prefix_files, "UNSHARED", block + block // 2)
+    assert stored(prompt, other) == 2
