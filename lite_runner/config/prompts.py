@@ -361,6 +361,11 @@ def _requests(path: Path, records: Iterable[tuple[str, Any]], check: Check) -> l
     unread: set[str] = set()
     found: list[Request] = []
     for where, record in records:
+        if not found and isinstance(record, dict) and record.keys() >= {"custom_id", "url", "body"}:
+            raise ConfigError(
+                f"{path}: requests in OpenAI's batch form, which the server answers",
+                f"run_mode=serve serve.batch={path}",
+            )
         mine: list[Invalid] = []
         request = _request(record, unread, mine)
         texts = [error.text for error in mine] or check(request)

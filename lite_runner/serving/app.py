@@ -62,8 +62,8 @@ T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(server: Server) -> ASGIApp:
-    """The ASGI application of a server."""
+def routed(server: Server) -> Starlette:
+    """The routes of a server, without what guards them."""
     app = Starlette(
         routes=[
             Route("/v1/models", models),
@@ -105,7 +105,12 @@ def application(server: Server) -> ASGIApp:
         },
     )
     app.state.server = server
-    guarded = Guard(app, server)
+    return app
+
+
+def application(server: Server) -> ASGIApp:
+    """The ASGI application of a server."""
+    guarded = Guard(routed(server), server)
     if not server.settings.cors_origins:
         return guarded
     # Outside: a browser asks without a key first, and reads refusals, too.

@@ -5,13 +5,23 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.generate_checks import session_errors
 from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
-from lite_runner.records import Count, Index, NotNegative, Positive, Range, dataclass
+from lite_runner.records import (
+    Count,
+    Index,
+    InputPath,
+    NotNegative,
+    OutputPath,
+    Positive,
+    Range,
+    dataclass,
+)
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\]")
@@ -51,6 +61,8 @@ class Serve:
 
     engine: Literal["local", "ray"]  # in this process, or on a Ray cluster
     replicas: Count  # of the model, on the cluster
+    batch: InputPath  # a file of requests that are answered instead; "": none
+    batch_output: OutputPath  # "": beside it
     host: str
     port: Annotated[int, Range(0, 65535)]  # 0: a free one
     api_key: str  # env:NAME or a file; "": none
@@ -88,6 +100,12 @@ class Serve:
         return "https" if self.tls_cert else "http"
 
     @property
+    def batch_target(self) -> Path:
+        """The file of answers to a batch."""
+        batch = Path(self.batch)
+        return Path(self.batch_output or batch.with_name(f"{batch.stem}_output.jsonl"))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names for the model; (): its own."""
         given = self.model_name
@@ -101,6 +119,10 @@ class Serve:
                 f"serve.replicas={self.replicas} needs serve.engine=ray, which runs replicas"
                 " on a Ray cluster",
             )
+        if self.engine == "ray" and self.batch:
+            yield invalid("serve.batch", "serve.batch needs serve.engine=local")
+        if self.batch_output and not self.batch:
+            yield invalid("serve.batch_output", "serve.batch_output needs serve.batch=FILE")
         if self.engine == "ray" and self.load_adapters:
             yield invalid(
                 "serve.load_adapters",

@@ -77,6 +77,8 @@ class Served:
 SETTINGS = Serve(
     engine="local",
     replicas=1,
+    batch="",
+    batch_output="",
     host="127.0.0.1",
     port=0,
     api_key="",
