@@ -40,9 +40,15 @@ class ApiError(Exception):
     """An answer other than 200."""
 
     def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int = RETRY_AFTER_S,
     ) -> None:
         super().__init__(message)
+        self._retry_after = retry_after
         self.status, self.message, self.param, self.code = status, message, param, code
 
     @property
@@ -51,7 +57,7 @@ class ApiError(Exception):
             return {"WWW-Authenticate": "Bearer"}
         if self.status == 408:
             return {"Connection": "close"}
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        return {"Retry-After": str(self._retry_after)} if self.status in (429, 503) else {}
 
     @property
     def kind(self) -> str:

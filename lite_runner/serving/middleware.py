@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import re
 import resource
 import secrets
@@ -38,6 +39,7 @@ from lite_runner.system.memory import check_memory, free_memory, return_freed
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from lite_runner.serving.options import Serve
     from lite_runner.serving.state import Server
 
 PROBES = ("/health", "/live", "/ready")  # asked by machines, at the server's address
@@ -69,11 +71,71 @@ _ESCAPED = re.compile(rb"\\*[^\\]?", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
 
+class Bucket:
+    """An allowance that fills up within a minute. It may be overdrawn: what a request takes shows
+    at its end."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._left, self._at = float(most), time.monotonic()
+
+    @property
+    def left(self) -> float:
+        now = time.monotonic()
+        self._left = min(self.most, self._left + (now - self._at) * self.most / 60)
+        self._at = now
+        return self._left
+
+    def take(self, amount: int) -> None:
+        self._left = self.left - amount
+
+    def seconds_until(self, amount: float) -> float:
+        """Until there is so much."""
+        return max(0.0, (amount - self.left) * 60 / self.most)
+
+
+class Limits:
+    """What a key may ask for in a minute: a bucket for each kind that is limited."""
+
+    def __init__(self, settings: Serve) -> None:
+        asked = {"requests": settings.requests_per_minute, "tokens": settings.tokens_per_minute}
+        self.buckets = {kind: Bucket(most) for kind, most in asked.items() if most is not None}
+
+    def error(self) -> ApiError | None:
+        """Why a request is refused; one that is not is counted."""
+        for kind, bucket in self.buckets.items():
+            if (seconds := bucket.seconds_until(1)) > 0:
+                return ApiError(
+                    429,
+                    f"more than {bucket.most} {kind} a minute (serve.{kind}_per_minute)",
+                    code="rate_limit_exceeded",
+                    retry_after=math.ceil(seconds),
+                )
+        self.take("requests", 1)
+        return None
+
+    def take(self, kind: str, amount: int) -> None:
+        if kind in self.buckets:
+            self.buckets[kind].take(amount)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """OpenAI's."""
+        found = {}
+        for kind, bucket in self.buckets.items():
+            found[f"x-ratelimit-limit-{kind}"] = str(bucket.most)
+            found[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(bucket.left)))
+            found[f"x-ratelimit-reset-{kind}"] = f"{bucket.seconds_until(bucket.most):.3f}s"
+        return found
+
+
 class Guard:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app, self._server = app, server
+        settings = server.settings
+        self._limits = {name: Limits(settings) for name in (*server.keys, None)}
         self._wrong_keys = 0  # since the last line of the log on them
         self._last_line = -WRONG_KEY_LINES_S
 
@@ -85,6 +147,7 @@ class Guard:
         given = headers.get("x-request-id", "")
         id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         status = 0
+        limits: Limits | None = None  # None: the request is not counted
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -93,11 +156,16 @@ class Guard:
                 answer = MutableHeaders(scope=message)
                 answer["X-Request-Id"] = id
                 answer["X-Content-Type-Options"] = "nosniff"
+                if limits is not None:
+                    answer.update(limits.headers)
             await send(message)
 
         scope.setdefault("state", {})
         try:
             error = self._error(scope, headers)
+            if error is None and _is_counted(scope):
+                limits = self._limits[scope["state"].get("key")]
+                error = limits.error()
             if error is not None:
                 self._server.metrics.refused(error.status)
                 if error.status == 401:
@@ -111,6 +179,8 @@ class Guard:
         finally:
             if (name := scope["state"].get("key")) is not None:
                 self._server.metrics.asked(name, scope["state"].get("stats"))
+            if limits is not None and (stats := scope["state"].get("stats")) is not None:
+                limits.take("tokens", stats.usage.prompt + stats.usage.completion)
             if status == 401:
                 self._count_wrong_key((scope.get("client") or ("?",))[0])
             elif scope["path"] not in _QUIET:
@@ -171,6 +241,12 @@ class Guard:
         if (error := scope["state"].get("cut")) is not None:
             line["error"] = error
         progress.event("request", line)
+
+
+def _is_counted(scope: Scope) -> bool:
+    """Whether a request counts towards the limits of its key: one for an answer of the model."""
+    path: str = scope["path"]
+    return scope["method"] == "POST" and path.startswith("/v1/")
 
 
 def _is_allowed(name: str, allowed: Sequence[str]) -> bool:

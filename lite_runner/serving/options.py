@@ -66,6 +66,8 @@ class Serve:
     host: str
     port: Annotated[int, Range(0, 65535)]  # 0: a free one
     api_key: str  # env:NAME or a file; "": none
+    requests_per_minute: Count | None  # of each key; null: any number
+    tokens_per_minute: Count | None
     tls_cert: str  # PEM files of a certificate and its key; "": no TLS
     tls_key: str
     model_name: str | tuple[str, ...] | None  # names of the model, the first is told; null: its own
@@ -119,6 +121,12 @@ class Serve:
                 f"serve.replicas={self.replicas} needs serve.engine=ray, which runs replicas"
                 " on a Ray cluster",
             )
+        for key in ("requests_per_minute", "tokens_per_minute"):
+            if self.engine == "ray" and getattr(self, key) is not None:
+                yield invalid(
+                    f"serve.{key}",
+                    f"serve.{key} needs serve.engine=local: each replica would count its own",
+                )
         if self.engine == "ray" and self.batch:
             yield invalid("serve.batch", "serve.batch needs serve.engine=local")
         if self.batch_output and not self.batch:

@@ -10,13 +10,14 @@ from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 from pydantic import ValidationError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lite_runner.serving import middleware
 from lite_runner.serving.errors import ApiError, of_validation
-from lite_runner.serving.middleware import MAX_BODY, MAX_VALUES, check_values, parse_body
+from lite_runner.serving.middleware import MAX_BODY, MAX_VALUES, Bucket, check_values, parse_body
 from lite_runner.serving.schemas import CompletionRequest
 from lite_runner.text.tokenizer import Tokenizer, TooManyTokens, byte_tokenizer
 from tests.serving.conftest import Served, Start
@@ -253,3 +254,47 @@ def test_a_client_that_left_before_its_answer_is_logged_as_499(
     for status in (200, 0):
         guard._log({"state": {}, "method": "GET", "path": "/"}, status, 0.1, "an id")
     assert [line["status"] for line in lines] == [200, 499]
+
+
+def limited(served: Served, key: str = "one", path: str = "/v1/completions") -> httpx2.Response:
+    body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx2.post(f"{served.url}{path}", json=body, headers=headers, timeout=60)
+
+
+def test_each_key_has_a_number_of_requests_a_minute(start: Start) -> None:
+    served = start(key=b"alice one\nbob two", requests_per_minute=2)
+    first, second, third = (limited(served) for _ in range(3))
+    assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert "x-ratelimit-limit-tokens" not in first.headers
+    assert third.json()["error"]["code"] == "rate_limit_exceeded"
+    assert "more than 2 requests a minute" in third.json()["error"]["message"]
+    assert 1 <= int(third.headers["retry-after"]) <= 30
+    assert third.headers["x-ratelimit-remaining-requests"] == "0"
+    assert 30 < float(third.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 60
+    assert limited(served, "two").status_code == 200
+    assert limited(served, path="/tokenize").status_code != 429
+    assert httpx2.get(f"{served.url}/v1/models", headers={"x-api-key": "one"}).status_code == 200
+
+
+def test_tokens_a_minute_are_counted_when_they_are_there(start: Start) -> None:
+    served = start(tokens_per_minute=12)
+    first, second, third = (limited(served) for _ in range(3))
+    assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
+    used = first.json()["usage"]["total_tokens"]
+    assert int(second.headers["x-ratelimit-remaining-tokens"]) in (12 - used, 13 - used)
+    assert "more than 12 tokens a minute" in third.json()["error"]["message"]
+
+
+def test_an_allowance_fills_up_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(middleware.time, "monotonic", lambda: now)
+    bucket = Bucket(6)
+    bucket.take(8)
+    assert bucket.left == -2 and bucket.seconds_until(1) == pytest.approx(30)
+    now += 30
+    assert bucket.seconds_until(1) == pytest.approx(0)
+    now += 1000
+    assert bucket.left == 6
