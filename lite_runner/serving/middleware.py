@@ -94,7 +94,7 @@ class Bucket:
         return max(0.0, (amount - self.left) * 60 / self.most)
 
 
-class Limits:
+class RateLimits:
     """What a key may ask for in a minute: a bucket for each kind that is limited."""
 
     def __init__(self, settings: Serve) -> None:
@@ -135,7 +135,7 @@ class Guard:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app, self._server = app, server
         settings = server.settings
-        self._limits = {name: Limits(settings) for name in (*server.keys, None)}
+        self._limits = {name: RateLimits(settings) for name in (*server.keys, None)}
         self._wrong_keys = 0  # since the last line of the log on them
         self._last_line = -WRONG_KEY_LINES_S
 
@@ -147,7 +147,7 @@ class Guard:
         given = headers.get("x-request-id", "")
         id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         status = 0
-        limits: Limits | None = None  # None: the request is not counted
+        limits: RateLimits | None = None  # None: the request is not counted
 
         async def sending(message: Message) -> None:
             nonlocal status
