@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -122,11 +123,13 @@ async def _answer_all(plan: Plan, backend: Backend, file: IO[bytes], done: set[s
     async def work() -> None:
         for line in left:
             running["now"] += 1
+            until = time.monotonic() + server.settings.request_timeout
             while True:
                 status, answer = await ask(app, line)
                 if server.engine.failure is not None:
                     raise EnvironmentFault(f"the engine failed: {server.engine.failure}")
-                if status not in (429, 503) or running["now"] == 1:
+                alone = running["now"] == 1
+                if status not in (429, 503) or alone or time.monotonic() > until:
                     break
                 await asyncio.sleep(_RETRY_S)
             running["now"] -= 1
@@ -153,7 +156,7 @@ def _tell(server: Server, before: int, statuses: Counter[int]) -> None:
     refused = sum(count for status, count in statuses.items() if status != 200)
     said = [f"{statuses[200]:,} answers"]
     if refused:
-        said.append(f"{refused:,} errors")
+        said.append(f"{refused:,} refused")
     if before:
         said.append(f"{before:,} were there already")
     progress.note(f"wrote {server.settings.batch_target}: {', '.join(said)}")
