@@ -3,14 +3,16 @@ head is normed: its rows are of length 1."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from lite_runner.architectures import llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import llama_like, llama_settings
+from lite_runner.architectures.architecture import Architecture, MindFormers
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 _OURS, _FUSED = "model.layers.{}.attention", "model.layers.{}.self_attn.W_pack"
 NAMES: Names = {
@@ -20,6 +22,7 @@ NAMES: Names = {
     "value": Name(f"{_OURS}.wv", _FUSED, 2),
 }
 NORMED_VOCABULARY = 125696  # of Baichuan2; nothing else in its config.json tells
+_NORMED = "normed_head"  # of a config.json of ours, with another vocabulary
 
 
 def read(fields: Fields) -> Decoder:
@@ -29,9 +32,14 @@ def read(fields: Fields) -> Decoder:
     alibi = fields.raw.get("max_position_embeddings") is None
     length = fields.integer("model_max_length", default=4096)
     same = fields.with_values(max_position_embeddings=length) if alibi else fields
-    model = llama_like.decoder(architecture="baichuan", **llama_like.sizes(same, positions=4096))
-    normed = model.vocab_size == NORMED_VOCABULARY
-    model = dataclasses.replace(model, normed_head=normed)
+    sizes = llama_like.sizes(same, positions=4096)
+    normed = fields.flag(_NORMED, sizes["vocab_size"] == NORMED_VOCABULARY)
+    return decoder(alibi=alibi, normed_head=normed, **sizes)
+
+
+def decoder(*, alibi: bool, **sizes: Any) -> Decoder:
+    """See llama_like.decoder."""
+    model = llama_like.decoder(architecture="baichuan", **sizes)
     return llama_like.changed(model, {"rotary": None, "alibi": True}) if alibi else model
 
 
@@ -43,7 +51,54 @@ def write(model: Decoder) -> dict[str, Any]:
     if model.attention.alibi:
         found["model_max_length"] = found.pop("max_position_embeddings")
         del found["rope_theta"]
+    if model.normed_head != (model.vocab_size == NORMED_VOCABULARY):
+        found[_NORMED] = model.normed_head
     return found | {"architectures": ["BaichuanForCausalLM"]}
+
+
+_NETWORKS = ("Baichuan7BV2ForCausalLM", "Baichuan13BV2ForCausalLM")
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers settings besides the shared ones."""
+    own = {"alibi": model.attention.alibi, "normed_head": model.normed_head}
+    return llama_settings.settings(model) | own
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    own = {name: given[name] for name in ("alibi", "normed_head")}
+    return decoder(**llama_settings.sizes_of_settings(given), **own)
+
+
+def claims(raw: Mapping[str, Any]) -> bool:
+    """True if a yaml of MindFormers, whose config class is a Llama's, names one of the networks."""
+    return _network(raw) in _NETWORKS
+
+
+def _network(raw: Mapping[str, Any]) -> Any:
+    model = raw.get("model")
+    arch = model.get("arch") if isinstance(model, Mapping) else None
+    return arch.get("type") if isinstance(arch, Mapping) else None
+
+
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """The larger network has ALiBi. A file of ours, which has the first one's name, says so."""
+    if claims(raw) and raw["model"]["model_config"].get("type") != BaichuanSettings.type:
+        result.assignments |= {
+            f"{PREFIX}type": BaichuanSettings.type,
+            f"{PREFIX}normed_head": True,
+            f"{PREFIX}alibi": _network(raw) == _NETWORKS[1],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaichuanSettings(llama_settings.LlamaLikeSettings):
+    """Settings of Baichuan and Baichuan2."""
+
+    type: Literal["BaichuanConfig"] = "BaichuanConfig"
+    alibi: bool = False  # positions are ALiBi's, in place of rotary ones
+    normed_head: bool = False  # the head's rows are divided by their lengths
 
 
 BAICHUAN = Architecture(
@@ -51,6 +106,18 @@ BAICHUAN = Architecture(
     read,
     NAMES,
     write,
+    MindFormers(
+        BaichuanSettings,
+        _NETWORKS[0],
+        "llama",
+        settings,
+        from_settings,
+        model="baichuan2_7b",
+        also=_NETWORKS[1:],
+        hidden_act=("silu",),
+        claims=claims,
+        translate=translate,
+    ),
     no_effect={
         "_from_model_config": "says where the files are from",
         "z_loss_weight": TRAINING,

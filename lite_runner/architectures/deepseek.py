@@ -4,14 +4,18 @@ and dense layers first. V3's experts are chosen by sigmoids and a bias, V2's by 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import experts, llama_like
-from lite_runner.architectures.architecture import Architecture
-from lite_runner.architectures.fields import KERNEL, Fields
+from lite_runner.architectures import experts, llama_like, llama_settings
+from lite_runner.architectures.architecture import Architecture, MindFormers
+from lite_runner.architectures.fields import KERNEL, MAX_EXPERTS, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows
-from lite_runner.architectures.spec import Decoder, Latent, Norm, Rotary
+from lite_runner.architectures.settings import PREFIX, Error, Translation, error
+from lite_runner.architectures.spec import Decoder, Experts, Latent, Norm, Rotary
+from lite_runner.errors import show
+from lite_runner.records import Count, Index, Positive, Range, dataclass
 
 _OURS, _LAYER = "model.layers.{}.attention", "model.layers.{}.self_attn"
 _LATENT: Names = {
@@ -46,7 +50,7 @@ def read(fields: Fields) -> Decoder:
         fields.integer("moe_intermediate_size", default=_WIDTH),
         range(fields.index("first_k_dense_replace", 3)),
     )
-    return decoder(fields, "deepseek_v3", mixture, interleaved=fields.flag("rope_interleave", True))
+    return _read(fields, "deepseek_v3", mixture, interleaved=fields.flag("rope_interleave", True))
 
 
 def read_v2(fields: Fields) -> Decoder:
@@ -66,13 +70,12 @@ def read_v2(fields: Fields) -> Decoder:
         fields.integer("moe_intermediate_size", default=1407),
         range(fields.index("first_k_dense_replace", 0)),
     )
-    return decoder(fields, "deepseek_v2", mixture)
+    return _read(fields, "deepseek_v2", mixture)
 
 
-def decoder(
+def _read(
     fields: Fields, architecture: str, mixture: Mixture, *, interleaved: bool = True
 ) -> Decoder:
-    """A decoder with latent attention."""
     plain_queries = "q_lora_rank" in fields.raw and fields.raw["q_lora_rank"] is None
     latent = Latent(
         rank=fields.integer("kv_lora_rank", default=512),
@@ -89,7 +92,13 @@ def decoder(
     same = fields.with_values(head_dim=latent.rotated, num_key_value_heads=heads)
     positions = 4096 if architecture == "deepseek_v3" else 2048
     sizes = llama_like.sizes(same, positions=positions)
-    rotary: Rotary = sizes["rotary"]
+    bias = fields.flag("attention_bias", False)
+    sizes |= {"architecture": architecture, "mixture": mixture, "qkv_bias": bias, "out_bias": bias}
+    return decoder(latent, **sizes)
+
+
+def decoder(latent: Latent, *, rotary: Rotary, **sizes: Any) -> Decoder:
+    """A decoder with latent attention; see llama_like.decoder."""
     scale, scaling = (latent.plain + latent.rotated) ** -0.5, rotary.scaling
     if scaling is not None and scaling.mscale_all_dim:
         from lite_runner.architectures.positions import yarn_mscale  # imports NumPy
@@ -100,15 +109,7 @@ def decoder(
         "head_dim": latent.rank + latent.rotated,
         "n_kv_heads": 1,
     }
-    bias = fields.flag("attention_bias", False)
-    model = llama_like.decoder(
-        architecture=architecture,
-        qkv_bias=bias,
-        out_bias=bias,
-        scale=scale,
-        mixture=mixture,
-        **sizes,
-    )
+    model = llama_like.decoder(scale=scale, **sizes)
     return llama_like.changed(model, {"latent": latent})
 
 
@@ -139,6 +140,183 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
+_SIZES = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers settings besides the shared ones, under the names of config.json."""
+    written = write(model)
+    found = llama_settings.settings(model) | experts.grouped_to_settings(model)
+    del found["partial_rotary_factor"]
+    return (
+        found
+        | {name: written[name] for name in _SIZES}
+        | {"n_kv_heads": None, "head_dim": None, "attention_multiplier": None}
+        | {"rope_interleave": written.get("rope_interleave", True)}
+    )
+
+
+def from_settings(given: Mapping[str, Any], architecture: str) -> Decoder:
+    """The inverse of `settings`."""
+    latent = Latent(
+        rank=given["kv_lora_rank"],
+        rotated=given["qk_rope_head_dim"],
+        plain=given["qk_nope_head_dim"],
+        value=given["v_head_dim"],
+        norm=Norm("rms", _EPS),
+        query_rank=given["q_lora_rank"],
+        interleaved=given["rope_interleave"],
+    )
+    newer = architecture == "deepseek_v3"
+    chosen = Experts(
+        given["n_routed_experts"],
+        given["num_experts_per_tok"],
+        given["norm_topk_prob"],
+        sigmoid=newer,
+        choice_bias=newer,
+        groups=given["n_group"],
+        chosen_groups=given["topk_group"],
+        best_of_group=2 if newer else 1,
+        scale=given["routed_scaling_factor"],
+        shared=given["n_shared_experts"] * given["moe_intermediate_size"],
+    )
+    mixture = Mixture(chosen, given["moe_intermediate_size"], range(given["first_k_dense_replace"]))
+    sizes = llama_settings.sizes_of_settings(given)
+    del sizes["scale"]
+    return decoder(latent, **sizes, architecture=architecture, mixture=mixture)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class DeepseekSettings(llama_settings.LlamaLikeSettings):
+    """Settings of DeepSeek; intermediate_size is of layers without experts."""
+
+    kv_lora_rank: Count  # of the latent vector that keys and values are made of
+    q_lora_rank: Count | None  # of that of queries; null: these are made of x
+    qk_rope_head_dim: Count  # of a head of queries and keys, with positions
+    qk_nope_head_dim: Count  # and without
+    v_head_dim: Count  # of a head of values
+    n_routed_experts: Annotated[int, Range(2, MAX_EXPERTS)]  # of a layer
+    num_experts_per_tok: Count
+    n_group: Count = 1  # of experts, of which a token's are chosen from topk_group
+    topk_group: Count = 1
+    norm_topk_prob: bool  # a token's weights are divided by their sum
+    routed_scaling_factor: Positive = 1.0  # of these weights
+    n_shared_experts: Index  # that every token takes
+    moe_intermediate_size: Count  # of each expert
+    first_k_dense_replace: Index = 0  # first layers, which have no experts
+    rope_interleave: bool = True  # files have the two of each rotation side by side
+
+    def errors(self) -> Iterator[Error]:
+        yield from super().errors()
+        if self.kv_lora_rank % 2 or self.qk_rope_head_dim % 2:
+            names = "kv_lora_rank", "qk_rope_head_dim"
+            got = f"got {self.kv_lora_rank} and {self.qk_rope_head_dim}, expected even numbers"
+            yield error(f"{' and '.join(names)}: {got}", *names)
+        count, groups = self.n_routed_experts, self.n_group
+        if count % groups or count // groups < 2:
+            yield error(
+                f"n_group: got {groups}, expected groups of two or more of the {count} experts",
+                *("n_group", "n_routed_experts"),
+            )
+        elif self.topk_group > groups or (
+            self.num_experts_per_tok > count // groups * self.topk_group
+        ):
+            yield error(
+                f"num_experts_per_tok: got {self.num_experts_per_tok} of topk_group="
+                f"{self.topk_group} groups, which have fewer",
+                *("num_experts_per_tok", "topk_group", "n_group"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV3Settings(DeepseekSettings):
+    """Settings of DeepSeek V3 and R1."""
+
+    type: Literal["DeepseekV3Config"] = "DeepseekV3Config"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekV2Settings(DeepseekSettings):
+    """Settings of DeepSeek V2."""
+
+    type: Literal["DeepseekV2Config"] = "DeepseekV2Config"
+
+
+# What moe_config calls our settings.
+_MOE = {
+    experts.COUNT: "n_routed_experts",
+    experts.CHOSEN: "num_experts_per_tok",
+    "shared_expert_num": "n_shared_experts",
+}
+_SAME = (
+    *("first_k_dense_replace", "moe_intermediate_size", "n_group", "norm_topk_prob"),
+    *("routed_scaling_factor", "topk_group"),
+)
+
+
+def _mindformers(section: type[DeepseekSettings], architecture: str) -> MindFormers:
+    """Settings under the names of config.json; moe_config of a yaml has other ones."""
+    name = section.type.removesuffix("Config")
+    network, newer = f"{name}ForCausalLM", architecture == "deepseek_v3"
+    # What the router is by the architecture.
+    fixed: dict[str, tuple[Any, ...]] = {
+        "balance_via_topk_bias": (None, newer),
+        "routing_policy": (None, "TopkRouterV2"),
+        "use_gating_sigmoid": (None, newer),
+        "use_shared_expert_gating": (None, False),
+    }
+
+    def claims(raw: Mapping[str, Any]) -> bool:
+        model = raw.get("model")
+        arch = model.get("arch") if isinstance(model, Mapping) else None
+        return isinstance(arch, Mapping) and arch.get("type") == network
+
+    def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+        where, given = experts.moe_config(raw)
+        own = raw["model"]["model_config"]
+        names = {**_MOE, **{one: one for one in _SAME}}
+        if given.get("topk_method") == "greedy":
+            names = {key: one for key, one in names.items() if key not in ("n_group", "topk_group")}
+            result.assignments |= {f"{PREFIX}n_group": 1, f"{PREFIX}topk_group": 1}
+        if given:
+            result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
+        result.assignments |= {
+            f"{PREFIX}{one}": given[key] for key, one in names.items() if key in given
+        }
+        for key, expected in fixed.items():
+            if given.get(key) not in expected:
+                wanted = f"expected {show(expected[-1])}, as in a {name}"
+                result.errors.append(f"{where}.{key}: got {show(given[key])}, {wanted}")
+        known = {*_MOE, *_SAME, *fixed, *experts.MOE_NO_EFFECT, "topk_method"}
+        result.errors += [
+            f"{where}.{key}: no such key of experts" for key in sorted(given.keys() - known)
+        ]
+        result.ignored += [f"{where}.{key}" for key in given if key in experts.MOE_NO_EFFECT]
+        # As in config.json: scores are scaled by the square of mscale_all_dim's.
+        scaling = own.get("scaling_factor")
+        if own.get("extend_method") == "YARN" and isinstance(scaling, Mapping):
+            named = {"type": "yarn", **llama_settings.rope_names(scaling)}
+            result.assignments[f"{PREFIX}rope_scaling"] = named
+        elif own.get("extend_method") not in (None, "None"):
+            result.errors.append(
+                f"{PREFIX}extend_method: got {show(own['extend_method'])}, expected None, or YARN"
+                " with a mapping as scaling_factor"
+            )
+
+    return MindFormers(
+        section,
+        network,
+        "llama",
+        settings,
+        lambda given: from_settings(given, architecture),
+        model=architecture,
+        hidden_act=("silu",),
+        translated=frozenset({"extend_method", "scaling_factor", "moe_config"}),
+        claims=claims,
+        translate=translate,
+    )
+
+
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     """The two of each rotation lie side by side, but for some V3."""
     latent = model.attention.latent
@@ -165,6 +343,7 @@ DEEPSEEK_V3 = Architecture(
     read,
     NAMES,
     write,
+    _mindformers(DeepseekV3Settings, "deepseek_v3"),
     renamed=renamed,
     no_effect=experts.NO_EFFECT
     | experts.NEXT_TOKEN
@@ -187,6 +366,7 @@ DEEPSEEK_V2 = dataclasses.replace(
     DEEPSEEK_V3,
     name="deepseek_v2",
     read=read_v2,
+    mindformers=_mindformers(DeepseekV2Settings, "deepseek_v2"),
     no_effect={
         name: reason for name, reason in DEEPSEEK_V3.no_effect.items() if name != "topk_method"
     },

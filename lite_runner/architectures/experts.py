@@ -195,6 +195,16 @@ GROUPED_NAMES: Names = {
 # MindFormers' sections of the experts, of which the first that is there counts.
 SECTIONS = (f"{PREFIX}moe_config", "moe_config")
 COUNT, CHOSEN = "expert_num", "num_experts_chosen"
+# Of training, and of how devices share the work. No token is dropped here, whatever the capacity.
+MOE_NO_EFFECT = frozenset(
+    """
+    aux_loss_factor aux_loss_factors aux_loss_types capacity_factor cold_token_percent
+    comp_comm_parallel comp_comm_parallel_degree cur_layer enable_sdrop expert_group_size
+    expert_model_parallel group_wise_a2a hot_expert_num max_router_load moe_module_name
+    moe_shared_expert_overlap router_dense_type save_token_distribution topk_bias_update_rate
+    update_step use_allgather_dispatcher use_fused_ops_topkrouter z_loss_factor
+    """.split()
+)
 
 
 def moe_config(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal
 
-from lite_runner.architectures import llama_like, naming
+from lite_runner.architectures import llama_like, llama_settings, naming
 from lite_runner.architectures.architecture import Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
 _OURS = "model.layers.{}"
 _FUSED = f"{_OURS}.attention.wqkv"
@@ -56,14 +60,54 @@ def write(model: Decoder) -> dict[str, Any]:
     return found | {"architectures": ["InternLM2ForCausalLM"]}
 
 
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """has_bias is of all four matrices of attention."""
+    llama_settings.translate(raw, defaults, result)
+    if (bias := raw["model"]["model_config"].get("has_bias")) is not None:
+        result.assignments |= {f"{PREFIX}{name}_has_bias": bias for name in ("qkv", "attn_proj")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternLMSettings(llama_settings.LlamaLikeSettings):
+    """Settings of InternLM."""
+
+    type: Literal["InternLMConfig"] = "InternLMConfig"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternLM2Settings(llama_settings.LlamaLikeSettings):
+    """Settings of InternLM2."""
+
+    type: Literal["InternLM2Config"] = "InternLM2Config"
+
+
 INTERNLM = Architecture(
-    "internlm", lambda fields: read(fields, "internlm"), llama_like.NAMES, write
+    "internlm",
+    lambda fields: read(fields, "internlm"),
+    llama_like.NAMES,
+    write,
+    llama_settings.mindformers(
+        InternLMSettings,
+        "InternLMForCausalLM",
+        "internlm_7b",
+        partial(llama_like.decoder, architecture="internlm"),
+        translated=llama_settings.TRANSLATED | {"has_bias"},
+        translate=translate,
+    ),
 )
 INTERNLM2 = Architecture(
     "internlm2",
     lambda fields: read(fields, "internlm2"),
     NAMES,
     write,
+    llama_settings.mindformers(
+        InternLM2Settings,
+        "InternLM2ForCausalLM",
+        "internlm2_7b",
+        partial(llama_like.decoder, architecture="internlm2"),
+        translated=llama_settings.TRANSLATED,
+        translate=llama_settings.translate,
+    ),
     no_effect={"pretraining_tp": KERNEL},
     stored_rows=naming.by_head,
 )

@@ -92,16 +92,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "use_gating_sigmoid": (None, False),
     "use_shared_expert_gating": (None, False),
 }
-# Of training, and of how devices share the work. No token is dropped here, whatever the capacity.
-_NO_EFFECT = frozenset(
-    """
-    aux_loss_factor aux_loss_factors aux_loss_types capacity_factor cold_token_percent
-    comp_comm_parallel comp_comm_parallel_degree cur_layer enable_sdrop expert_group_size
-    expert_model_parallel group_wise_a2a hot_expert_num max_router_load moe_module_name
-    moe_shared_expert_overlap router_dense_type save_token_distribution topk_bias_update_rate
-    update_step use_allgather_dispatcher use_fused_ops_topkrouter z_loss_factor
-    """.split()
-)
 
 
 def claims(raw: Mapping[str, Any]) -> bool:
@@ -119,7 +109,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
     section, given = experts.moe_config(raw)
     chosen = given.get(experts.CHOSEN, 1)
     result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
-    result.ignored += [f"{section}.{name}" for name in given if name in _NO_EFFECT]
+    result.ignored += [f"{section}.{name}" for name in given if name in experts.MOE_NO_EFFECT]
     result.errors += _errors(section, given, result.assignments.get(f"{PREFIX}intermediate_size"))
     result.assignments |= {
         f"{PREFIX}type": MixtralSettings.type,
@@ -145,7 +135,13 @@ def _errors(section: str, given: Mapping[str, Any], width: Any) -> Iterator[str]
             f"{section}.moe_intermediate_size: got {show(given['moe_intermediate_size'])}, expected"
             f" the intermediate_size of {show(width)}, which a Mixtral's experts have"
         )
-    known = {*_FIXED, *_NO_EFFECT, experts.COUNT, experts.CHOSEN, "moe_intermediate_size"}
+    known = {
+        *_FIXED,
+        *experts.MOE_NO_EFFECT,
+        experts.COUNT,
+        experts.CHOSEN,
+        "moe_intermediate_size",
+    }
     for name in sorted(given.keys() - known):
         yield f"{section}.{name}: no such key of experts"
 

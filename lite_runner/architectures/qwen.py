@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from lite_runner.architectures import llama_like
+from lite_runner.architectures import llama_like, llama_settings
 from lite_runner.architectures.architecture import Architecture
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
+from lite_runner.records import dataclass
 
-_OURS, _LAYER = "model.layers.{}", "transformer.h.{}"
+_LAYER = "transformer.h.{}"
+
+
+def _name(ours: str, theirs: str, part: int | None = None) -> Name:
+    return Name(ours, theirs, part, stored=f"transformer.{ours}")
+
+
 NAMES: Names = {
-    "embedding": Name("model.tok_embeddings.embedding_weight", "transformer.wte"),
-    "query": Name(f"{_OURS}.attention.wq", f"{_LAYER}.attn.c_attn", 0),
-    "key": Name(f"{_OURS}.attention.wk", f"{_LAYER}.attn.c_attn", 1),
-    "value": Name(f"{_OURS}.attention.wv", f"{_LAYER}.attn.c_attn", 2),
-    "attention_out": Name(f"{_OURS}.attention.wo", f"{_LAYER}.attn.c_proj"),
-    "gate": Name(f"{_OURS}.feed_forward.w1", f"{_LAYER}.mlp.w2"),
-    "down": Name(f"{_OURS}.feed_forward.w2", f"{_LAYER}.mlp.c_proj"),
-    "up": Name(f"{_OURS}.feed_forward.w3", f"{_LAYER}.mlp.w1"),
-    "attention_norm": Name(f"{_OURS}.attention_norm", f"{_LAYER}.ln_1"),
-    "feed_forward_norm": Name(f"{_OURS}.ffn_norm", f"{_LAYER}.ln_2"),
-    "norm": Name("model.norm_out", "transformer.ln_f"),
+    "embedding": _name("wte.embedding_weight", "transformer.wte"),
+    "query": _name("layers.{}.attention.wq", f"{_LAYER}.attn.c_attn", 0),
+    "key": _name("layers.{}.attention.wk", f"{_LAYER}.attn.c_attn", 1),
+    "value": _name("layers.{}.attention.wv", f"{_LAYER}.attn.c_attn", 2),
+    "attention_out": _name("layers.{}.attention.wo", f"{_LAYER}.attn.c_proj"),
+    "gate": _name("layers.{}.feed_forward.w1", f"{_LAYER}.mlp.w2"),
+    "down": _name("layers.{}.feed_forward.w2", f"{_LAYER}.mlp.c_proj"),
+    "up": _name("layers.{}.feed_forward.w3", f"{_LAYER}.mlp.w1"),
+    "attention_norm": _name("layers.{}.attention_norm", f"{_LAYER}.ln_1"),
+    "feed_forward_norm": _name("layers.{}.ffn_norm", f"{_LAYER}.ln_2"),
+    "norm": _name("ln_f", "transformer.ln_f"),
 }
 
 
@@ -61,11 +69,27 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class QwenSettings(llama_settings.LlamaLikeSettings):
+    """Settings of the first Qwen."""
+
+    type: Literal["QwenConfig"] = "QwenConfig"
+
+
 QWEN = Architecture(
     "qwen",
     read,
     NAMES,
     write,
+    llama_settings.mindformers(
+        QwenSettings,
+        "QwenForCausalLM",
+        "qwen_7b",
+        partial(llama_like.decoder, architecture="qwen"),
+        unread=frozenset({"kv_channels"}),
+        translated=llama_settings.TRANSLATED,
+        translate=llama_settings.translate,
+    ),
     no_effect={
         "attn_dropout_prob": TRAINING,
         "emb_dropout_prob": TRAINING,

@@ -50,13 +50,15 @@ _IGNORED = {
         auto_register end_token mask_token merges_file model_max_length pad_token padding_side
         trust_remote_code unk_token use_fast
     """,
+    "model.arch": "auto_register",
     "model.model_config": """
         add_qkv_bias apply_rope_fusion architectures attention_bias attention_dropout
-        attention_dropout_rate attention_softmax_in_fp32 auto_map batch_size bias_dropout_fusion
-        bias_swiglu_fusion block_size boost_model_name calculate_per_token_loss
+        attention_dropout_rate attention_softmax_in_fp32 auto_map auto_register
+        batch_size bias_dropout_fusion bias_swiglu_fusion block_size boost_model_name
+        calculate_per_token_loss
         chunk_prefill compute_in_2d emb_dropout_prob embed_parallel_config embedding_dropout_prob
         embedding_init_type embedding_type enable_high_performance enable_slice_dp extend_method
-        ffn_dim_multiplier fine_grain_interleave
+        ffn_concat ffn_dim_multiplier fine_grain_interleave has_bias
         fp32_residual_connection fused_norm fused_rms_norm gmask_token_id
         hidden_act hidden_dropout hidden_dropout_rate hidden_size_per_attention_head ignore_index
         ignore_token_id init_method_std initializer_range
@@ -140,11 +142,15 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 # Tokenizer types by our names.
 TOKENIZERS = {
+    "Baichuan2Tokenizer": "LlamaTokenizer",
     "BloomProcessor": "BloomTokenizer",
     "GPT2Processor": "GPT2Tokenizer",
+    "InternLM2Tokenizer": "LlamaTokenizer",
+    "InternLMTokenizer": "LlamaTokenizer",
     "LLaMATokenizer": "LlamaTokenizer",
     "LlamaProcessor": "LlamaTokenizer",
     "PreTrainedTokenizerFast": "AutoTokenizer",
+    "QwenTokenizer": "AutoTokenizer",
 }
 # parallel_mode by number.
 PARALLEL_MODES = {
@@ -339,7 +345,8 @@ def _translate_model(
         kind.translate(raw, defaults, result)
     merged_over = of_mindformers(defaults.get("type"))
     if merged_over is not None and merged_over.claims(raw):
-        merged_over.translate(raw, defaults, result)
+        if merged_over is not kind:
+            merged_over.translate(raw, defaults, result)
     elif has_experts(raw):
         result.errors.append(unsupported(raw))
 

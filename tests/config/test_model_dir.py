@@ -142,6 +142,8 @@ BASES = {
     "phi3": "phi4",
     "starcoder2": "starcoder2_3b",
     "gpt_neox": "pythia_160m",
+    "deepseek_v2": "deepseek_v2",
+    "deepseek_v3": "deepseek_v3",
     "llama": "mistral_7b",  # whose window is not the model's
 }
 

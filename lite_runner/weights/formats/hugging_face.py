@@ -216,7 +216,7 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
     if _is_less_one(parameter, config):
         return shifted(tensor, 1.0)
     if parameter.role == "head" and config.normed_head:
-        return derived(tensor, parameter.shape, _normed_rows)
+        return with_normed_rows(tensor)
     if _is_by_head(parameter, config):
         tensor = derived(tensor, parameter.shape, lambda array: array)
     if stored_rows(parameter, config) is not None:
@@ -224,8 +224,12 @@ def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> Laz
     return tensor if conv1d == parameter.transposed else transposed(tensor)
 
 
+def with_normed_rows(head: LazyTensor) -> LazyTensor:
+    """A head as a model with `normed_head` computes with it."""
+    return derived(head, head.shape, _normed_rows)
+
+
 def _normed_rows(head: NDArray[Any]) -> NDArray[Any]:
-    """A head as Baichuan2 computes with it."""
     wide = head.astype(np.float32)
     lengths = np.sqrt((wide * wide).sum(-1, keepdims=True))
     normed: NDArray[Any] = (wide / np.maximum(lengths, 1e-12)).astype(head.dtype)

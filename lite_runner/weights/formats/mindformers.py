@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from lite_runner.architectures import Parameter, parameters
+from lite_runner.architectures import Parameter
 from lite_runner.architectures.spec import Decoder
 from lite_runner.weights.formats.fused import by_name, fuse, separated, split, stacked
 from lite_runner.weights.formats.hugging_face import (
@@ -12,6 +12,7 @@ from lite_runner.weights.formats.hugging_face import (
     from_hugging_face,
     full_name,
     shapes_in_files,
+    with_normed_rows,
 )
 from lite_runner.weights.layouts import check_tensors, expected_tensors
 from lite_runner.weights.tensor import LazyTensor
@@ -56,18 +57,26 @@ def with_canonical_names(
     if head is not None:
         check_tied_head(head, tensors[next(iter(expected))], where)
     if expected is stored:
-        return from_mindformers(tensors, config)
-    return {name: tensors[name] for name in expected}
+        tensors = from_mindformers(tensors, config)
+    if config.normed_head:
+        tensors["lm_head.weight"] = with_normed_rows(tensors["lm_head.weight"])
+    return {name: tensors[name] for name in expected_tensors(config)}
 
 
 def from_mindformers(found: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors from those `found` under the names of `shapes_in_mindformers`."""
     return {
-        part.name: split(found[canonical_name(part.stored)], part, model)
-        if part.stored
-        else found[part.name]
-        for part in parameters(model)
+        part.name: split(found[canonical_name(name)], part, model)
+        if part.stored and not _alone(parts)
+        else found[canonical_name(name)]
+        for name, parts in by_name(model, _name).items()
+        for part in parts
     }
+
+
+def _alone(parts: Sequence[Parameter]) -> bool:
+    """True for a tensor that Hugging Face fuses with others, and MindFormers does not."""
+    return len(parts) == 1 and parts[0].part is not None
 
 
 def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
@@ -75,8 +84,8 @@ def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[st
     table = by_name(model, _name)
     named = {
         name: fuse(parts, [tensors[part.name] for part in parts], model)
-        if parts[0].stored
-        else tensors[name]
+        if parts[0].stored and not _alone(parts)
+        else tensors[parts[0].name]
         for name, parts in table.items()
     }
     known = {part.name for parts in table.values() for part in parts}
