@@ -204,6 +204,16 @@ class Paged(Backend, Protocol):
 
 
 @runtime_checkable
+class Drafting(Backend, Protocol):
+    """A backend with a smaller model of the same vocabulary, which drafts tokens."""
+
+    @property
+    def draft(self) -> Backend | None:
+        """Its cache has as many slots, of which each takes a sequence; None: there is none."""
+        ...
+
+
+@runtime_checkable
 class Storing(Backend, Protocol):
     """A backend whose prefixes can be stored."""
 

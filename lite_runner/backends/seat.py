@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -39,6 +40,8 @@ class RunOptions:
     adapters: AdapterJob | None = None  # None: the base model alone
     tokenizer: Tokenizer | None = None  # None: the checkpoint has none, or nobody opened it yet
     folder: Path | None = None  # of the run, for files of an engine
+    draft: ModelFiles | None = None  # a smaller model, which drafts tokens
+    is_draft: bool = False
     cache_bytes: int | None = None  # that the KV cache may take; None: all that it can hold
 
     @property
@@ -47,9 +50,16 @@ class RunOptions:
         return getattr(self.config, "speculate", "none") == "ngram"
 
     @property
+    def of_draft(self) -> RunOptions:
+        """The options of the draft model of this run."""
+        assert self.draft is not None
+        length = min(self.length, self.draft.model.seq_length)
+        return replace(self, length=length, draft=None, adapters=None, is_draft=True)
+
+    @property
     def stores_prefixes(self) -> bool:
         """True if prefixes of prompts are to be kept in files."""
-        return getattr(self.config, "prefix_cache", "none") == "disk"
+        return not self.is_draft and getattr(self.config, "prefix_cache", "none") == "disk"
 
     @property
     def adapter_slots(self) -> int:
@@ -78,6 +88,12 @@ class RunOptions:
             return (), None
         rounded = config.adapter_dtype == "bf16"
         return adapters, pool_size(adapters, self.adapter_slots, rounded=rounded)
+
+
+def draft_of(config: ComputeOptions) -> str | None:
+    """The draft model that a run names, which run modes that score texts never do."""
+    name: str | None = getattr(config, "draft_model", None)
+    return name
 
 
 class Seat(Protocol):

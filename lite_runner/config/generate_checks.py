@@ -80,11 +80,23 @@ def generate_errors(config: GenerateOptions) -> Iterator[Invalid]:
     yield from offline_errors(config)
     yield from mindformers_run_errors(config)
     yield from replica_errors(config)
-    if config.speculate == "ngram" and config.num_beams is not None and config.num_beams > 1:
+    yield from _speculation_errors(config)
+    if config.num_beams is not None and config.num_beams > 1:
+        given = {"speculate": config.speculate != "none", "draft_model": bool(config.draft_model)}
+        for key in (key for key, is_given in given.items() if is_given):
+            yield invalid(
+                (key, "num_beams"),
+                f"{key}={getattr(config, key)} has no effect with num_beams={config.num_beams}:"
+                " beams change until the end",
+            )
+
+
+def _speculation_errors(config: GenerateOptions | SessionOptions) -> Iterator[Invalid]:
+    if config.speculate != "none" and config.draft_model:
         yield invalid(
-            ("speculate", "num_beams"),
-            f"speculate=ngram has no effect with num_beams={config.num_beams}: beams change until"
-            " the end",
+            ("speculate", "draft_model"),
+            f"speculate={config.speculate} and draft_model={config.draft_model} both draft tokens;"
+            " give one of them",
         )
 
 
@@ -108,6 +120,7 @@ def session_errors(config: SessionOptions) -> Iterator[Invalid]:
     """Validation errors of run modes that load a model for later prompts."""
     yield from sampling_errors(config, config.generation(), vars(config))
     yield from adapter_errors(config, one=False)
+    yield from _speculation_errors(config)
     if not config.runs_given_model:
         yield from strategy_errors(config)
     yield from offline_errors(config)
@@ -165,6 +178,7 @@ def mindformers_run_errors(config: GenerateOptions) -> Iterator[Invalid]:
         if one.name not in _OF_MINDFORMERS
     }
     refused["speculate"] = (config.speculate == "ngram", "speculative decoding")
+    refused["draft_model"] = (config.draft_model, "speculative decoding")
     yield from mindformers_model_errors(config)
     yield from _refused(refused)
     if options.num_beams > 1 and config.use_past:

@@ -508,6 +508,7 @@ class SessionOptions(
     takes_parallel: ClassVar[bool] = False
 
     speculate: Speculation
+    draft_model: InputPath | None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -529,6 +530,7 @@ class GenerateOptions(
 
     prefix_cache: PrefixCache
     speculate: Speculation
+    draft_model: InputPath | None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

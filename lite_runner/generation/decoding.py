@@ -59,10 +59,10 @@ class Samples:
         returns: Sequence[int],
         limit: int,
         *,
-        speculate: bool = False,
+        drafter: Callable[[NDArray[np.int32]], Drafter] | None = None,
     ) -> None:
-        """`returns`: indices of the sequences; `limit`: maximum tokens of each; `speculate`: draft
-        tokens."""
+        """`returns`: indices of the sequences; `limit`: maximum tokens of each; `drafter`: makes
+        what drafts tokens after the prompt."""
         self._id, self._request, self._limit = id, request, limit
         self._eos = frozenset(request.options.eos_token_id)
         top = request.options.logprobs
@@ -78,7 +78,7 @@ class Samples:
                     keep_scores=request.keep_logits,
                 ),
                 None if top is None else LogprobCollector(top),
-                Drafter(request.prompt) if speculate else None,
+                None if drafter is None else drafter(request.prompt),
             )
             for index in returns
         ]

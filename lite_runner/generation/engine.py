@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends.base import AdapterSlots, Backend, GivesHidden, Paged, Storing
+from lite_runner.backends.base import AdapterSlots, Backend, Drafting, GivesHidden, Paged, Storing
 from lite_runner.config.generation import FinishReason
+from lite_runner.generation.draft_model import DraftModel
 from lite_runner.generation.request import (
     Completion,
     Event,
@@ -111,16 +112,19 @@ class Engine:
         step_s: float | None = None,
         speculate: bool = False,
     ) -> None:
-        """The options are those of Scheduler. Raises ConfigError for a budget that does not fit."""
+        """The options are those of Scheduler; a backend's draft model is used without `speculate`.
+        Raises ConfigError for a budget that does not fit."""
         self.backend = backend
         self._stored = backend.stored if isinstance(backend, Storing) else None
+        draft = backend.draft if isinstance(backend, Drafting) else None
         self.scheduler = Scheduler(
             backend.info,
             backend.adapters,
             token_budget,
             prefix_cache=prefix_cache,
             step_s=step_s,
-            speculate=speculate,
+            speculate=speculate or draft is not None,
+            draft_model=None if draft is None else DraftModel(draft, backend.info.vocab_size),
             stored=self._stored,
         )
 

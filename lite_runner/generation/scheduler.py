@@ -27,6 +27,7 @@ from lite_runner.backends.base import (
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.decoding import Beams, Samples, Search, SequenceGroup
+from lite_runner.generation.draft_model import DraftModel
 from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.pooling import Pooled
 from lite_runner.generation.request import (
@@ -39,7 +40,7 @@ from lite_runner.generation.request import (
     check_lengths,
 )
 from lite_runner.generation.slots import CopySlots, Placement, ReleaseSlot, Slots, SlotWork
-from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
+from lite_runner.generation.speculation import MOST_DRAFTED, PromptLookup, StepCost
 from lite_runner.system.signals import deferred
 
 
@@ -73,17 +74,17 @@ class Scheduler:
         prefix_cache: bool = True,
         step_s: float | None = None,
         speculate: bool = False,
+        draft_model: DraftModel | None = None,
         stored: StoredPrefixes | None = None,
     ) -> None:
         """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
         backend's preference); `prefix_cache`: reuse cached prefixes of prompts; `step_s`: seconds
         of a step to aim at while sequences are decoding, by computing less of prompts (None: no
-        limit); `speculate`: compute drafted tokens ahead where that pays; `stored`: prefixes in
-        files. The three go by the clock and the disk, so ranks that share a model do without; they
-        take logits that are batch-invariant.
+        limit); `speculate`: compute drafted tokens ahead where that pays, `draft_model`'s if given;
+        `stored`: prefixes in files. These go by the clock and the disk, so ranks that share a model
+        do without, and take batch-invariant logits.
 
-        Raises ConfigError if the budget does not fit a chunk besides a token of all other slots.
-        """
+        Raises ConfigError if the budget does not fit a chunk besides a token of all other slots."""
         self.timing = GenerationTiming()
         self.adapter_s: dict[str | None, float] = {}  # seconds of the steps, by adapter
         self._info, self._adapter_slots = info, adapters
@@ -99,7 +100,8 @@ class Scheduler:
         reusable = info.exact and info.can_continue and info.short_length is None
         self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
         self._stored = stored if prefix_cache and reusable and info.prefix is None else None
-        self._cost = StepCost()
+        self._draft_model, self._cost = draft_model, draft_model or StepCost()
+        self._drafter = draft_model.sequence if draft_model is not None else PromptLookup
         # Recomputing a text gives the same keys: the youngest may make room, and come again.
         self._preempts = info.exact and info.can_continue
         self._waiting: list[SequenceGroup] = []  # both in queue order
@@ -277,7 +279,8 @@ class Scheduler:
             slots = min(slots, memory.blocks // memory.blocks_of(length + limit))
         returns = range(options.num_return_sequences)
         parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
-        return [Samples(id, request, part, limit, speculate=self._speculates) for part in parts]
+        drafter = self._drafter if self._speculates else None
+        return [Samples(id, request, part, limit, drafter=drafter) for part in parts]
 
     def _copy_prefixes(self) -> None:
         """Copy prompt prefixes that are ready now."""
@@ -467,6 +470,8 @@ class Scheduler:
         # Beside prompts each token counts, and who waits for a slot comes first.
         if self._speculates and len(decoding) == len(self._running) and not self._waiting:
             most = partial(self._most_drafted, sum(len(group.search.lanes()) for group in decoding))
+            if self._draft_model is not None:
+                self._draft_model.draft(most, [group.search for group in decoding])
         for group in decoding:
             rows = group.newest(most)
             step.rows += rows

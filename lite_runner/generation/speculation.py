@@ -1,4 +1,4 @@
-"""Speculative decoding by prompt lookup.
+"""Speculative decoding: drafts by prompt lookup, and how long ones pay.
 
 Where the last tokens of a sequence occurred before, in its prompt or its output, the tokens that
 followed them there are drafted. A step computes the logits after each drafted token; those that
@@ -11,6 +11,7 @@ After Saxena, Prompt Lookup Decoding (2023), and transformers' prompt_lookup_num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,22 @@ _FORGOTTEN = 0.01  # of what drafted tokens cost, in a step without
 _MARGIN = 1.2  # by which a draft has to be worth more than it costs
 
 
-class Drafter:
+class Drafter(Protocol):
     """Drafts for one sequence, and their rate of acceptance."""
+
+    rate: float
+
+    def draft(self, most: int) -> list[int]:
+        """At most `most` tokens that may come next."""
+        ...
+
+    def extend(self, tokens: Sequence[int], drafted: int) -> None:
+        """Add the tokens that were chosen where `drafted` ones were computed ahead."""
+        ...
+
+
+class PromptLookup:
+    """Drafts what followed the newest tokens before. See Drafter."""
 
     def __init__(self, prompt: NDArray[np.int32]) -> None:
         self._text: list[int] = prompt.tolist()
@@ -35,13 +50,11 @@ class Drafter:
         self.rate = _FIRST_RATE
 
     def draft(self, most: int) -> list[int]:
-        """At most `most` tokens that may come next."""
         if not self._expected:
             self._expected = self._found()
         return self._expected[:most]
 
     def extend(self, tokens: Sequence[int], drafted: int) -> None:
-        """Add the tokens that were chosen where `drafted` ones were computed ahead."""
         expected, self._expected = self._expected, []
         for place, token in enumerate(tokens):
             self._text.append(token)
@@ -73,6 +86,10 @@ class StepCost:
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # sequences -> seconds of a step
         self._row: dict[int, float] = {}  # sequences -> a drafted token's share of these
+
+    def plain(self, sequences: int) -> float | None:
+        """Seconds of a step without drafts; None: none was timed."""
+        return self._plain.get(sequences)
 
     def took(self, sequences: int, drafted: int, seconds: float) -> None:
         """Account for a step of decoding alone."""

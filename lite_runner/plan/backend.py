@@ -8,10 +8,11 @@ from typing import TypeVar
 from lite_runner import progress
 from lite_runner.architectures import custom_network
 from lite_runner.backends.base import Backend, Growing
-from lite_runner.backends.seat import RunOptions, seat
+from lite_runner.backends.seat import RunOptions, draft_of, seat
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import CompareOptions, ComputeOptions, asked_by_auto
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.model.draft import draft_files
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.job import Job
 from lite_runner.records import dataclass
@@ -39,6 +40,7 @@ def run_options(
         width=max(shared.num_beams, shared.num_return_sequences),
         generation=job.options,
         prompts=job.tokens,
+        draft=draft_files(name, config.source) if (name := draft_of(config)) else None,
         prompt_logits=job.needs_prompt_logits,
         adapters=job.adapters,
         tokenizer=tokenizer,

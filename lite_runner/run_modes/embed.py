@@ -83,6 +83,8 @@ def errors(config: Config) -> Iterator[Invalid]:
         yield invalid("enable_thinking", "enable_thinking= has no effect with run_mode=embed")
     if config.speculate != "none":
         yield invalid("speculate", f"speculate={config.speculate} has no effect: no token is drawn")
+    if config.draft_model:
+        yield invalid("draft_model", "draft_model= has no effect: no token is drawn")
     if isinstance(config.adapter_id, tuple):
         yield invalid("adapter_id", f"adapter_id: got {show(config.adapter_id)}, expected one name")
     if not config.predict_data:

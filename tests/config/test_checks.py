@@ -73,6 +73,8 @@ MODEL = "model.model_config"
         (["temperature=-1"], "temperature: got -1, expected a number >= 0"),
         (["top_k=5", "num_beams=2"], "num_beams=2 with top_k=5 is not available"),
         (["speculate=ngram", "num_beams=2"], "speculate=ngram has no effect with num_beams=2"),
+        (["draft_model=x", "num_beams=2"], "draft_model=x has no effect with num_beams=2"),
+        (["draft_model=x", "speculate=ngram"], "speculate=ngram and draft_model=x both draft"),
         (["do_sample=true", "num_beams=2"], "num_beams=2 with do_sample=true"),
         (["num_beams=2", "num_return_sequences=3"], "got 3, expected at most num_beams=2"),
         (["num_beams=2", "stop=x"], "stop strings are not available with num_beams=2"),

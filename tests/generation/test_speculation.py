@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generation, Request
-from lite_runner.generation.speculation import MOST_DRAFTED, Drafter, StepCost
+from lite_runner.generation.speculation import MOST_DRAFTED, PromptLookup, StepCost
 from tests.generation.mock import MockBackend, cycling_logits
 from tests.generation.scenarios import Run, Scenario, same, scenarios
 from tests.generation.test_scheduler import check_texts
@@ -26,8 +26,8 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepCost, "most", lambda *_: MOST_DRAFTED)
 
 
-def drafter(*tokens: int) -> Drafter:
-    return Drafter(np.array(tokens, np.int32))
+def drafter(*tokens: int) -> PromptLookup:
+    return PromptLookup(np.array(tokens, np.int32))
 
 
 @pytest.mark.usefixtures("eager")

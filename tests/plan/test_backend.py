@@ -140,6 +140,8 @@ def test_a_named_backend_that_cannot_compute_is_refused_with_one_that_can(
         ("backend=mslite", "kv_cache=fp16"): ("kv_cache=fp16 is of", "backend=native"),
         ("backend=ms", "speculate=ngram"): ("speculate=ngram is of", "backend=native"),
         ("backend=mslite", "speculate=ngram"): ("speculate=ngram is of", "backend=native"),
+        ("backend=ms", "draft_model=tiny_llama"): ("draft_model= is of", "backend=native"),
+        ("backend=mslite", "draft_model=tiny_llama"): ("draft_model= is of", "backend=native"),
     }
     for settings, (why, can) in cases.items():
         refused([*SHORT, *settings], 2)

@@ -26,6 +26,8 @@ class Lite(Seat):
             reasons.append("an exported model takes no adapters beside it")
         if options.speculates:
             reasons.append("speculate=ngram is of backend=native")
+        if options.draft is not None:
+            reasons.append("draft_model= is of backend=native")
         if options.prompt_logits:
             reasons.append("an exported graph gives the logits of the last token alone")
         if files.held is not None:

@@ -62,6 +62,7 @@ class MindSpore(Seat):
             "adapter_dtype=bf16": getattr(config, "adapter_dtype", "auto") != "auto",
             "quant=a8": config.quant == "a8",
             "speculate=ngram": options.speculates,
+            "draft_model=": options.draft is not None,
         }
         reasons += [
             f"{setting} is of backend=native" for setting, given in native_only.items() if given

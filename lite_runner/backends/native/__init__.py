@@ -7,7 +7,6 @@ from functools import partial
 
 from lite_runner import native, progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend
 from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.backends.native.packed_cache import (
@@ -17,7 +16,7 @@ from lite_runner.backends.native.packed_cache import (
     packed_model,
 )
 from lite_runner.backends.native.prefix_files import QUEUED, StoreSettings
-from lite_runner.backends.seat import RunOptions, Seat
+from lite_runner.backends.seat import RunOptions, Seat, draft_of
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
@@ -27,6 +26,7 @@ from lite_runner.backends.step_sizes import (
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.config.quantization import CacheType
+from lite_runner.model.draft import check_vocabulary
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Share, unsupported
@@ -62,12 +62,27 @@ class Native(Seat):
             model = files.model
             if options.ranks.tensor > 1:
                 reasons.append("speculate=ngram: ranks that share a model do without")
-            if not model.keys_reusable or model.short_length is not None or model.prefix:
+            if _keys_change(model):
                 reasons.append("speculate=ngram: this model's keys change with the text's length")
+        if options.draft is not None:
+            if options.ranks.tensor > 1:
+                reasons.append("draft_model: ranks that share a model do without")
+            if _keys_change(files.model) or _keys_change(options.draft.model):
+                reasons.append("draft_model: keys of a model change with the text's length")
+            drafts = unsupported(options.draft.model)
+            reasons += [f"draft_model={options.draft.location()}: {why}" for why in drafts]
         return reasons + unsupported(files.model)
+
+    def check(self, files: ModelFiles, options: RunOptions) -> None:
+        """See Seat."""
+        if options.draft is not None:
+            check_vocabulary(options.draft, files, options.tokenizer)
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
         """See Seat. Measured: mapped layers take no more than those packed in memory."""
+        if options.draft is not None:
+            alone = self.memory(files, replace(options, draft=None))
+            return _together(alone, self.memory(options.draft, options.of_draft))
         model, slots, length = files.model, options.slots, options.length
         share, local = _share(options), files.model.shard(options.ranks.tensor)
         cached = options.config.context.cache and not options.config.dry_run  # the same each time
@@ -109,9 +124,11 @@ class Native(Seat):
         found = {names[tensor.dtype] for tensor in tensors if len(tensor.shape) > 1}
         return " and ".join(sorted(found))
 
-    def open(self, files: ModelFiles, options: RunOptions) -> Backend:
+    def open(self, files: ModelFiles, options: RunOptions) -> NativeBackend:
         """See Seat."""
         config = options.config
+        self.check(files, options)
+        draft = None if options.draft is None else self.open(options.draft, options.of_draft)
         dtype = config.rounded_dtype(options.device)
         quantized, blocks = files.quantization.rounds, files.quantization.keeps_blocks
         if dtype != "float32" and (quantized or blocks):
@@ -124,7 +141,7 @@ class Native(Seat):
         layers = packed_model(
             _as_computed(files, options),
             lora,
-            name=config.model_name,
+            name=draft_of(config) or "" if options.is_draft else config.model_name,
             cached=config.context.cache,
             ranks=options.ranks,
             share=_share(options),
@@ -141,10 +158,27 @@ class Native(Seat):
             peers=peers,
             store=store,
             reproducible=config.context.reproducible,
+            draft=draft,
         )
 
 
 SEAT = Native()
+
+
+def _keys_change(model: Decoder) -> bool:
+    return not model.keys_reusable or model.short_length is not None or model.prefix is not None
+
+
+def _together(model: Memory, draft: Memory) -> Memory:
+    """The memory of a model and its draft model, which one process has."""
+    return replace(
+        model,
+        weights=model.weights + draft.weights,
+        cache=model.cache + draft.cache,
+        loading=max(model.loading, draft.loading),
+        work=model.work + draft.work,
+        more_cache=model.more_cache + draft.more_cache,
+    )
 
 
 def _share(options: RunOptions) -> Share:

@@ -54,11 +54,13 @@ class NativeBackend:
         peers: Peers | None = None,
         store: StoreSettings | None = None,
         reproducible: bool = False,
+        draft: NativeBackend | None = None,
     ) -> None:
         """`layers`: as `pack` returns them; `adapters`: the initial ones, if `options` have adapter
         slots; `threads` None: one per processor available to this process; `peers`: the ranks that
         have the rest of each layer; `store`: where prefixes are to be kept in files;
-        `reproducible`: the same bits on every processor."""
+        `reproducible`: the same bits on every processor; `draft`: a smaller model, which
+        drafts tokens."""
         native.set_threads(threads)
         native.choose_kernels(reproducible=reproducible)
         self._config, self._reproducible = config, reproducible
@@ -68,6 +70,7 @@ class NativeBackend:
             AdapterSlots(model.adapters, adapters, options.lora) if options.lora else None
         )
         self.stored: PrefixFiles | None = None
+        self.draft = draft
         self._configure(options)
         if store is not None:
             self.stored = PrefixFiles(
@@ -78,6 +81,8 @@ class NativeBackend:
         """Set everything that depends on the cache size."""
         assert self._model is not None
         config = self._config
+        if self.draft is not None:
+            options = self._shared(self.draft, options)
         length = cache_length(options.length, config.seq_length)
         self._options = options = replace(options, length=length)
         memory, block_bytes = None, self._model.block_bytes(options.cache)
@@ -113,6 +118,18 @@ class NativeBackend:
         self._configure(replace(options, slots=slots, length=length, cache_bytes=cache_bytes))
         if self.stored is not None:
             self.stored.rotate(self._metadata.table)
+
+    def _shared(self, draft: NativeBackend, options: NativeOptions) -> NativeOptions:
+        """The options with the draft model's part of the cache's memory taken off."""
+        assert self._model is not None and draft._model is not None
+        length = min(options.length, draft._config.seq_length)
+        sizes = [model.block_bytes(options.cache) for model in (self._model, draft._model)]
+        rest = part = options.cache_bytes
+        if rest is not None:
+            part = rest * sizes[1] // sum(sizes)
+            rest -= part
+        draft.grow(options.slots, length, part)
+        return replace(options, cache_bytes=rest)
 
     def prepare(self) -> None:
         """Nothing: there is no graph to compile."""
@@ -159,6 +176,8 @@ class NativeBackend:
         if self.stored is not None:
             self.stored.close()
             self.stored = None
+        if self.draft is not None:
+            self.draft.close()
         if self._model is not None:
             self._model.close()
             self._model = self.adapters = None

@@ -1,0 +1,168 @@
+"""Drafts by a model: the same tokens, whatever it drafts, and no more of its time than it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lite_runner.backends.base import CacheMemory
+from lite_runner.config.generation import GenerationConfig
+from lite_runner.generation import Engine, Generation, Request
+from lite_runner.generation.draft_model import DraftModel, DraftSequence
+from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
+from tests.generation.mock import Logits, MockBackend, cycling_logits, hashed_logits
+from tests.generation.scenarios import LENGTH, Run, Scenario, same, scenarios
+from tests.generation.test_scheduler import check_texts
+
+Make = Callable[..., MockBackend]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts as long as they may be, whatever they cost."""
+    monkeypatch.setattr(StepCost, "most", lambda *_: MOST_DRAFTED)
+    monkeypatch.setattr(DraftModel, "took", lambda *_: None)
+
+
+def with_draft(model: MockBackend, draft: MockBackend) -> MockBackend:
+    model.draft = draft  # type: ignore[attr-defined]
+    return model
+
+
+@dataclass(frozen=True)
+class DraftedScenario(Scenario):
+    """A scenario in which a model drafts."""
+
+    draft_logits: Logits
+    draft_info: dict[str, Any]
+
+    def backend(self, logits: Logits) -> MockBackend:
+        model = super().backend(logits)
+        if not self.speculate:
+            return model
+        return with_draft(
+            model, MockBackend(self.draft_logits, model.info.slots, **self.draft_info)
+        )
+
+
+@pytest.mark.usefixtures("eager")
+@settings(max_examples=60)
+@given(
+    scenarios(),
+    st.sampled_from([cycling_logits, hashed_logits]),
+    st.sampled_from([LENGTH, LENGTH // 2]),
+    st.integers(0, 20),
+)
+def test_texts_do_not_depend_on_the_draft_model(
+    scenario: Scenario, logits: Logits, length: int, blocks: int
+) -> None:
+    info: dict[str, Any] = {"max_length": length, "adapter_slots": 0}
+    if blocks:
+        info["memory"] = CacheMemory(8, blocks)
+    drafted = DraftedScenario(
+        **{**vars(scenario), "speculate": True}, draft_logits=logits, draft_info=info
+    )
+    check_texts(Run(drafted, cycling_logits).go(), cycling_logits)
+
+
+def generated(model: MockBackend, *prompts: list[int], **options: Any) -> Generation:
+    chosen = GenerationConfig(max_new_tokens=40, **options)
+    return Engine(model).generate(
+        [Request(np.array(one, np.int32), chosen) for one in prompts or ([1, 2, 3, 5, 8],)]
+    )
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"repetition_penalty": 1.1}])
+def test_a_model_that_drafts_its_own_tokens_has_all_accepted(
+    backend: Make, options: dict[str, Any]
+) -> None:
+    plain, fast, draft = (backend(slots=2, max_length=100) for _ in range(3))
+    expected = generated(plain, logprobs=2, **options)
+    got = generated(with_draft(fast, draft), logprobs=2, **options)
+    assert same(got.completions[0], expected.completions[0])
+    timing = got.timing
+    assert timing.decode_tokens == expected.timing.decode_tokens
+    assert len(plain.steps) - len(fast.steps) == timing.accepted_tokens
+    if not options:
+        assert timing.accepted_tokens == timing.drafted_tokens > 30
+
+
+@pytest.mark.usefixtures("eager")
+def test_another_model_has_few_accepted(backend: Make) -> None:
+    model = with_draft(backend(), backend(logits=cycling_logits))
+    timing = generated(model).timing
+    assert timing.drafted_tokens > 100 > 30 > timing.accepted_tokens
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_long_text_is_read_in_parts_and_a_known_one_is_not_read_again(backend: Make) -> None:
+    draft = backend(slots=2, max_length=1000)
+    model = with_draft(backend(slots=2, max_length=1000), draft)
+    prompt = [token % 16 for token in range(600)]
+    engine = Engine(model)
+
+    def run(*more: int) -> list[int]:
+        draft.steps.clear()
+        options = GenerationConfig(max_new_tokens=12)
+        engine.generate([Request(np.array([*prompt, *more], np.int32), options)])
+        return [len(row.tokens) for step in draft.steps for row in step]
+
+    first = run()
+    assert max(first) < 300 and sum(first) > 600
+    assert sum(run(3, 1, 2)) < 50
+
+
+def asked(model: DraftModel, *sequences: DraftSequence) -> list[int]:
+    """How much of each is drafted."""
+
+    class Search:
+        def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
+            return [one.draft(most(one.rate)) for one in sequences]
+
+    model.draft(lambda _: 2, [Search()])  # type: ignore[list-item]
+    return [len(one.drafted) for one in sequences]
+
+
+def test_what_reading_costs_has_to_be_gained(backend: Make) -> None:
+    model = DraftModel(backend(max_length=100), 16)
+    long, late = (model.sequence(np.arange(50, dtype=np.int32) % 16) for _ in range(2))
+    short = model.sequence(np.array([1, 2], np.int32))
+    model.took(3, 0, 0.01)
+    assert asked(model, long, late, short) == [2, 0, 2]  # one reads at a time
+    model.took(3, 4, 1.0)  # much more than was gained
+    for one in (long, short):
+        one.extend([one.drafted[0]], 2)
+    assert asked(model, long, late, short) == [2, 0, 2]
+    for _ in range(200):
+        model.took(3, 0, 1.0)
+    assert asked(model, late) == [2]
+
+
+def test_the_rate_of_acceptance_is_shared_with_later_sequences(backend: Make) -> None:
+    model = DraftModel(backend(), 16)
+    one = model.sequence(np.array([1, 2, 3], np.int32))
+    first = one.rate
+    asked(model, one)
+    one.extend([(one.drafted[0] + 1) % 16], 2)
+    assert (
+        one.rate
+        < model.rate
+        < first
+        == model.sequence(np.array([1], np.int32)).rate + (first - model.rate)
+    )
+    low = one.rate
+    one.extend([4], 0)  # not drafted for: tried again, later
+    assert low < one.rate < first
+
+
+def test_tokens_that_the_draft_model_lacks_are_not_given_to_it(backend: Make) -> None:
+    model = DraftModel(backend(logits=lambda tokens, _: np.eye(8, dtype=np.float32)[1]), 16)
+    assert asked(model, model.sequence(np.array([9, 1], np.int32))) == [0]
+    assert asked(model, model.sequence(np.array([7, 1], np.int32))) == [2]
