@@ -205,6 +205,7 @@ class LatentProjections(nn.Cell):
         values = parts.tensor("latent_values", layer)
         inward, outward = absorbed(latent, given.heads, values)
         self.inward, self.outward = parameter(inward, "inward"), parameter(outward, "outward")
+        self.width = given.heads * outward.shape[-1]
         order = np.argsort(latent_places(latent)).astype(np.int32)
         self.order, self.gather = Tensor(order), ops.Gather()
         self.matmul, self.beside = ops.BatchMatMul(), ops.Concat(1)
@@ -224,7 +225,7 @@ class LatentProjections(nn.Cell):
         """means [n, H * D] -> [n, H * value]."""
         split = means.reshape(-1, self.heads, self.dim).transpose(1, 0, 2)
         out = self.matmul(split, self.outward).transpose(1, 0, 2)
-        return out.reshape(out.shape[0], -1)
+        return out.reshape(-1, self.width)
 
 
 class WithShared(nn.Cell):
