@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -250,7 +251,9 @@ def test_a_client_that_left_before_its_answer_is_logged_as_499(
 ) -> None:
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(middleware.progress, "event", lambda _, line: lines.append(line))
-    guard = middleware.Guard(None, None)  # type: ignore[arg-type]
+    settings = SimpleNamespace(requests_per_minute=None, tokens_per_minute=None)
+    server: Any = SimpleNamespace(keys={}, settings=settings)
+    guard = middleware.Guard(None, server)  # type: ignore[arg-type]
     for status in (200, 0):
         guard._log({"state": {}, "method": "GET", "path": "/"}, status, 0.1, "an id")
     assert [line["status"] for line in lines] == [200, 499]
