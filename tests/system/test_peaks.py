@@ -16,6 +16,9 @@ from tests.paths import FIXTURES
 Cli = Callable[..., CompletedProcess[str]]
 
 TOLERANCE = 0.15
+# A file just written is in large folios of the page cache, more of which is mapped while it is
+# read: 28 MiB of SmolLM2's, a tenth of the peak.
+IN_FOLIOS = 0.25
 RUNS = 3  # at most: how far packing is ahead of writing, and so the peak, differs between runs
 TEXT = FIXTURES / "text/lighthouse.txt"
 RANDOM = ["load_checkpoint=random", "max_new_tokens=4", "predict_data=hi"]
@@ -72,12 +75,18 @@ def test_a_peak_is_what_was_planned(settings: list[str], cli: Cli, tmp_path: Pat
 def test_a_peak_of_a_real_model(quant: str, cli: Cli, tmp_path: Path) -> None:
     # Fetching the file is no part of the peak: the cache is everybody's.
     settings = [*SMOLLM2, f"quant={quant}", "context.cache=false"]
-    assert_planned(settings, cli, tmp_path, {})
+    assert_planned(settings, cli, tmp_path, {}, IN_FOLIOS)
 
 
-def assert_planned(settings: Sequence[str], cli: Cli, folder: Path, env: dict[str, str]) -> None:
+def assert_planned(
+    settings: Sequence[str],
+    cli: Cli,
+    folder: Path,
+    env: dict[str, str],
+    tolerance: float = TOLERANCE,
+) -> None:
     """The highest of a few peaks is what was planned: the plan is for the least lucky run."""
-    planned = pytest.approx(planned_mib(settings), rel=TOLERANCE)
+    planned = pytest.approx(planned_mib(settings), rel=tolerance)
     peaks: list[float] = []
     while not peaks or (max(peaks) != planned and len(peaks) < RUNS):
         peaks.append(peak_mib(settings, cli, folder / f"{len(peaks)}", env))
