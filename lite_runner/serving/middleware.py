@@ -34,6 +34,7 @@ from lite_runner.serving.errors import (
     of_validation,
     shortened,
 )
+from lite_runner.system.bucket import Bucket
 from lite_runner.system.memory import check_memory, free_memory, return_freed
 
 if TYPE_CHECKING:
@@ -71,35 +72,14 @@ _ESCAPED = re.compile(rb"\\*[^\\]?", re.DOTALL)
 Body = TypeVar("Body", bound=BaseModel)
 
 
-class Bucket:
-    """An allowance that fills up within a minute. It may be overdrawn: what a request takes shows
-    at its end."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._left, self._at = float(most), time.monotonic()
-
-    @property
-    def left(self) -> float:
-        now = time.monotonic()
-        self._left = min(self.most, self._left + (now - self._at) * self.most / 60)
-        self._at = now
-        return self._left
-
-    def take(self, amount: int) -> None:
-        self._left = self.left - amount
-
-    def seconds_until(self, amount: float) -> float:
-        """Until there is so much."""
-        return max(0.0, (amount - self.left) * 60 / self.most)
-
-
 class RateLimits:
     """What a key may ask for in a minute: a bucket for each kind that is limited."""
 
     def __init__(self, settings: Serve) -> None:
         asked = {"requests": settings.requests_per_minute, "tokens": settings.tokens_per_minute}
-        self.buckets = {kind: Bucket(most) for kind, most in asked.items() if most is not None}
+        self.buckets = {
+            kind: Bucket(most, most / 60) for kind, most in asked.items() if most is not None
+        }
 
     def error(self) -> ApiError | None:
         """Why a request is refused; one that is not is counted."""

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lite_runner.serving import middleware
 from lite_runner.serving.errors import ApiError, of_validation
-from lite_runner.serving.middleware import MAX_BODY, MAX_VALUES, Bucket, check_values, parse_body
+from lite_runner.serving.middleware import MAX_BODY, MAX_VALUES, check_values, parse_body
 from lite_runner.serving.schemas import CompletionRequest
 from lite_runner.text.tokenizer import Tokenizer, TooManyTokens, byte_tokenizer
 from tests.serving.conftest import Served, Start
@@ -289,15 +289,3 @@ def test_tokens_a_minute_are_counted_when_they_are_there(start: Start) -> None:
     used = first.json()["usage"]["total_tokens"]
     assert int(second.headers["x-ratelimit-remaining-tokens"]) in (12 - used, 13 - used)
     assert "more than 12 tokens a minute" in third.json()["error"]["message"]
-
-
-def test_an_allowance_fills_up_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(middleware.time, "monotonic", lambda: now)
-    bucket = Bucket(6)
-    bucket.take(8)
-    assert bucket.left == -2 and bucket.seconds_until(1) == pytest.approx(30)
-    now += 30
-    assert bucket.seconds_until(1) == pytest.approx(0)
-    now += 1000
-    assert bucket.left == 6

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +33,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import sources
 from lite_runner.native.model import NativeModel
 from lite_runner.records import dataclass
+from lite_runner.system.bucket import Bucket
 from lite_runner.system.files import atomic_write, cache_dir, make_folder
 from lite_runner.weights import caches
 
@@ -80,7 +80,7 @@ class PrefixFiles:
         self._folder = cache_dir() / caches.PREFIXES / self._root.hex()[:_DIGEST]
         self._known: set[str] = set()  # names of files that are there, or about to be
         self._had: dict[str, int] = {}  # names of blocks that were not written, and the request
-        self._allowance, self._counted = float(UNSHARED), time.monotonic()
+        self._allowance = Bucket(UNSHARED, UNSHARED_S)
         self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="read-prefix")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-prefix")
         self._lock = threading.Lock()
@@ -154,12 +154,10 @@ class PrefixFiles:
             return True
         if len(self._had) > _REMEMBERED:
             self._had.clear()
-        now, size = time.monotonic(), self._model.bytes_of(BLOCK)
-        self._allowance += UNSHARED_S * (now - self._counted)
-        self._allowance, self._counted = min(self._allowance, UNSHARED), now
-        if self._allowance < size:
+        size = self._model.bytes_of(BLOCK)
+        if self._allowance.left < size:
             return False
-        self._allowance -= size
+        self._allowance.take(size)
         return True
 
     def close(self) -> None:
