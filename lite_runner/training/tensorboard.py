@@ -7,6 +7,7 @@ import struct
 import time
 from functools import cache
 
+from lite_runner.system.protobuf import field, varint
 from lite_runner.training.trainer import StepMetrics
 
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, reversed
@@ -25,17 +26,17 @@ def event_file() -> str:
 
 def header() -> bytes:
     """The first record of a file."""
-    return record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
+    return record(_double(1, time.time()) + field(3, b"brain.Event:2"))
 
 
 def event(step: StepMetrics) -> bytes:
     """The record of a step."""
     values = b"".join(
-        _bytes(1, _bytes(1, tag.encode()) + _float(2, value))
+        field(1, field(1, tag.encode()) + _float(2, value))
         for tag, name in _TAGS.items()
         if (value := getattr(step, name)) is not None
     )
-    return record(_double(1, time.time()) + _key(2, 0) + _varint(step.step) + _bytes(5, values))
+    return record(_double(1, time.time()) + varint(2 << 3) + varint(step.step) + field(5, values))
 
 
 def record(content: bytes) -> bytes:
@@ -63,26 +64,9 @@ def _table() -> tuple[int, ...]:
     return tuple(table)
 
 
-def _key(field: int, wire: int) -> bytes:
-    return _varint(field << 3 | wire)
+def _double(number: int, value: float) -> bytes:
+    return varint(number << 3 | 1) + struct.pack("<d", value)
 
 
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _bytes(field: int, content: bytes) -> bytes:
-    return _key(field, 2) + _varint(len(content)) + content
-
-
-def _double(field: int, value: float) -> bytes:
-    return _key(field, 1) + struct.pack("<d", value)
-
-
-def _float(field: int, value: float) -> bytes:
-    return _key(field, 5) + struct.pack("<f", value)
+def _float(number: int, value: float) -> bytes:
+    return varint(number << 3 | 5) + struct.pack("<f", value)
