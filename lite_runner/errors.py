@@ -74,8 +74,10 @@ class ConfigError(RunnerError):
     exit_code = EXIT_CONFIG
 
     @classmethod
-    def of(cls, errors: Sequence[str]) -> ConfigError:
-        """One error for all `errors` of a config."""
+    def of(cls, errors: Sequence[str], most: int | None = None) -> ConfigError:
+        """One error for all `errors` of a config, or for the first `most` and how many follow."""
+        if most is not None and len(errors) > most:
+            errors = [*errors[:most], f"and {len(errors) - most} more"]
         if len(errors) == 1:
             return cls(errors[0])
         listed = "\n".join(f"  - {error}" for error in errors)

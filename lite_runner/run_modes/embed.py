@@ -141,8 +141,7 @@ def _encoded(plan: Plan, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         if not 0 < len(ids) <= most:
             wrong.append(f"text {place}: {len(ids)} tokens, expected 1 to {most}")
     if wrong:
-        more = len(wrong) - _MAX_SHOWN
-        error = ConfigError.of([*wrong[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        error = ConfigError.of(wrong, _MAX_SHOWN)
         error.hint = "cut it in parts, or leave it out"
         raise error
     return found

@@ -69,8 +69,7 @@ def read_batch(serve: Serve) -> int:
             wrong.append(f"{serve.batch}:{number}: custom_id: the same as in line {at}")
         ids[line.custom_id] = number
     if wrong:
-        more = len(wrong) - _MAX_SHOWN
-        raise ConfigError.of([*wrong[:_MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        raise ConfigError.of(wrong, _MAX_SHOWN)
     if not ids:
         raise ConfigError(f"serve.batch: {serve.batch} has no requests; expected one a line")
     for name in answered(serve.batch_target):
