@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,9 @@ def test_a_prompt_that_does_not_fit_needs_truncate(
 def test_timing_holds_rates_without_compiling(run: Run) -> None:
     options = ["model=tiny_llama", "predict_data=hello", "max_new_tokens=20"]
     assert run(*options)["timing"]["compile_s"] == 0
+    began = time.monotonic()
     timing = run(*options, "backend=ms")["timing"]
+    whole = time.monotonic() - began
     assert set(timing) == {
         "load_s",
         "compile_s",
@@ -184,9 +187,10 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
         "preemptions",
     }
     assert timing["compile_s"] > 0
-    # 19 tokens of a tiny model: with the compiling in it, the rate would be a tenth.
     assert timing["decode_tok_s"] == pytest.approx(19 / timing["decode_s"])
-    assert timing["decode_s"] < timing["compile_s"]
+    # Parts of the run that do not overlap: compiling counts in none of the others.
+    parts = ["load_s", "compile_s", "prefill_s", "decode_s"]
+    assert sum(timing[part] for part in parts) <= whole
 
 
 @pytest.mark.parametrize(("new", "said"), [(1, "1 token, "), (2, "2 tokens, ")])

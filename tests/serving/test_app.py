@@ -438,7 +438,7 @@ def metric(served: Served, name: str) -> float:
 
 
 def test_metrics_add_up(start: Start) -> None:
-    served = start(Slow(), request_timeout=0.3, max_queue=0)
+    served = start(Slow(), request_timeout=1, max_queue=0)
     sums = Counter[str]()
     for seed in range(12):
         body = {"prompt": "hello", "max_tokens": 12, "seed": seed, "n": 2, "temperature": 1}

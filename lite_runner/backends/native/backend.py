@@ -64,13 +64,14 @@ class NativeBackend:
         native.set_threads(threads)
         native.choose_kernels(reproducible=reproducible)
         self._config, self._reproducible = config, reproducible
+        self._model: NativeModel | None = None  # what close() ends, however far this came
+        self.stored: PrefixFiles | None = None
+        self.draft = draft
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
-        self._model: NativeModel | None = model
+        self._model = model
         self.adapters = (
             AdapterSlots(model.adapters, adapters, options.lora) if options.lora else None
         )
-        self.stored: PrefixFiles | None = None
-        self.draft = draft
         self._configure(options)
         if store is not None:
             self.stored = PrefixFiles(
