@@ -28,12 +28,19 @@ from lite_runner.sizing.memory import float32_bytes, model_lines, readable, weig
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights.formats.compressed_tensors import (
+    FORMAT,
+    compressed_bytes,
+    write_compressed,
+)
+from lite_runner.weights.formats.compressed_tensors import check_writable as check_compressible
 from lite_runner.weights.formats.gguf_writer import (
     GGUFKind,
     check_writable,
     gguf_bytes,
     write_gguf,
 )
+from lite_runner.weights.formats.packed_layouts import layout_in
 from lite_runner.weights.quantization.gptq import calibrated
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
@@ -55,7 +62,7 @@ class Calibration:
     method: Literal["nearest", "gptq"]
     data: InputPath  # "": Python's help texts
     tokens: Count
-    format: Literal["folder", GGUFKind]
+    format: Literal["folder", "compressed-tensors", GGUFKind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +78,15 @@ class Config(OverwriteOptions):
         return self.quantize if self.quantize and self.quantize.method == "gptq" else None
 
     @property
+    def format(self) -> Literal["folder", "compressed-tensors", GGUFKind]:
+        """What is written."""
+        return self.quantize.format if self.quantize else "folder"
+
+    @property
     def gguf(self) -> GGUFKind | None:
         """The mix of block types of the GGUF file to write; None: a folder."""
-        one = self.quantize.format if self.quantize else "folder"
-        return None if one == "folder" else one
+        one = self.format
+        return None if one == "folder" or one == "compressed-tensors" else one
 
 
 def errors(config: Config) -> Iterator[Invalid]:
@@ -85,6 +97,12 @@ def errors(config: Config) -> Iterator[Invalid]:
         yield from _errors_of_gguf(config, config.gguf)
     elif not config.quantization.rounds:
         yield invalid("quant", "run_mode=quantize needs quant=a16w8, a16w4 or a8w8")
+    elif config.format == "compressed-tensors" and config.quant == "a8w8":
+        yield invalid(
+            ("quantize.format", "quant"),
+            "quantize.format=compressed-tensors leaves inputs as they are, got quant=a8w8; "
+            "expected quant=a16w8 or quant=a16w4",
+        )
     elif config.calibration and config.quant != "a16w4":
         yield invalid(
             ("quantize.method", "quant"),
@@ -123,7 +141,13 @@ def plan(config: Config) -> Plan:
     else:
         check_free(target, config.overwrite)
     files = locate_for_plan(config.source)
-    if kind is None:
+    if config.format == FORMAT:
+        wanted = config.quantization
+        check_compressible(files.model, wanted, calibrated=config.calibration is not None)
+        size = compressed_bytes(files.model, wanted)
+        what = f"quantize.format={FORMAT} quant={wanted}"
+        files = replace(files, quantization=Quantization())
+    elif kind is None:
         size = weight_bytes(files.model, "float32", files.quantization)
         what = f"quant={files.quantization}"
     else:
@@ -162,10 +186,11 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if files.quantization.rounds:
         progress.note(describe(files.whole(), files.quantization))
     if (settings := config.calibration) and plan.tokenizer is not None:
-        files, measured = _calibrate(files, plan.tokenizer, settings)
+        wanted = config.quantization if config.format == FORMAT else files.quantization
+        files, measured = _calibrate(files, plan.tokenizer, settings, wanted)
         receipt = {
             "method": settings.method,
-            "quant": str(files.quantization),
+            "quant": str(wanted),
             "source": files.source,
             "text": settings.data or TEXTS,
             "tokens": settings.tokens,
@@ -175,7 +200,9 @@ def run(plan: Plan, folder: RunFolder) -> None:
         }
         beside[RECEIPT] = (json.dumps(receipt, indent=2) + "\n").encode()
         progress.note(f"GPTQ, on text that it did not see: {measured}")
-    if kind is None:
+    if config.format == FORMAT:
+        size = _write_compressed(files, config, beside, target)
+    elif kind is None:
         size = _write(files, beside, target)
     else:
         size = _write_gguf(files, kind, keys, target)
@@ -191,7 +218,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 
 def _calibrate(
-    files: ModelFiles, tokenizer: Tokenizer, settings: Calibration
+    files: ModelFiles, tokenizer: Tokenizer, settings: Calibration, wanted: Quantization
 ) -> tuple[ModelFiles, Fidelity]:
     """The model with its weights quantized, in memory, and how close they are to the source."""
     texts, held_out = _windows(tokenizer, settings)
@@ -199,8 +226,17 @@ def _calibrate(
     plain = replace(files, quantization=Quantization())
     layers = files.model.num_layers
     with progress.step("calibrate", total=layers, unit="layers") as step:
-        held = calibrated(plain.whole(), files.model, files.quantization, texts, step.advance)
-    files = replace(files, held=held)
+        around_zero = settings.format == FORMAT
+        held = calibrated(
+            plain.whole(),
+            files.model,
+            wanted,
+            texts,
+            around_zero=around_zero,
+            advance=step.advance,
+        )
+    quantization = Quantization("file") if around_zero else wanted
+    files = replace(files, held=held, quantization=quantization)
     return files, fidelity(source, files, held_out)
 
 
@@ -246,6 +282,28 @@ def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
     return size
 
 
+def _write_compressed(
+    files: ModelFiles, config: Config, beside: Mapping[str, bytes], target: Path
+) -> int:
+    """Write a folder in compressed-tensors' form; returns the bytes of its tensors. Raises
+    RunnerError."""
+    tensors, wanted = files.whole(), config.quantization
+    size = compressed_bytes(files.model, wanted)
+    with new_folder(target) as fresh:
+        require_space(fresh, size)
+        write_files(fresh, beside)
+        with progress.step("quantize", total=len(tensors), unit="tensors") as step:
+            write_compressed(
+                fresh,
+                tensors,
+                files.model,
+                wanted,
+                calibrated=files.held is not None,
+                advance=step.advance,
+            )
+    return size
+
+
 def _write_gguf(
     files: ModelFiles, kind: GGUFKind, tokenizer: Mapping[str, Any], target: Path
 ) -> int:
@@ -259,11 +317,18 @@ def _write_gguf(
 def _check_target(target: Path, overwrite: bool) -> None:
     """Raise ConfigError where something is in the way that overwrite=true does not cover."""
     check_folder(target, overwrite)
-    if target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).is_file():
+    if target.is_dir() and any(target.iterdir()) and not _is_written_here(target):
         raise ConfigError(
             f"{target}: not a quantized checkpoint, so overwrite=true does not replace it",
             "choose another name",
         )
+
+
+def _is_written_here(target: Path) -> bool:
+    if (target / MANIFEST).is_file():
+        return True
+    layout = layout_in(target)
+    return layout is not None and layout.method == FORMAT
 
 
 def _inside(target: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from tests.refusals import refused
 from tests.tiny_gguf import write_tiny_gguf
 
 QUANTIZE = ["verbosity=0", "run_mode=quantize"]
+TARGET = ["quantize_output=q"]
 TINY = ["model=tiny_llama", "load_checkpoint=random"]
 
 
@@ -270,6 +271,27 @@ def test_gptq_writes_a_gguf_file_with_a_receipt() -> None:
     receipt = json.loads(Path("x.gguf.files/receipt.json").read_text())
     assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 2
     assert len(ids("model=auto", "load_checkpoint=x.gguf")) == 12
+
+
+def test_a_folder_of_compressed_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    source = TINY
+    Path("text.txt").write_text("The lighthouse of the old harbour. " * 40)
+    asked = ["quantize.method=gptq", "quantize.tokens=512", "quantize.data=text.txt"]
+    form = "quantize.format=compressed-tensors"
+    files = quantized(*source, *asked, form, "verbosity=1")
+    assert {"config.json", "model.safetensors", "receipt.json"} <= set(files)
+    told = capsys.readouterr().err
+    assert "GPTQ, on text that it did not see: perplexity" in told and "wrote q: " in told
+    receipt = json.loads(Path("q/receipt.json").read_text())
+    assert receipt["quant"] == "a16w4 quant_group=32" and 0 < receipt["held_out"]["mean_kl"] < 2
+    assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
+    assert "exists already" in fault(capsys, *QUANTIZE, *source, "quant=a16w8", form, *TARGET)
+    quantized(*source, form, "overwrite=true", quant="a16w8")
+    run = ["model=tiny_llama", "load_checkpoint=q", "predict_data=hi", "max_new_tokens=1"]
+    assert main(run) == 0
+    assert "weights: compressed-tensors (8 bits) as the file has them" in capsys.readouterr().err
+    told = fault(capsys, *QUANTIZE, *source, "quant=a8w8", form, *TARGET, "overwrite=true")
+    assert "leaves inputs as they are, got quant=a8w8" in told
 
 
 def test_what_a_gguf_file_cannot_be_is_said_before_loading(

@@ -55,7 +55,6 @@ _KNOWN = {
 }
 _KNOWN["mxfp4"] = "dequantize modules_to_not_convert"
 _KNOWN["fbgemm_fp8"] = _KNOWN["fp8"]
-_KNOWN["mxfp4"] = "modules_to_not_convert dequantize"
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,26 @@ from lite_runner.architectures.reference import forward
 from lite_runner.architectures.spec import Block, Decoder
 from lite_runner.config.quantization import Quantization, schemes
 from lite_runner.weights.quantization.quantize import dequantized
-from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize
+from lite_runner.weights.quantization.quantized import (
+    QuantizedTensor,
+    packed,
+    quantize,
+    quantize_around_zero,
+)
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 
 Floats = NDArray[np.float32]
 DAMPING = 0.01  # of the mean of the gram's diagonal, added to it
+SCALE_BYTES = 2  # of a group in the form of compressed-tensors
 BLOCK = 128  # columns whose errors reach the rest together
 
 
-def gptq(weight: Floats, gram: NDArray[np.float64], group: int, name: str) -> QuantizedTensor:
+def gptq(weight: Floats, gram: NDArray[np.float64], nearest: QuantizedTensor) -> QuantizedTensor:
     """The matrix [out, in] in 4 bits, for inputs with this gram matrix [in, in].
 
-    Scales and minimums are those of the nearest integers: whatever the order of the columns, the
-    groups stay as they lie. Raises ArtifactError as `quantize`.
+    Scales and minimums are those of the `nearest` integers: whatever the order of the
+    columns, the groups stay as they lie.
     """
-    nearest = quantize(weight, 4, group, name)
-    assert nearest.minimums is not None
     if not gram.any():  # of an expert that no token was sent to
         return nearest
     diagonal = np.diagonal(gram)
@@ -49,14 +53,14 @@ def gptq(weight: Floats, gram: NDArray[np.float64], group: int, name: str) -> Qu
     # All by columns, which lie together so.
     left = np.ascontiguousarray(weight.T[order])
     scales = np.ascontiguousarray(nearest.scales.astype(np.float32).T)
-    minimums = np.ascontiguousarray(nearest.minimums.astype(np.float32).T)
+    minimums = np.ascontiguousarray(nearest.smallest.T)
     inverses = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 1e-38)
     codes = np.empty(left.shape, np.uint8)
     for begin in range(0, len(order), BLOCK):
         end = min(begin + BLOCK, len(order))
         errors = np.empty((end - begin, len(weight)), np.float32)
         for at in range(begin, end):
-            place = order[at] // group
+            place = order[at] // nearest.group
             q = np.clip(np.rint((left[at] - minimums[place]) * inverses[place]), 0, 15)
             error = (left[at] - (scales[place] * q + minimums[place])) / upper[at, at]
             left[at + 1 : end] -= upper[at, at + 1 : end, None] * error
@@ -70,13 +74,15 @@ def calibrated(
     model: Decoder,
     quantization: Quantization,
     texts: NDArray[np.int32],
+    *,
+    around_zero: bool,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, LazyTensor]:
     """The tensors of a model with its linear layers as of `gptq`, for the inputs that the token ids
     of `texts` [n, T] give them; all else is as it was, and so are integers of the same form.
 
-    A layer at a time is in memory as floats, beside its inputs and what is quantized. `advance` is
-    told of each layer. Raises ArtifactError.
+    `around_zero`: in the form of `quantize_around_zero`. A layer at a time is in memory as floats,
+    beside its inputs and what is quantized. `advance` is told of each layer. Raises ArtifactError.
     """
     wanted, table = schemes(model, quantization), parameters(model)
     found = dict(tensors)
@@ -88,13 +94,19 @@ def calibrated(
             layer.run(text, state)
         for one in ours:
             held = tensors[one.name].integers
-            if held is not None and held.scheme == wanted.get(one.name):
+            same = held is not None and held.scheme == wanted.get(one.name)
+            if same and not around_zero:
                 continue  # as they are, they have no error
             if one.name in wanted and one.is_linear:
-                matrix = layer.matrix(one)
-                exact = gptq(matrix.values, matrix.gram, wanted[one.name].group, one.name)
+                matrix, scheme = layer.matrix(one), wanted[one.name]
+                if around_zero:
+                    nearest = quantize_around_zero(matrix.values, scheme.group, one.name)
+                    scheme = replace(scheme, group_bytes=SCALE_BYTES)
+                else:
+                    nearest = quantize(matrix.values, 4, scheme.group, one.name)
+                exact = gptq(matrix.values, matrix.gram, nearest)
                 matrix.replace(exact.float32())
-                integers = LazyIntegers(wanted[one.name], partial(_same, exact), True)
+                integers = LazyIntegers(scheme, partial(_same, exact), True)
                 read = partial(dequantized, integers, one.transposed)
                 shape = tensors[one.name].shape
                 found[one.name] = LazyTensor(shape, "F32", read, integers=integers)

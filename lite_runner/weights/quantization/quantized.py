@@ -17,6 +17,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 
 REFITS = 2  # of the scales of a group of 4 bits, at most
+STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)  # of 4 bits around zero: what lies beyond is cut
 VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache
 
 
@@ -55,6 +56,15 @@ class QuantizedTensor:
         """Bytes of the integers, the scales, and the minimums or zeros."""
         arrays = (self.values, self.scales, self.minimums, self.zeros)
         return sum(one.nbytes for one in arrays if one is not None)
+
+    @property
+    def smallest(self) -> NDArray[np.float32]:
+        """What q = 0 stands for in each group, of 4 bits."""
+        if self.minimums is not None:
+            return self.minimums.astype(np.float32)
+        zeros = self.zero if self.zeros is None else self.zeros.astype(np.float32)
+        lowest: NDArray[np.float32] = -_widened(self.scales) * zeros
+        return lowest
 
     @property
     def sound(self) -> bool:
@@ -250,6 +260,44 @@ def quantize_rows(
     )
 
 
+def quantize_around_zero(
+    weight: NDArray[np.float32], group: int, name: str = "matrix"
+) -> QuantizedTensor:
+    """As `quantize` to 4 bits, but that value = scale * (q - 8): the form that compressed-tensors,
+    GPTQ and AWQ call symmetric. The range of a group is cut as long as its error falls."""
+    rows, columns = weight.shape
+    check_columns(columns, Scheme(4, group), name)
+    scales = np.empty((rows, columns // group), np.float16)
+    values = np.empty((rows, columns // 2), np.uint8)
+    step = max(1, VALUES_AT_ONCE // max(columns, 1))
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        x = weight[part].reshape(-1, columns // group, group)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scales[part], q = _around_zero(x)
+        _check_finite(scales[part], None, part, name)
+        values[part] = packed(q.reshape(len(x), -1))
+    return QuantizedTensor(4, group, values, scales, None, zero=8)
+
+
+def _around_zero(x: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+    """Scales [n, groups] and 0..15 of x [n, groups, group]."""
+    largest = np.maximum(x.max(-1), -x.min(-1))
+    scales, least = np.zeros(largest.shape, np.float16), np.full(largest.shape, np.inf, np.float32)
+    numbers = np.zeros(x.shape, np.uint8)
+    for steps in STEPS_TO_LARGEST:
+        scale = (largest / np.float32(steps)).astype(np.float16)
+        for _ in range(2):  # the second time with the scale that is best for these integers
+            q, error = _nearest(x, scale, -8 * scale.astype(np.float32))
+            better = ~(error >= least) | ~np.isfinite(scale)
+            scales[better], numbers[better], least[better] = scale[better], q[better], error[better]
+            q -= 8
+            squares = (q * q).sum(-1)
+            fitted = (q * x).sum(-1) / np.where(squares > 0, squares, 1)
+            scale = np.maximum(fitted, 0).astype(np.float16)
+    return scales, numbers
+
+
 def _symmetric(
     x: NDArray[np.float32], dtype: np.dtype[Any], columns: int
 ) -> tuple[NDArray[Any], NDArray[np.int8]]:
@@ -291,7 +339,7 @@ def _between(
 
 
 def _nearest(
-    x: NDArray[np.float32], scales: NDArray[np.float16], minimums: NDArray[np.float16]
+    x: NDArray[np.float32], scales: NDArray[np.float16], minimums: NDArray[Any]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The best 0..15 [n, groups, group] for scales and minimums, and each group's squared error."""
     low, scale = minimums.astype(np.float32)[..., None], scales.astype(np.float32)[..., None]

@@ -14,7 +14,7 @@ from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.gptq import _Layer, calibrated, gptq
 from lite_runner.weights.quantization.quantize import with_quantization
-from lite_runner.weights.quantization.quantized import quantize
+from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
 from tests.paths import REFERENCE
 
 TEXTS = np.random.default_rng(0).integers(0, 90, (6, 24)).astype(np.int32)
@@ -27,11 +27,12 @@ def correlated(count: int, columns: int) -> np.ndarray:
     return np.asarray(inputs * np.linspace(0.2, 2, columns), np.float32)
 
 
-def test_outputs_are_closer_than_those_of_the_nearest_integers() -> None:
+@pytest.mark.parametrize("minimums", [True, False])
+def test_outputs_are_closer_than_those_of_the_nearest_integers(minimums: bool) -> None:
     weight = np.random.default_rng(0).standard_normal((48, 192)).astype(np.float32)
     inputs = correlated(512, 192)
-    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), 64, "w")
-    nearest = quantize(weight, 4, 64)
+    nearest = quantize(weight, 4, 64) if minimums else quantize_around_zero(weight, 64)
+    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), nearest)
     errors = [np.square(inputs @ (one.float32() - weight).T).mean() for one in (found, nearest)]
     assert errors[0] < 0.4 * errors[1]
     assert found.scales is not None and np.array_equal(found.scales, nearest.scales)
@@ -40,15 +41,15 @@ def test_outputs_are_closer_than_those_of_the_nearest_integers() -> None:
 @pytest.mark.parametrize("gram", [np.zeros((64, 64)), np.diag(np.arange(1.0, 65))])
 def test_inputs_that_tell_nothing_of_one_another(gram: np.ndarray) -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
-    found, nearest = gptq(weight, gram, 32, "w"), quantize(weight, 4, 32)
-    np.testing.assert_array_equal(found.values, nearest.values)
+    nearest = quantize(weight, 4, 32)
+    np.testing.assert_array_equal(gptq(weight, gram, nearest).values, nearest.values)
 
 
 def test_an_input_that_is_never_used() -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     inputs = correlated(100, 64)
     inputs[:, 5] = 0
-    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), 32, "w")
+    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), quantize(weight, 4, 32))
     assert found.sound and np.isfinite(found.float32()).all()
 
 
@@ -76,7 +77,9 @@ def test_a_calibrated_model(case: str, configs: Mapping[str, Decoder]) -> None:
     quantization = Quantization("a16w4", 32)
     assert model is not None
     tensors, layers = random_checkpoint(model, 0), []
-    held = calibrated(tensors, model, quantization, TEXTS % 40, layers.append)
+    held = calibrated(
+        tensors, model, quantization, TEXTS % 40, around_zero=False, advance=layers.append
+    )
     assert len(layers) == model.num_layers and held.keys() == tensors.keys()
     found = with_quantization(held, model, quantization)
     linear = {one.name for one in parameters(model) if one.is_linear}
@@ -94,6 +97,6 @@ def test_a_calibrated_model(case: str, configs: Mapping[str, Decoder]) -> None:
 def test_integers_that_a_file_has_are_kept(configs: Mapping[str, Decoder]) -> None:
     model, quantization = configs["llama"], Quantization("a16w4", 32)
     stored = with_quantization(random_checkpoint(model, 0), model, quantization)
-    held = calibrated(stored, model, quantization, TEXTS % 40)
+    held = calibrated(stored, model, quantization, TEXTS % 40, around_zero=False)
     for name in schemes(model, quantization):
         assert held[name] is stored[name]

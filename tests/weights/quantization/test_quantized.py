@@ -8,7 +8,13 @@ from hypothesis.extra import numpy as hnp
 
 from lite_runner.config.quantization import Scheme
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.quantization.quantized import packed, quantize, quantize_rows, unpacked
+from lite_runner.weights.quantization.quantized import (
+    packed,
+    quantize,
+    quantize_around_zero,
+    quantize_rows,
+    unpacked,
+)
 
 FORMS = [(8, 0), (8, 32), (4, 32), (4, 64), (4, 128)]
 # Numbers of every size that float16 scales can hold, equal ones and zeros among them.
@@ -142,3 +148,32 @@ def test_rows_move_together() -> None:
         found = quantize(weight, bits, group)
         moved = found.with_rows(lambda array: array[order])
         np.testing.assert_array_equal(moved.float32(), found.float32()[order])
+
+
+def test_integers_around_zero() -> None:
+    weight = np.random.default_rng(0).standard_normal((9, 128)).astype(np.float32)
+    weight[3, :32] = 0
+    weight[4, 5] = 40
+    found = quantize_around_zero(weight, 32)
+    assert (found.zero, found.minimums, found.zeros) == (8, None, None)
+    numbers = unpacked(np.asarray(found.values)).reshape(9, 4, 32).astype(np.float32) - 8
+    expected = (numbers * found.scales[..., None].astype(np.float32)).reshape(9, 128)
+    np.testing.assert_array_equal(found.float32(), expected)
+    np.testing.assert_array_equal(found.smallest, -8 * found.scales.astype(np.float32))
+    assert not found.float32()[3, :32].any() and abs(found.float32()[4, 5] - 40) < 1
+    # Closer than with the largest at the end of the range, whatever the group.
+    steps = np.abs(weight.reshape(9, 4, 32)).max(-1, keepdims=True) / 7
+    plain = np.rint(weight.reshape(9, 4, 32) / np.where(steps > 0, steps, 1)) * steps
+    ours, theirs = (
+        np.square(one.reshape(9, 4, 32) - weight.reshape(9, 4, 32)).sum(-1)
+        for one in (found.float32(), plain)
+    )
+    assert (ours <= theirs * 1.01).all() and ours.sum() < 0.95 * theirs.sum()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
+def test_values_that_no_group_around_zero_holds(value: float) -> None:
+    weight = np.ones((3, 32), np.float32)
+    weight[1, 7] = value
+    with pytest.raises(ArtifactError, match="not finite, or too large for the float16 scales"):
+        quantize_around_zero(weight, 32)

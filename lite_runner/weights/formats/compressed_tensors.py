@@ -1,0 +1,197 @@
+"""Folders in compressed-tensors' pack-quantized form, which transformers and vLLM load, written.
+
+For what the tensors of a linear layer mean see packed_matrices. Here weights have 4 bits in groups,
+or 8 bits by row, both around zero; the embedding, the head and norms keep 16 bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import Parameter, architecture_of, parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.config.quantization import Quantization, Scheme, schemes
+from lite_runner.errors import ConfigError
+from lite_runner.weights.formats.hugging_face import to_hugging_face
+from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, Entry, write_entries
+from lite_runner.weights.hf import hf_from_model_config
+from lite_runner.weights.quantization.quantized import (
+    QuantizedTensor,
+    check_columns,
+    quantize,
+    quantize_around_zero,
+)
+from lite_runner.weights.tensor import CHUNK, LazyTensor, cast
+
+FORMAT = "compressed-tensors"
+_HINT = "quantize.format=folder, or a GGUF file"
+
+
+def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bool) -> None:
+    """Raise ConfigError for a model that transformers has not, or not in linear layers, and
+    ArtifactError for groups that do not divide a matrix."""
+    hf_from_model_config(model)
+    layers = _linear_layers(model, quantization)
+    parts = [one for each in layers.values() for one in each]
+    if architecture_of(model).conv1d or any(one.expert is not None for one in parts):
+        what = "Conv1D layers" if architecture_of(model).conv1d else "experts"
+        told = f"quantize.format={FORMAT}: {model.architecture} has {what}"
+        raise ConfigError(f"{told}, expected linear layers alone", _HINT)
+    fused = next((name for name, each in layers.items() if len(each) > 1), None)
+    if calibrated and fused:
+        raise ConfigError(
+            f"quantize.method=gptq rounds matrices apart that {fused} has as one",
+            f"quantize.method=nearest, or {_HINT}",
+        )
+    for one in parts:
+        check_columns(_columns(one), _scheme(quantization, one), one.name)
+
+
+def compressed_bytes(model: Decoder, quantization: Quantization) -> int:
+    """Bytes of the tensors in the file."""
+    linear = {one.name for each in _linear_layers(model, quantization).values() for one in each}
+    total = 0
+    for one in parameters(model):
+        if one.name not in linear:
+            total += 2 * math.prod(one.shape)
+            continue
+        rows = math.prod(one.shape) // _columns(one)
+        layer = _tensors(rows, _columns(one), _scheme(quantization, one))
+        total += sum(ITEM_BYTES[dtype] * math.prod(shape) for dtype, shape in layer.values())
+    return total
+
+
+def write_compressed(
+    folder: Path,
+    tensors: Mapping[str, LazyTensor],
+    model: Decoder,
+    quantization: Quantization,
+    *,
+    calibrated: bool,
+    advance: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Write the weights and config.json into `folder`, matrices in the nearest integers, or those
+    that `calibrated` tensors have. `advance` is told of each tensor. Raises ArtifactError and
+    EnvironmentFault."""
+    layers = _linear_layers(model, quantization)
+    held = Counter(one.hugging_face for one in parameters(model))
+    entries: list[Entry] = []
+    for name, tensor in to_hugging_face(tensors, model).items():
+        if name in layers:
+            first, scheme = layers[name][0], _scheme(quantization, layers[name][0])
+            integers = tensors[first.name].integers if calibrated else None
+            read = integers.read if integers else partial(_rounded, name, tensor, scheme)
+            *before, last = _layer(name, tensor.shape, scheme, read)
+        else:
+            half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
+            before, last = [], Entry(name, half.dtype, half.shape, partial(half.chunks, CHUNK))
+        told = partial(_told, last.chunks, partial(advance, held[name]))
+        entries += [*before, replace(last, chunks=told)]
+    write_entries(folder / "model.safetensors", entries, {"format": "pt"})
+    every = _linear_layers(model, Quantization(quantization.quant, quantization.group))
+    left = sorted(name.removesuffix(".weight") for name in every.keys() - layers.keys())
+    config = hf_from_model_config(model) | {
+        "dtype": "bfloat16" if any(one.dtype == "BF16" for one in entries) else "float16",
+        "quantization_config": _described(quantization, ["lm_head", *left]),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _described(quantization: Quantization, ignored: list[str]) -> dict[str, Any]:
+    """The quantization_config of config.json."""
+    scheme = quantization.linear
+    assert scheme is not None
+    weights = {
+        "num_bits": scheme.bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group" if scheme.group else "channel",
+        "group_size": scheme.group or None,
+        "dynamic": False,
+    }
+    return {
+        "quant_method": FORMAT,
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ignored,
+    }
+
+
+def _linear_layers(model: Decoder, quantization: Quantization) -> dict[str, list[Parameter]]:
+    """The matrices that become integers, by Hugging Face's name: several that it has as one."""
+    wanted = schemes(model, quantization)
+    found: dict[str, list[Parameter]] = {}
+    for one in parameters(model):
+        if one.is_linear and one.role != "head" and one.name in wanted:
+            found.setdefault(one.hugging_face, []).append(one)
+    return found
+
+
+def _columns(one: Parameter) -> int:
+    return one.shape[0] if one.transposed else one.shape[1]
+
+
+def _scheme(quantization: Quantization, one: Parameter) -> Scheme:
+    """The format of a matrix; of 8 bits a group is a whole row, so that scales are float16."""
+    scheme = quantization.linear
+    assert scheme is not None
+    return scheme if scheme.group else Scheme(8, _columns(one))
+
+
+def _rounded(name: str, tensor: LazyTensor, scheme: Scheme) -> QuantizedTensor:
+    if scheme.bits == 8:
+        return quantize(tensor.float32(), 8, scheme.group, name)
+    return quantize_around_zero(tensor.float32(), scheme.group, name)
+
+
+def _tensors(rows: int, columns: int, scheme: Scheme) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of the tensors of a layer, by the end of their names."""
+    return {
+        "weight_shape": ("I64", (2,)),
+        "weight_packed": ("I32", (rows, columns * scheme.bits // 32)),
+        "weight_scale": ("F16", (rows, columns // scheme.group)),
+    }
+
+
+def _layer(
+    name: str, shape: tuple[int, ...], scheme: Scheme, read: Callable[[], QuantizedTensor]
+) -> Iterator[Entry]:
+    """The tensors of a layer, which is read once, for the first of them."""
+    rows, columns = shape
+    unwritten: dict[str, NDArray[Any]] = {}
+
+    def chunks(end: str) -> Iterator[NDArray[Any]]:
+        if not unwritten:
+            unwritten.update(_arrays(read()))
+        yield unwritten.pop(end)
+
+    for end, (dtype, size) in _tensors(rows, columns, scheme).items():
+        yield Entry(f"{name.removesuffix('weight')}{end}", dtype, size, partial(chunks, end))
+
+
+def _arrays(matrix: QuantizedTensor) -> dict[str, NDArray[Any]]:
+    """The tensors of a layer, by the end of their names."""
+    values = matrix.values.view(np.uint8)
+    return {
+        "weight_shape": np.array(matrix.shape, np.int64),
+        "weight_packed": values if matrix.bits == 4 else values ^ np.uint8(0x80),
+        "weight_scale": matrix.scales,
+    }
+
+
+def _told(
+    chunks: Callable[[], Iterable[NDArray[Any]]], done: Callable[[], None]
+) -> Iterator[NDArray[Any]]:
+    yield from chunks()
+    done()
