@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lite_runner import progress
+from lite_runner import profiler, progress
 from lite_runner.backends.collectives import schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config.composed import kept, with_input
@@ -41,7 +41,7 @@ from lite_runner.distributed.stopping import (
     StopFlags,
     stop_or_exit_on_ctrl_c,
 )
-from lite_runner.launch import launch, log_details
+from lite_runner.launch import launch, log_details, operators_profiled, write_ranks_profile
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
@@ -111,6 +111,9 @@ def _run_rank(
     """Do the work of the rank that this process is; `sender` goes to the launcher of the run, if
     it has one. Raises RunnerError, and KeyboardInterrupt where Ctrl-C ended a generation."""
     progress.redirect(RankProgress(-1 if member.rank is None else member.rank, sender))
+    if config.profile:
+        events = profiler.MOST_EVENTS // member.size
+        profiler.start(whole_process=True, most_events=events)
     with ExitStack() as stack:
         folder = None
         if sender is not None:
@@ -131,7 +134,8 @@ def _run_rank(
         progress.status(MET)
         # The launcher has planned the run as well, and shown what there is to say about it.
         progress.redirect(RankProgress(joined.rank if sender is None else -1, sender))
-        plan, path = _share_plan(config, joined)
+        with profiler.phase("plan"):
+            plan, path = _share_plan(config, joined)
         progress.redirect(RankProgress(joined.rank, sender))
         if folder is None:
             folder = RunFolder(path)
@@ -139,7 +143,7 @@ def _run_rank(
         log_details(notes)
         # On CPU a rank has its share of the machine's cores.
         plan = dataclasses.replace(plan, config=placed(plan.config, target, device_id))
-        cut_short = _execute(plan.of_rank(joined.rank), folder, _stop_flags(joined))
+        cut_short = _execute(plan.of_rank(joined.rank), folder, joined)
     if sender is not None:
         sender.done()
         return
@@ -184,18 +188,23 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
     return plan, Path(told.get("folder", ""))
 
 
-def _execute(plan: Plan, folder: RunFolder, flags: StopFlags | None) -> bool:
+def _execute(plan: Plan, folder: RunFolder, joined: Joined) -> bool:
     """True where Ctrl-C ended the generation; results have been written. Raises RunnerError."""
+    flags, cut_short = _stop_flags(joined), False
     stop = StopCondition(flags, plan.ranks)
     with stop_or_exit_on_ctrl_c(flags):
         try:
-            run_mode(plan.config.run_mode).run(plan, folder, stop.reached)
+            with operators_profiled(plan, folder):
+                run_mode(plan.config.run_mode).run(plan, folder, stop.reached)
         except CutShort:
+            cut_short = True
+        if plan.config.profile:
+            write_ranks_profile(folder, joined, in_haste=cut_short)
+        if cut_short:
             from lite_runner.backends.collectives import gather
 
             gather(b"")  # rank 0 may still write, and msrun kills all when one exits with 130
-            return True
-    return False
+    return cut_short
 
 
 def _stop_flags(joined: Joined) -> StopFlags | None:

@@ -6,11 +6,13 @@ its folder, and join as under anybody's msrun (joined.py).
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lite_runner import profiler, progress
 from lite_runner.config.composed import kept, with_input
@@ -21,9 +23,11 @@ from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.config.sections import Parallel
 from lite_runner.distributed.ascend_ranks import with_rank_table
+from lite_runner.distributed.join import Joined
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
+from lite_runner.profile import Process, job_profile, job_table, trace, with_rates
 from lite_runner.run_modes import run_mode
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment, packages
@@ -67,7 +71,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)
     if config.profile:
-        profiler.start(whole_process=True)
+        events = profiler.OF_LAUNCHER if starts else profiler.MOST_EVENTS
+        profiler.start(whole_process=True, most_events=events)
     config = with_input(config)
     if parallel.node_rank == 0:  # other machines get the seed of rank 0
         config = with_seed(config)
@@ -86,17 +91,20 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
             with _key_for_ranks(given) as words:
                 words = ["--config", str(written), *words]
                 words += [f"register_path={_absolute(path)}" for path in plugins]
-                _run_ranks(cluster_of(config), parallel, context.device_target, folder, words)
+                recorded = _recorded()
+                _run_ranks(
+                    cluster_of(config), parallel, context.device_target, folder, words, recorded
+                )
         else:
             try:
-                with _operators(plan, folder):
+                with operators_profiled(plan, folder):
                     mode.run(plan, folder)
             finally:
                 _write_profile(folder)
     return 0
 
 
-def _operators(plan: Plan, folder: RunFolder) -> AbstractContextManager[None]:
+def operators_profiled(plan: Plan, folder: RunFolder) -> AbstractContextManager[None]:
     """MindSpore's profiler of its operators, with profile=true on backend=ms."""
     if profiler.recorder is None or plan.config.backend != "ms":
         return nullcontext()
@@ -110,21 +118,60 @@ def _write_profile(folder: RunFolder) -> None:
     profiler.folder = None
     if (recorder := profiler.stop()) is None:
         return
+    process = recorder.process("run", *_rates(recorder))
+    _write(folder, [process], process.profile.to_json(), process.profile.table())
+
+
+def write_ranks_profile(folder: RunFolder, joined: Joined, *, in_haste: bool) -> None:
+    """The same of a job of several ranks, all of which call it; the first one writes. `in_haste`:
+    this machine is not measured."""
+    from lite_runner.backends.collectives import gather
+
+    recorder = profiler.recorder
+    assert recorder is not None
+    gather(b"")  # what is measured below is what ranks have that compute at once
+    met = time.perf_counter()
+    profiler.stop()
+    rates = (0.0, 0.0) if in_haste else _rates(recorder, len(joined.local_ranks))
+    own = recorder.process(f"rank {joined.rank}", *rates, met=met)
+    every = gather(own.to_bytes())
+    if joined.rank != 0:
+        return
+    processes = with_rates([Process.from_bytes(one) for one in every])
+    if launcher := os.environ.get(profiler.LAUNCHER_VARIABLE):
+        before = Process.from_bytes(launcher.encode())
+        processes.insert(0, before.with_ranks(recorder.ended))
+    _write(folder, processes, job_profile(processes), job_table(processes))
+
+
+def _rates(recorder: profiler.Recorder, processes: int = 1) -> tuple[float, float]:
+    """Bytes and multiply-adds per second of this machine, for each of so many processes at once; 0
+    where no native layer was timed."""
+    if not recorder.has_layers:
+        return 0.0, 0.0
+    from lite_runner.native import costs
+
+    return costs.bandwidth(processes), costs.peak()
+
+
+def _write(
+    folder: RunFolder,
+    processes: Sequence[Process],
+    tables: Mapping[str, Any],
+    lines: Sequence[str],
+) -> None:
     from lite_runner.bench import charts
 
-    rates = (0.0, 0.0)
-    if recorder.has_layers:
-        from lite_runner.native import costs
-
-        rates = (costs.bandwidth(), costs.peak())
-    found = recorder.report(*rates)
-    folder.write_text(TRACE, recorder.trace())
-    if charts.available() and (chart := charts.roofline_chart(found, folder.path.name)):
-        folder.write_bytes("roofline.png", chart.png)
-        folder.write_bytes("roofline.svg", chart.svg)
+    folder.write_text(TRACE, trace(processes))
+    measured = next((one for one in processes if one.profile.bandwidth), None)
+    if measured is not None and charts.available():
+        title = ", ".join([folder.path.name, measured.name][: len(processes)])
+        if chart := charts.roofline_chart(measured.profile, title):
+            folder.write_bytes("roofline.png", chart.png)
+            folder.write_bytes("roofline.svg", chart.svg)
     if folder.result is not None:
-        folder.write_result(replace(folder.result, profile=found.to_json()))
-    for line in found.table():
+        folder.write_result(replace(folder.result, profile=tables))
+    for line in lines:
         progress.note(line)
     progress.note(f"profile: {folder.path / TRACE}, to be opened in Perfetto (ui.perfetto.dev)")
 
@@ -141,20 +188,34 @@ def _key_for_ranks(given: str) -> Iterator[list[str]]:
         yield [f"{KEY}=file:{file}"]
 
 
+def _recorded() -> dict[str, str]:
+    """The variable of what this launcher has recorded, for the rank that writes the profile."""
+    recorder = profiler.stop()
+    if recorder is None:
+        return {}
+    return {profiler.LAUNCHER_VARIABLE: recorder.process("launcher").to_bytes().decode()}
+
+
 def _run_ranks(
-    cluster: Cluster, parallel: Parallel, target: str, folder: RunFolder, words: Sequence[str]
+    cluster: Cluster,
+    parallel: Parallel,
+    target: str,
+    folder: RunFolder,
+    words: Sequence[str],
+    variables: Mapping[str, str],
 ) -> None:
-    """Run the ranks of this machine with a command line. Raises RunnerError, KeyboardInterrupt."""
+    """Run the ranks of this machine with a command line, and these `variables` beside their
+    environment's. Raises RunnerError, KeyboardInterrupt."""
     from lite_runner.distributed import ascend_ranks
     from lite_runner.distributed.job import Limits, run_ranks
     from lite_runner.distributed.rank_table import read_rank_table
 
     on_ascend = environment.resolve_device(target) == "Ascend"
     table = (parallel.rank_table_file if on_ascend else "") or ""
-    variables = {}
     if on_ascend:
         rank_table = read_rank_table(Path(table)) if table else None
-        variables = ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout)
+        of_devices = ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout)
+        variables = {**variables, **of_devices}
     # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
     exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
     run_ranks(
@@ -164,7 +225,7 @@ def _run_ranks(
         Limits(parallel.rendezvous_timeout, parallel.timeout, exit_s),
         log_dir=Path(_absolute(parallel.log_dir)) if parallel.log_dir else None,
         rank_table_file=table,
-        ascend=variables,
+        variables=variables,
     )
 
 

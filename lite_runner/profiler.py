@@ -1,4 +1,5 @@
-"""Profile of a process: phases, steps of the scheduler, native layers; as tables and as a trace.
+"""Recording where the time of a process goes: phases, steps of the scheduler, native layers,
+collectives, requests.
 
 One recorder at a time. Who has something to record asks `profiler.recorder`, which is None as long
 as nobody records: one look at a variable, a few times a step of some milliseconds.
@@ -7,7 +8,6 @@ as nobody records: one look at a variable, a few times a step of some millisecon
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import threading
 import time
@@ -17,22 +17,41 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
+from lite_runner.profile import (
+    PHASES,
+    REQUEST,
+    CollectiveTime,
+    Event,
+    KernelTime,
+    Process,
+    Profile,
+    RequestTime,
+)
 from lite_runner.records import dataclass
 
 MOST_EVENTS = 200_000  # of a trace; the tables count what comes after them too
-PHASES = ("start", "plan", "read", "pack", "compile", "prefill", "decode", "sample", "write")
-_STEPS = {"pack": "pack", "load": "read", "make": "read", "download": "read", "compile": "compile"}
+OF_LAUNCHER = 200  # events that fit an environment variable
+_STEPS = {
+    **{"pack": "pack", "load": "read", "make": "read", "download": "read", "compile": "compile"},
+    "meet": "meet",
+}
+LAUNCHER_VARIABLE = "LITE_RUNNER_LAUNCHER"  # what the launcher of ranks has recorded
+_LAYER = ("spent", "calls", "tokens", "seen", "read", "began", "ended")
+_EXCHANGES = ("calls", "spent", "waited", "bytes", "began", "ended", "last_waited")
 recorder: Recorder | None = None
 folder: Path | None = None  # of the traces, in a run with profile=true
+
+
+class ExchangeTime(ctypes.Structure):
+    """What a native layer's exchanges with other ranks have taken so far (src/layers.h)."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in _EXCHANGES]
 
 
 class LayerTime(ctypes.Structure):
     """What a native layer has taken so far (src/layers.h); times are in nanoseconds."""
 
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in ("spent", "calls", "tokens", "seen", "read", "began", "ended")
-    ]
+    _fields_ = [*((name, ctypes.c_int64) for name in _LAYER), ("exchange", ExchangeTime)]
 
 
 @dataclass(frozen=True)
@@ -46,12 +65,16 @@ class LayerCost:
     seen_macs: int = 0  # of a token and a key that it sees
     key_bytes: int = 0  # of a key with its value, as cached
     share: Callable[[float], float] | None = None  # of the weights, by tokens of a call; None: all
+    collective: str = (
+        "all_reduce"  # with which ranks that share the layer exchange what it computes
+    )
 
 
 @dataclass
 class _Layers:
     costs: Sequence[LayerCost]
     times: Any  # an array of LayerTime
+    told: bool  # how long exchanges waited for other ranks
 
 
 @dataclass
@@ -74,11 +97,14 @@ class _Steps:
 class Recorder:
     """Records from its making on, or from the `began` (time.perf_counter()) that it is given."""
 
-    def __init__(self, began: float | None = None) -> None:
+    def __init__(self, began: float | None = None, most_events: int = MOST_EVENTS) -> None:
         self.began = time.perf_counter() if began is None else began
+        self.most_events = most_events
         self.ended = 0.0
         self._phases: dict[str, float] = {}
-        self._events: list[tuple[str, str, float, float, Mapping[str, Any]]] = []
+        self._events: list[Event] = []
+        self._collectives: dict[str, CollectiveTime] = {}
+        self._requests: dict[str, RequestTime] = {}
         self._open: list[_Open] = []
         self._owner = threading.get_ident()
         self._steps = _Steps()
@@ -131,20 +157,43 @@ class Recorder:
             self.slice("decode", "decode", between, computed, **more)
         self.slice("sample", "sample", computed, ended)
 
-    def times_of(self, costs: Sequence[LayerCost]) -> Any:
-        """The array that a native model of these layers writes their times to."""
+    def gathered(self, began: float, met: float, ended: float, size: int) -> None:
+        """What all ranks gave each other: waiting for the last of them until `met`, then so many
+        bytes of this one."""
+        more = {"waiting_ms": (met - began) * 1e3, "bytes": size}
+        self.slice("gather", "gather", began, ended, **more)
+        one = CollectiveTime(
+            name="gather", calls=1, seconds=ended - began, waiting_s=met - began, bytes=size
+        )
+        self._collectives["gather"] = one.plus(self._collectives.get("gather"))
+
+    def request(self, name: str, began: float, ended: float, **more: Any) -> None:
+        """An HTTP request that was answered; one that began before is there from the beginning."""
+        began = max(began, self.began)
+        self._event(name, REQUEST, began, ended, more)
+        one = RequestTime(name=name, requests=1, seconds=ended - began, longest_s=ended - began)
+        self._requests[name] = one.plus(self._requests.get(name))
+
+    def times_of(self, costs: Sequence[LayerCost], *, waiting_told: bool = True) -> Any:
+        """The array that a native model of these layers writes their times to; `waiting_told`: of
+        exchanges between ranks, how long they waited."""
         times = (LayerTime * len(costs))()
-        self._layers.append(_Layers(costs, times))
+        self._layers.append(_Layers(costs, times, waiting_told))
         return times
 
     def layers(self, times: Any) -> None:
         """The layers of a step that is over, for the trace."""
-        if len(self._events) >= MOST_EVENTS:
+        if len(self._events) >= self.most_events:
             self._left_out += len(times)
             return
-        (costs,) = (one.costs for one in self._layers if one.times is times)
+        ((costs, told),) = ((one.costs, one.told) for one in self._layers if one.times is times)
         for cost, one in zip(costs, times, strict=True):
             self._event(cost.name, "native", one.began / 1e9, one.ended / 1e9, {})
+            last = one.exchange
+            if last.began >= one.began > 0:
+                waiting = {"waiting_ms": last.last_waited / 1e6} if told else {}
+                began, ended = last.began / 1e9, last.ended / 1e9
+                self._event(cost.collective, "collective", began, ended, waiting)
 
     @property
     def has_layers(self) -> bool:
@@ -160,8 +209,13 @@ class Recorder:
         whole = ended - self.began
         kinds: dict[str, _Kind] = {}
         layers: list[KernelTime] = []
+        collectives = dict[str, CollectiveTime]()
         for group in self._layers:
             for cost, times in zip(group.costs, group.times, strict=True):
+                if times.exchange.calls:
+                    exchanged = _collective(cost.collective, times.exchange, group.told)
+                    found = collectives.get(cost.collective)
+                    collectives[cost.collective] = exchanged.plus(found)
                 if times.calls:
                     one = _Kind().plus(cost, times)
                     kinds.setdefault(cost.kind, _Kind()).plus(cost, times)
@@ -172,58 +226,45 @@ class Recorder:
             steps=dict(vars(self._steps)),
             kernels=[one.time(kind) for kind, one in kinds.items()],
             layers=layers,
+            collectives=[*(collectives | self._collectives).values()],
+            requests=[*self._requests.values()],
             bandwidth=bandwidth,
             peak=peak,
             events_left_out=self._left_out,
         )
 
-    def trace(self) -> str:
-        """The events as Chrome's trace format, which Perfetto reads; times since `began`."""
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
-            for tid, name in enumerate(("run", "native kernels"), 1)
-        ]
-        for name, phase, began, ended, more in sorted(self._events, key=lambda one: one[2]):
-            events.append(
-                {
-                    "ph": "X",
-                    "pid": 1,
-                    "tid": 2 if phase == "native" else 1,
-                    "cat": phase,
-                    "name": name,
-                    "ts": round((began - self.began) * 1e6, 3),
-                    "dur": round((ended - began) * 1e6, 3),
-                    "args": dict(more),
-                }
-            )
-        return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
+    def process(
+        self, name: str, bandwidth: float = 0.0, peak: float = 0.0, *, met: float = 0.0
+    ) -> Process:
+        """What was recorded, among the processes of a job; `met`: when this one and the others left
+        the last collective (time.perf_counter())."""
+        return Process(
+            name=name,
+            machine=os.uname().nodename,
+            met=met,
+            began=self.began,
+            profile=self.report(bandwidth, peak),
+            events=self._events,
+        )
 
     def _event(
         self, name: str, phase: str, began: float, ended: float, more: Mapping[str, Any]
     ) -> None:
-        if len(self._events) < MOST_EVENTS:
+        if len(self._events) < self.most_events:
             self._events.append((name, phase, began, ended, more))
         else:
             self._left_out += 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelTime:
-    """Native layers, one or all of a kind."""
-
-    name: str
-    calls: int
-    seconds: float
-    bytes: int  # read: weights, keys and values
-    macs: int
-
-    @property
-    def bytes_s(self) -> float:
-        return self.bytes / self.seconds if self.seconds else 0.0
-
-    @property
-    def macs_s(self) -> float:
-        return self.macs / self.seconds if self.seconds else 0.0
+def _collective(name: str, time: ExchangeTime, told: bool) -> CollectiveTime:
+    """That of a native layer; `told`: how long it waited."""
+    return CollectiveTime(
+        name=name,
+        calls=time.calls,
+        seconds=time.spent / 1e9,
+        waiting_s=time.waited / 1e9 if told else None,
+        bytes=time.bytes,
+    )
 
 
 @dataclass
@@ -237,7 +278,7 @@ class _Kind:
         """With what a layer has done."""
         share = 1.0 if cost.share is None else cost.share(times.tokens / times.calls)
         self.calls += times.calls
-        self.seconds += times.spent / 1e9
+        self.seconds += (times.spent - times.exchange.spent) / 1e9
         self.bytes += round(times.calls * cost.weights * share) + times.read * cost.key_bytes
         self.macs += times.tokens * cost.macs + times.seen * cost.seen_macs
         return self
@@ -246,96 +287,6 @@ class _Kind:
         return KernelTime(
             name=name, calls=self.calls, seconds=self.seconds, bytes=self.bytes, macs=self.macs
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """The tables of a profile."""
-
-    seconds: float  # from the start of the process
-    phases: Mapping[str, float]  # seconds of each, without those inside it
-    steps: Mapping[str, float]
-    kernels: Sequence[KernelTime]  # by kind
-    layers: Sequence[KernelTime]
-    bandwidth: float  # bytes/s of this machine; 0: not measured
-    peak: float  # multiply-adds/s
-    events_left_out: int  # of the trace
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, of rates too."""
-
-        def row(one: KernelTime) -> dict[str, Any]:
-            return {
-                "name": one.name,
-                "calls": one.calls,
-                "seconds": one.seconds,
-                "bytes_s": one.bytes_s,
-                "macs_s": one.macs_s,
-            }
-
-        return {
-            "seconds": self.seconds,
-            "phases": dict(self.phases),
-            "steps": dict(self.steps),
-            "kernels": [row(one) for one in self.kernels],
-            "layers": [row(one) for one in self.layers],
-            "bandwidth": self.bandwidth,
-            "peak_macs_s": self.peak,
-            "events_left_out": self.events_left_out,
-        }
-
-    def table(self) -> list[str]:
-        """As lines of text."""
-        rows = [["phase", "seconds", "share"]]
-        for name, seconds in self.phases.items():
-            rows.append([name, f"{seconds:.3f}", f"{seconds / self.seconds:.1%}"])
-        rows.append(["whole process", f"{self.seconds:.3f}", ""])
-        lines = _aligned(rows)
-        if self.steps["steps"]:
-            lines.append(
-                "{steps:.0f} steps of {rows:.0f} rows: {prompt_tokens:.0f} tokens of prompts and"
-                " {new_tokens:.0f} new ones".format(**self.steps)
-            )
-        if not self.kernels:
-            return lines
-        head = [
-            "native kernels",
-            "calls",
-            "seconds",
-            "GB/s",
-            "of measured",
-            "GMAC/s",
-            "of measured",
-        ]
-        rows = [head]
-        for one in self.kernels:
-            rows.append(
-                [
-                    one.name,
-                    str(one.calls),
-                    f"{one.seconds:.3f}",
-                    f"{one.bytes_s / 1e9:.1f}",
-                    f"{one.bytes_s / self.bandwidth:.0%}" if self.bandwidth else "-",
-                    f"{one.macs_s / 1e9:.1f}",
-                    f"{one.macs_s / self.peak:.0%}" if self.peak else "-",
-                ]
-            )
-        lines += _aligned(rows)
-        if self.bandwidth:
-            lines.append(
-                f"measured: {self.bandwidth / 1e9:.1f} GB/s read by all threads,"
-                f" {self.peak / 1e9:.1f} GMAC/s of float32 products"
-            )
-        return lines
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, figures on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
 
 
 def _process_start() -> float:
@@ -347,11 +298,11 @@ def _process_start() -> float:
     return now - max(0.0, age)
 
 
-def start(*, whole_process: bool = False) -> Recorder:
+def start(*, whole_process: bool = False, most_events: int = MOST_EVENTS) -> Recorder:
     """Record from now on, or with `whole_process` from the process's start, until `stop`."""
     global recorder
     began = _process_start() if whole_process else None
-    recorder = Recorder(began)
+    recorder = Recorder(began, most_events)
     if began is not None:
         recorder.slice("start", "start", began, time.perf_counter())
     progress.observe(_observed)

@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
     "progress": {"errors"},
-    "profiler": {"progress"},
+    "profile": set(),
+    "profiler": {"profile", "progress"},
     "system": {"errors"},
     "plugins": {"errors", "system"},
     "architectures": {"errors"},
@@ -54,9 +55,9 @@ ALLOWED: dict[str, set[str]] = {
     },
     "backends": {
         *("architectures", "config", "errors", "mindir", "model", "native", "networks"),
-        *("progress", "sizing", "system", "text", "weights"),
+        *("profiler", "progress", "sizing", "system", "text", "weights"),
     },
-    "distributed": {"backends", "config", "errors", "progress", "system"},
+    "distributed": {"backends", "config", "errors", "profiler", "progress", "system"},
     "generation": {"backends", "config", "errors", "profiler", "system"},
     "structured": {"errors", "generation", "system", "text"},
     "plan": {
@@ -73,15 +74,16 @@ ALLOWED: dict[str, set[str]] = {
         *("backends", "config", "errors", "generation", "output", "progress", "system", "text"),
     },
     "serving": {
-        *("backends", "config", "errors", "generation", "model", "plan", "plugins", "profiler"),
-        *("progress", "structured", "system", "text"),
+        *("backends", "config", "errors", "generation", "model", "plan", "plugins", "profile"),
+        *("profiler", "progress", "structured", "system", "text"),
     },
     "chat": {
         *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
     },
     "bench": {
         *("architectures", "backends", "config", "errors", "evaluation", "generation", "model"),
-        *("native", "output", "plan", "plugins", "profiler", "progress", "system", "weights"),
+        *("native", "output", "plan", "plugins", "profile", "profiler", "progress", "system"),
+        "weights",
     },
     "doctor": {
         *(
@@ -115,12 +117,12 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "weights"),
     },
     "launch": {
-        *("backends", "bench", "config", "distributed", "native", "output", "plan", "profiler"),
-        *("progress", "run_modes", "sizing", "system", "weights"),
+        *("backends", "bench", "config", "distributed", "native", "output", "plan", "profile"),
+        *("profiler", "progress", "run_modes", "sizing", "system", "weights"),
     },
     "joined": {
-        *("backends", "config", "distributed", "launch", "output", "plan", "progress"),
-        *("run_modes", "system"),
+        *("backends", "config", "distributed", "launch", "output", "plan", "profiler"),
+        *("progress", "run_modes", "system"),
     },
     "api": {
         "run_modes",
@@ -374,6 +376,7 @@ OWN_JSON = {
         "output.comparison",
         "backends.mindformers.run",
         "joined",
+        "profile",
         "system.json_file",
     ),
     "text.spelling",

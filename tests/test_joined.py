@@ -98,14 +98,15 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     (base / "elsewhere.py").write_text(ELSEWHERE)
     flags = ["--config", "../dist.yaml", "--use_parallel", "True"]
     sampling = ["do_sample=true", "seed=4"]
+    drawn = [*SETTINGS, *sampling, *data]
     started = {
         "one": [sys.executable, RUN_LITE, *SETTINGS, *data],
-        "drawn": [sys.executable, RUN_LITE, *SETTINGS, *sampling, *data],
+        "drawn": [sys.executable, RUN_LITE, *drawn],
         "msrun": [*msrun(), *flags, *SETTINGS, *data],
-        "elsewhere": [*msrun("../elsewhere.py"), "parallel=tp2", *SETTINGS, *data],
+        "elsewhere": [*msrun("../elsewhere.py"), "parallel=tp2", "profile=true", *SETTINGS, *data],
         "export": [*msrun(), "parallel=tp2", *EXPORT],
-        "launched": [sys.executable, RUN_LITE, "parallel=dp2", *SETTINGS, *sampling, *data],
-        "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", *SETTINGS, *sampling, *data],
+        "launched": [sys.executable, RUN_LITE, "parallel=dp2", *drawn],
+        "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", "profile=true", *drawn],
     }
     running = {name: start(base / name, command) for name, command in started.items()}
     done = {}
@@ -150,6 +151,20 @@ def test_ranks_write_what_one_process_writes(
         for one in (folder, jobs[alone][0])
     )
     assert kept["predict_data"] == expected["predict_data"] == PROMPTS
+
+
+def test_ranks_that_others_started_have_a_profile(jobs: dict[str, tuple[Path, int, str]]) -> None:
+    """Without a launcher of ours; replicas exchange nothing in a forward pass, and of ranks on
+    several machines it is not known how long they waited."""
+    found = {name: result(jobs[name][0])["profile"]["processes"] for name in ("loop", "elsewhere")}
+    for ranks in found.values():
+        assert [one["name"] for one in ranks] == ["rank 0", "rank 1"]
+    for one in found["loop"]:
+        assert [each["name"] for each in one["collectives"]] == ["gather"]
+        assert one["steps"]["new_tokens"] > 0
+    for one in found["elsewhere"]:
+        each = {each["name"]: each for each in one["collectives"]}["all_reduce"]
+        assert each["seconds"] > 0 and each["bytes"] > 0 and each["waiting_s"] is None
 
 
 def test_a_launched_rank_logs_from_the_start(jobs: dict[str, tuple[Path, int, str]]) -> None:

@@ -7,6 +7,7 @@ is imported when they are called, and not by a single rank.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner import profiler
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import environment
@@ -122,10 +124,14 @@ def gather(payload: bytes) -> list[bytes]:
         joined: NDArray[np.int32] = operator(Tensor(values)).asnumpy()
         return joined.reshape(-1, len(values))
 
+    began = time.perf_counter()
     sizes = gathered(np.array([len(payload)], np.int32))[:, 0]
+    met = time.perf_counter()
     buffer = np.zeros(-(-int(sizes.max()) // 4) + 1, np.int32)  # AllGather has no 1-byte type
     buffer.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
     rows = gathered(buffer).view(np.uint8)
+    if profiler.recorder is not None:
+        profiler.recorder.gathered(began, met, time.perf_counter(), len(payload))
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lite_runner.evaluation.harness import TaskReport
-    from lite_runner.profiler import Profile
+    from lite_runner.profile import Profile
 
 # Okabe and Ito's palette, less yellow, which is faint on white: told apart by colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")

@@ -44,11 +44,6 @@ def common_errors(config: RunConfig) -> Iterator[Invalid]:
             ("profile", "run_mode"),
             "profile=true has no effect with run_mode=doctor",
         )
-    if config.profile and config.use_parallel:
-        yield invalid(
-            ("profile", "use_parallel"),
-            "profile=true is of one process; got several ranks (use_parallel=true)",
-        )
     if not config.output_dir:
         yield invalid("output_dir", "output_dir is empty; expected a folder")
     key = "model.model_config.is_sample_acceleration"

@@ -282,7 +282,7 @@ def translate(
             result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
         elif key == "profile" and value is None:
             continue  # off, as MindFormers has it
-        elif key == "callbacks" and not use_parallel and "ProfileMonitor" in _types(value):
+        elif key == "callbacks" and "ProfileMonitor" in _types(value):
             result.assignments.setdefault("profile", True)
         elif key in known:
             result.assignments[key] = value

@@ -70,13 +70,13 @@ def run_ranks(
     *,
     log_dir: Path | None = None,
     rank_table_file: str = "",
-    ascend: Mapping[str, str] = MappingProxyType({}),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run `program`, a .py file and its arguments, as each of this machine's ranks, to the end.
 
     A rank reports through lite_runner.distributed.events, and may log to `folder`/rank_N.log; its
-    output goes to `log_dir`, by default `folder`/msrun. `ascend` is added to the environment of the
-    ranks. Raises one RunnerError, of the kind that the first rank to fail reported, or
+    output goes to `log_dir`, by default `folder`/msrun. `variables` are added to the environment of
+    the ranks. Raises one RunnerError, of the kind that the first rank to fail reported, or
     KeyboardInterrupt; no process is left behind in any case.
 
     Ctrl-C kills all ranks. Only while they generate, all on this machine, the first Ctrl-C gives
@@ -106,7 +106,7 @@ def run_ranks(
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        env=msrun.environment(events, folder, cluster, ascend),
+                        env=msrun.environment(events, folder, cluster, variables),
                         start_new_session=True,  # Ctrl-C is this process's to handle
                     )
                 _Job(

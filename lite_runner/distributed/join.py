@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from lite_runner import profiler
 from lite_runner.config.secret import without_keys
 from lite_runner.config.sections import hccl_timeouts
 from lite_runner.distributed.membership import Member
@@ -83,9 +84,10 @@ def join(
             _find_scheduler(member, lock, timeout)
     elif member.rank is not None:  # in a container neither is set
         os.environ.update(MS_NODE_ID=str(member.rank), RANK_ID=str(member.rank))
-    environment.import_mindspore()
-    from lite_runner.backends import collectives
-    from lite_runner.backends.mindspore.device import set_device
+    with profiler.phase("import"):
+        environment.import_mindspore()
+        from lite_runner.backends import collectives
+        from lite_runner.backends.mindspore.device import set_device
 
     set_device(device, device_id)
     rank, size = collectives.join(member.name)

@@ -77,17 +77,17 @@ def make_logs(log_dir: Path, cluster: Cluster) -> None:
 
 
 def environment(
-    events: Path, folder: Path, cluster: Cluster, ascend: Mapping[str, str]
+    events: Path, folder: Path, cluster: Cluster, variables: Mapping[str, str]
 ) -> dict[str, str]:
     """This process's environment for msrun and its ranks; `events` is the launcher's socket,
-    `folder` its run's, `ascend` adds the variables of `ascend_ranks`."""
+    `folder` its run's, `variables` are added."""
     own = without_keys(os.environ)
     # Left over from another job, these would give a rank a wrong identity.
     kept = {name: value for name, value in own.items() if name not in RANK_VARIABLES}
     path = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
     return {
         **kept,
-        **ascend,
+        **variables,
         "PATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",  # so that the log of a killed rank has its last lines
         SOCKET_VARIABLE: str(events),

@@ -46,7 +46,13 @@ def layer_costs(blocks: Sequence[Block], vocabulary: int, number_bytes: int) -> 
     macs = embedding.hidden * vocabulary
     return [
         *costs,
-        LayerCost(name="head", kind="head", weights=blocks[-1].nbytes + tied, macs=macs),
+        LayerCost(
+            name="head",
+            kind="head",
+            weights=blocks[-1].nbytes + tied,
+            macs=macs,
+            collective="all_gather",
+        ),
     ]
 
 
@@ -82,13 +88,14 @@ def _feed_forward(layer: FeedForwardLayer, block: Block, label: str, kind: Kind)
     )
 
 
-def bandwidth() -> float:
-    """Bytes/s that the threads of the kernels read together; 0 where memory is short."""
+def bandwidth(processes: int = 1) -> float:
+    """Bytes/s that the threads of the kernels read together, while so many processes measure it; 0
+    where memory is short."""
     if memory.free_memory() < 4 * READ_BYTES:
         return 0.0
-    words = np.ones(READ_BYTES // 8, np.int64)
+    words = np.ones(READ_BYTES // 8 // processes, np.int64)
     read, pointer = native.library().lite_runner_read, ctypes.c_void_p(words.ctypes.data)
-    return READ_BYTES / _fastest(lambda: read(pointer, len(words)))
+    return words.nbytes / _fastest(lambda: read(pointer, len(words)))
 
 
 def peak() -> float:

@@ -208,8 +208,10 @@ class NativeModel:
             from lite_runner.native.costs import layer_costs  # not for runs that nobody records
 
             vocabulary = self._config.vocab_size
+            peers = self._peers
             self._times = recorder.times_of(
-                layer_costs(self._blocks, vocabulary, self._number_bytes)
+                layer_costs(self._blocks, vocabulary, self._number_bytes),
+                waiting_told=peers is None or peers.all_gather is None,
             )
         self._model.times = self._times
 

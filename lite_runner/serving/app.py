@@ -24,6 +24,7 @@ from lite_runner.backends.base import AdapterSlots
 from lite_runner.errors import ArtifactError, ConfigError, RunnerError
 from lite_runner.model.adapters import open_later
 from lite_runner.plan.plan import Plan
+from lite_runner.profile import trace
 from lite_runner.serving import static
 from lite_runner.serving.chat import ChatCompletion
 from lite_runner.serving.completions import Completions
@@ -332,10 +333,11 @@ async def stop_profile(_: Request) -> Response:
     folder = _traces()
     if (recorder := profiler.stop()) is None:
         raise ApiError(400, "nothing is recorded: POST /start_profile comes first")
+    process = recorder.process("run")
     names = (folder / f"trace-{number}.json" for number in itertools.count(1))
     path = next(name for name in names if not name.exists())
-    await asyncio.to_thread(lambda: path.write_text(recorder.trace(), encoding="utf-8"))
-    return JSONResponse({**recorder.report().to_json(), "trace": path.name})
+    await asyncio.to_thread(lambda: path.write_text(trace([process]), encoding="utf-8"))
+    return JSONResponse({**process.profile.to_json(), "trace": path.name})
 
 
 def _traces() -> Path:

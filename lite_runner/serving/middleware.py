@@ -25,7 +25,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from lite_runner import progress
+from lite_runner import profiler, progress
 from lite_runner.serving import static
 from lite_runner.serving.errors import (
     OUT_OF_MEMORY,
@@ -164,7 +164,21 @@ class Guard:
             if status == 401:
                 self._count_wrong_key((scope.get("client") or ("?",))[0])
             elif scope["path"] not in _QUIET:
+                self._record(scope, status, began)
                 self._log(scope, status, time.perf_counter() - began, id)
+
+    @staticmethod
+    def _record(scope: Scope, status: int, began: float) -> None:
+        """A request in the profile, if somebody records; a path that is not known has no name."""
+        recorder = profiler.recorder
+        if recorder is None or scope["path"] == "/start_profile":
+            return
+        path = "unknown path" if status == 404 else scope["path"][:MAX_PATH]
+        more: dict[str, Any] = {"status": status}
+        if (stats := scope["state"].get("stats")) is not None:
+            more["prompt_tokens"] = stats.usage.prompt
+            more["new_tokens"] = stats.usage.completion
+        recorder.request(f"{scope['method']} {path}", began, time.perf_counter(), **more)
 
     def _error(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Why a request is refused before it is read."""

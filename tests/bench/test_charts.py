@@ -15,7 +15,7 @@ from lite_runner.bench.report import FIGURES, Cell, Former, Measured, Report, Sp
 from lite_runner.errors import EnvironmentFault
 from lite_runner.evaluation.harness import TaskReport, TaskResult
 from lite_runner.evaluation.metrics import MetricResult, difference
-from lite_runner.profiler import KernelTime, Profile
+from lite_runner.profile import KernelTime, Profile
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -144,6 +144,7 @@ def test_a_roofline() -> None:
     kernel = KernelTime(name="head", calls=1, seconds=0.5, bytes=10**9, macs=2 * 10**9)
     profile = Profile(
         **{"seconds": 1.0, "phases": {}, "steps": {}, "kernels": [kernel], "layers": []},
+        **{"collectives": [], "requests": []},
         **{"bandwidth": 1e10, "peak": 5e10, "events_left_out": 0},
     )
     drawing = charts.roofline_chart(profile, "a run")

@@ -63,7 +63,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     node = (*TP2, "predict_data=-", "parallel.local_worker_num=1", f"parallel.master_port={port}")
     commands = {
         "single": (*JOB, "predict_data=-"),
-        "tp2": (*TP2, "predict_data=-"),
+        "tp2": (*TP2, "predict_data=-", "profile=true"),
         "node 0": (*node, "parallel.node_rank=0"),
         "node 1": (*node, "parallel.node_rank=1"),
         "too long": (*TP2, "max_new_tokens=null", "predict_data=" + "x" * 5000),
@@ -124,6 +124,36 @@ def test_every_rank_has_a_log(jobs: dict[str, Done]) -> None:
     names = {path.name for path in jobs["tp2"].folder.iterdir()}
     assert {"config.yaml", "run.log", "rank_0.log", "rank_1.log", "msrun"} <= names
     assert "12 tokens, load" in (jobs["tp2"].folder / "run.log").read_text(encoding="utf-8")
+
+
+def test_a_profile_has_all_ranks_and_their_launcher(jobs: dict[str, Done]) -> None:
+    job = jobs["tp2"]
+    profile = job.result["profile"]
+    launcher, *ranks = profile["processes"]
+    assert {"start", "plan", "ranks"} <= set(launcher["phases"])
+    assert [one["name"] for one in ranks] == ["rank 0", "rank 1"]
+    for one in ranks:
+        assert {"start", "import", "meet", "prefill", "decode", "gather"} <= set(one["phases"])
+        assert sum(one["phases"].values()) == pytest.approx(one["seconds"], rel=1e-3)
+        found = {each["name"]: each for each in one["collectives"]}
+        # The embedding and the two matrices of each of two layers; the head.
+        assert (found["all_reduce"]["calls"], found["all_gather"]["calls"]) == (5 * 12, 12)
+        for each in found.values():
+            parts = each["waiting_s"], each["moving_s"]
+            assert min(parts) >= 0 and sum(parts) == pytest.approx(each["seconds"])
+        exchanged = found["all_reduce"]["seconds"] + found["all_gather"]["seconds"]
+        spent = sum(each["seconds"] for each in one["kernels"])
+        assert exchanged + spent <= one["steps"]["forward_s"]
+        assert f"{one['name']} all_reduce" in job.err
+
+    events = json.loads((job.folder / "trace.json").read_text("utf-8"))["traceEvents"]
+    names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert [*names.values()] == ["launcher", "rank 0", "rank 1"]
+    spans = [one for one in events if one["ph"] == "X"]
+    assert {one["pid"] for one in spans if one["cat"] == "collective"} == {2, 3}
+    for one in spans:
+        assert one["ts"] >= 0 and one["dur"] >= 0
+        assert one["ts"] + one["dur"] <= profile["seconds"] * 1e6 + 1
 
 
 def test_what_is_wrong_shows_before_ranks_start(jobs: dict[str, Done]) -> None:

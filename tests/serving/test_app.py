@@ -535,3 +535,11 @@ def test_profiles_of_a_window(
     assert found["trace"] == "trace-1.json" and profiler.recorder is None
     events = json.loads((tmp_path / "trace-1.json").read_text("utf-8"))["traceEvents"]
     assert {"prefill", "decode"} <= {one["name"] for one in events}
+    (request,) = found["requests"]
+    assert (request["name"], request["requests"]) == ("POST /v1/completions", 1)
+    (begins,) = (one for one in events if one["ph"] == "b")
+    (ends,) = (one for one in events if one["ph"] == "e")
+    assert begins["args"] == {"status": 200, "prompt_tokens": 5, "new_tokens": 4}
+    assert begins["ts"] >= 0 and ends["ts"] - begins["ts"] == pytest.approx(
+        request["seconds"] * 1e6, abs=1
+    )

@@ -329,10 +329,18 @@ struct BoundLayer {
   int64_t pool_bfloat16;  // 1: upper halves of float32
 };
 
+// What the exchanges of a rank with its peers have taken so far: nanoseconds, and of these those until
+// the others had come too (not of a collective between machines), and bytes that the rank gave; and
+// the last one.
+struct ExchangeTime {
+  int64_t calls, spent, waited, bytes, began, ended, last_waited;
+};
+
 // What a layer has taken so far: nanoseconds, calls, tokens, keys that each of its tokens has seen,
 // and keys of the sequences, each once a step; and the last call, on the clock that is steady.
 struct LayerTime {
   int64_t spent, calls, tokens, seen, read, began, ended;
+  ExchangeTime exchange;
 };
 
 // A model as a step takes it: embedding, `count` - 2 attention and feed-forward layers in turn, head.

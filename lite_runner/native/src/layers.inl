@@ -96,6 +96,7 @@ inline void over_numbers(int64_t count, Body&& body) {
 // bits, whichever comes first.
 inline void sum_over_ranks(Peers& peers, const float* own, int64_t count, const float* added,
                            float* to) {
+  const Peers::Exchange exchange(peers, count);
   for (int64_t start = 0; start < count; start += Peers::kPlace) {
     const int64_t here = smaller_of(Peers::kPlace, count - start);
     over_numbers(here, [&](int64_t first, int64_t end) {
@@ -122,6 +123,7 @@ inline void sum_over_ranks(Peers& peers, const float* own, int64_t count, const 
 // to where the others lack them.
 inline void gather_over_ranks(Peers& peers, int64_t rows, int64_t width, float* x) {
   const int64_t count = rows * width, stride = peers.size() * width;
+  const Peers::Exchange exchange(peers, count);
   // Calls body(column of the part, its place in x, numbers) for numbers first..end of a rank's.
   const auto over_parts = [&](int64_t rank, int64_t first, int64_t end, auto&& body) {
     for (int64_t at = first, next; at < end; at = next) {

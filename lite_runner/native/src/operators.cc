@@ -1,6 +1,5 @@
 // The functions that Python calls through ctypes.
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -120,12 +119,6 @@ void compute_head(const BoundLayer& bound, const void* embedding, const Step& st
                 x, logits);
 }
 
-int64_t nanoseconds() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 // Count the keys of a step in a layer of this window (0: all).
 void count_keys(const Step& step, int64_t window, LayerTime& time) {
   for (int32_t t = 0; t < step.count; ++t) {
@@ -141,9 +134,11 @@ template <class Work>
 auto timed(const BoundModel* model, const BoundLayer* layer, const Step& step, Work&& work) {
   if (!model->times) return work();
   LayerTime& time = model->times[layer - model->layers];
+  if (step.peers) step.peers->time(&time.exchange);
   time.began = nanoseconds();
   const auto result = work();
   time.ended = nanoseconds();
+  if (step.peers) step.peers->time(nullptr);
   time.spent += time.ended - time.began;
   ++time.calls;
   const bool last = layer == model->layers + model->count - 1;

@@ -11,6 +11,7 @@
 #include <ctime>
 #include <new>
 
+#include "layers.h"
 #include "threads.h"
 
 namespace lite_runner {
@@ -77,6 +78,26 @@ Peers::~Peers() {
   if (mapped_) munmap(lines_, bytes(size_));
 }
 
+int64_t nanoseconds() {
+  const auto since = Clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+Peers::Exchange::Exchange(Peers& peers, int64_t count) : time_(peers.time_) {
+  if (!time_) return;
+  time_->began = nanoseconds();
+  time_->last_waited = 0;
+  time_->bytes += 4 * count;
+}
+
+Peers::Exchange::~Exchange() {
+  if (!time_) return;
+  time_->ended = nanoseconds();
+  time_->spent += time_->ended - time_->began;
+  time_->waited += time_->last_waited;
+  ++time_->calls;
+}
+
 bool Peers::meet(int64_t count) {
   if (lost_ >= 0) return false;
   ++turn_;
@@ -89,6 +110,14 @@ bool Peers::meet(int64_t count) {
   // seq_cst on both sides: either a sleeper sees the new turn, or it is seen asleep here.
   own.turn.store(turn_);
   if (own.sleepers.load() > 0) futex(own.turn, FUTEX_WAKE, INT_MAX, nullptr);
+  if (!time_) return wait_for_all();
+  const int64_t began = nanoseconds();
+  const bool all = wait_for_all();
+  time_->last_waited += nanoseconds() - began;
+  return all;
+}
+
+bool Peers::wait_for_all() {
   for (int64_t rank = 0; rank < size_; ++rank)
     if (rank != rank_ && !wait(rank)) return false;
   return true;

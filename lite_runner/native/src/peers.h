@@ -7,6 +7,10 @@
 
 namespace lite_runner {
 
+struct ExchangeTime;
+
+int64_t nanoseconds();  // on the clock that is steady
+
 // They take turns together. In a turn each rank writes to its own place, meets the others and then
 // reads theirs. There are two places a rank, by turns: one is written while others still read the
 // one before, and nobody writes that one again before all have met once more.
@@ -44,6 +48,21 @@ class Peers {
   // The numbers that a rank has written before all met.
   const float* of(int64_t rank) { return place(turn_ - 1, rank); }
 
+  // The exchanges from now on are timed here; nullptr: nobody asks.
+  void time(ExchangeTime* time) { time_ = time; }
+
+  // An exchange of `count` numbers, from its making to its end.
+  class Exchange {
+   public:
+    Exchange(Peers& peers, int64_t count);
+    ~Exchange();
+    Exchange(const Exchange&) = delete;
+    Exchange& operator=(const Exchange&) = delete;
+
+   private:
+    ExchangeTime* time_;
+  };
+
  private:
   struct alignas(64) Line {
     std::atomic<uint32_t> turn;      // that the rank has written
@@ -53,6 +72,7 @@ class Peers {
   float* place(uint32_t turn, int64_t rank) {
     return places_ + (turn % 2 * size_ + rank) * kPlace;
   }
+  bool wait_for_all();
   bool wait(int64_t rank);
   bool is_there(int64_t rank) const;
 
@@ -60,6 +80,7 @@ class Peers {
   float* places_;
   int file_;
   AllGather all_gather_ = nullptr;
+  ExchangeTime* time_ = nullptr;
   int64_t rank_, size_, patience_, lost_ = -1;
   uint32_t turn_ = 0;
   bool locked_, mapped_ = false;
