@@ -49,6 +49,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 USERS_CACHE = "users"  # in the cache of a session a link to the user's, for downloads only
 
 # Why tests are left out. Of the first setup.sh says it, where there is no Python 3.7.
+NO_ARM = "without a compiler for ARM and qemu-aarch64"
 NO_BROWSER = "without a browser"
 NO_CLIENTS = "without lm-eval and LangChain"
 NO_LITE = "without MindSpore Lite"
@@ -497,7 +498,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("the checkout changed during the tests", red=True, bold=True)
     for line in changed:
         terminalreporter.line(line)
-    for why in (NO_BROWSER, NO_CLIENTS, NO_LITE, NO_MINDFORMERS, NO_NETWORK, NO_RAY):
+    for why in (NO_ARM, NO_BROWSER, NO_CLIENTS, NO_LITE, NO_MINDFORMERS, NO_NETWORK, NO_RAY):
         skipped = [
             report
             for report in terminalreporter.stats.get("skipped", [])

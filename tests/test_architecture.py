@@ -195,7 +195,7 @@ END_TO_END = {
     "mindformers": "documents statements",
     "mindir": "mindformers_graphs",
     "output": "real_mindformers",
-    "native": "library sanitizers",
+    "native": "arm library sanitizers",
     "run_modes": "adapters blocks chatglm logprobs pretrained_folder strategy_files structured",
     "scripts": "rank_tables",
     "serving": "adapters clients page schema soak",

@@ -2,26 +2,33 @@
 
     python -m tests.backends.native.reproducible
 
-prints those of this processor, to be compared with EXPECTED.
+prints those of this processor, to be compared with EXPECTED. `steps_of` gives what the kernels are
+called with, for a program of another processor: tests/native/test_arm.py.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.config.quantization import CacheType
+from lite_runner.native import model as native_model
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.backends.native.ranks import Case, model_of
 
 # Of all kinds of positions, activations, matrices and caches: model, quant, cache.
-EXPECTED: dict[tuple[str, str, str], str] = {
+EXPECTED: dict[tuple[str, str, CacheType], str] = {
     ("llama", "none", "fp32"): "9d95715e763f5459",
     ("llama", "a16w8", "fp16"): "f084f46563f5855a",
     ("wide", "file", "int8"): "12ac52f0348136c3",
@@ -37,21 +44,76 @@ EXPECTED: dict[tuple[str, str, str], str] = {
 }
 
 
-def digest(case: str, quant: str, cache: str, *, threads: int = 1) -> str:
+def digest(case: str, quant: str, cache: CacheType, *, threads: int = 1) -> str:
     """A hash of logits of a prompt, and of steps behind it."""
+    with _model(case, quant, cache, threads) as model:
+        return hashed(_logits(model))
+
+
+def hashed(logits: bytes) -> str:
+    """As in EXPECTED."""
+    return hashlib.sha256(logits).hexdigest()[:16]
+
+
+def steps_of(case: str, quant: str, cache: CacheType) -> bytes:
+    """The packed model, and the arguments of its steps: numbers of 64 bits, each with what lies
+    behind it, in the order in which the driver of test_arm.py reads them."""
+    with _model(case, quant, cache, 1) as backend:
+        model = backend._model
+        assert model is not None
+        calls: list[tuple[NDArray, NDArray, int]] = []
+        run = model.run
+
+        def recorded(words: NDArray, table: NDArray, slots: None, rows: int) -> NDArray[np.float32]:
+            calls.append((words.copy(), table.copy(), rows))
+            return run(words, table, slots, rows)
+
+        model.run = recorded  # type: ignore[method-assign, assignment]
+        _logits(backend)
+        bound = model._model
+        sizes = ("prefix", "capacity", "vocabulary", "slots", "positions", "rope_rows")
+        found = [_numbers(*(getattr(bound, name) for name in sizes), model._x.shape[1])]
+        found += [struct.pack("<dq", bound.softcap, bound.count)]
+        caches = iter(model._caches)
+        for index, block in enumerate(model._blocks):
+            layer = model._bound[index]
+            bytes_of = [
+                next(caches).nbytes if getattr(layer, name) else 0 for name in native_model.CACHE
+            ]
+            found += [_numbers(layer.cache_type, layer.cache_length, *bytes_of, block.nbytes)]
+            found += [block.tobytes()]
+        found += [_numbers(len(calls))]
+        for words, table, rows in calls:
+            found += [_numbers(len(words), table.size, rows), words.tobytes(), table.tobytes()]
+    return b"".join(found)
+
+
+def _numbers(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}q", *values)
+
+
+@contextmanager
+def _model(case: str, quant: str, cache: CacheType, threads: int) -> Iterator[NativeBackend]:
     config, tensors = model_of(Case(case, quant=quant))
     options = NativeOptions(2, 64, cache)
     layers = pack(config, QuantizedWeights(tensors, config))
     model = NativeBackend(config, layers, options, threads=threads, reproducible=True)
+    try:
+        yield model
+    finally:
+        model.close()
+        native.choose_kernels(reproducible=False)
+
+
+def _logits(model: NativeBackend) -> bytes:
+    config = model._config
     tokens = [int(7 * k * k + 3) % (config.vocab_size - 8) for k in range(30)]
     if config.prefix is not None:  # a mask, and the end of the prefix
         tokens[4], tokens[10] = config.prefix.mask_token_ids[0], config.prefix.end_token_id
     prompt = np.array(tokens, np.int32)
     found = [model.forward([Row(1, prompt, 0)])]
     found += [model.forward([Row(1, prompt[k : k + 1], 30 + k)]) for k in range(3)]
-    model.close()
-    native.choose_kernels(reproducible=False)
-    return hashlib.sha256(np.concatenate(found).tobytes()).hexdigest()[:16]
+    return np.concatenate(found).tobytes()
 
 
 if __name__ == "__main__":
