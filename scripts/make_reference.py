@@ -109,7 +109,7 @@ def random_weights(case: Case) -> torch.nn.Module:
         for name, weight in model.named_parameters():
             values = rng.normal(0.0, 0.3, tuple(weight.shape))
             is_norm_scale = weight.ndim == 1 and name.endswith(".weight")
-            less_one = case.config.model_type.startswith(("gemma", "nemotron"))
+            less_one = case.config.model_type.startswith(("gemma", "nemotron", "qwen3_next"))
             is_norm_scale &= not less_one
             weight.copy_(torch.from_numpy(values + 1.0 if is_norm_scale else values))
         for name, buffer in model.named_buffers():
@@ -331,7 +331,11 @@ def make_tiny(case: Case, folder: Path) -> None:
         arrays["logits_no_cache"] = again
         print(" (scaled by length: these depend on the cache and on the longest row)", end="")
     else:
-        assert cache_gap <= TINY_TOLERANCE and batch_gap <= 1e-4, case.name
+        # Sums over a state, too, add up what transformers rounds in chunks and in steps.
+        most = 1e-4 if max(case.lengths) > 100 else TINY_TOLERANCE
+        # A bias of Mamba-2 makes padding something that its convolution sees.
+        padded = not getattr(case.config, "mamba_proj_bias", False)
+        assert cache_gap <= most and (batch_gap <= 1e-4 or not padded), case.name
     if case.config.model_type == "phi3" and case.is_dynamic:
         arrays |= generated(load(folder), texts)
     if case.chatglm:

@@ -20,6 +20,7 @@ from transformers import (
     GPTNeoXConfig,
     GptOssConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     MptConfig,
@@ -30,12 +31,14 @@ from transformers import (
     PhiConfig,
     PreTrainedConfig,
     Qwen2MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     StableLmConfig,
 )
 
 Windowed = tuple[str, PreTrainedConfig, tuple[int, ...]]
 PLAIN, CROSSING = (1, 5, 17, 40), (1, 8, 12, 33)  # lengths: of the second some cross a window of 8
+LONG = (1, 5, 40, 300)
 
 
 def rope(theta: float = 10000.0, **others: Any) -> dict[str, Any]:
@@ -61,6 +64,11 @@ def newer_cases() -> list[Windowed]:
     latent = {"kv_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8}
     latent |= {"num_key_value_heads": 4}
     shared = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 40}
+    long = {"max_position_embeddings": 320}
+    mamba = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_chunk_size": 32}
+    mamba |= {"shared_intermediate_size": 24}
+    delta = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
+    delta |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12}
     early = {"vocab_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}
     falcon = {one: value for one, value in sizes.items() if one != "intermediate_size"}
     del falcon["num_key_value_heads"]
@@ -212,6 +220,31 @@ def newer_cases() -> list[Windowed]:
             ),
             PLAIN,
         ),
+        (
+            "granitemoehybrid",
+            GraniteMoeHybridConfig(
+                **moe | {"intermediate_size": 16, "num_hidden_layers": 3, **long},
+                **mamba,
+                **{"embedding_multiplier": 6.0, "attention_multiplier": 0.2},
+                **{"residual_multiplier": 0.4, "logits_scaling": 3.0},
+                num_local_experts=4,
+                layer_types=["linear_attention", "full_attention", "linear_attention"],
+            ),
+            LONG,
+        ),
+        (
+            "granitemoehybrid_dense",
+            GraniteMoeHybridConfig(
+                **sizes,
+                **mamba | {"mamba_n_groups": 1, "mamba_n_heads": 2, "mamba_conv_bias": False},
+                **plain,
+                position_embedding_type="rope",
+                mamba_proj_bias=True,
+                num_local_experts=0,
+                layer_types=["full_attention", "linear_attention"],
+            ),
+            PLAIN,
+        ),
         ("hunyuan", HunYuanDenseV1Config(**own, **plain, attention_bias=True), PLAIN),
         (
             "hunyuan_moe",
@@ -263,6 +296,35 @@ def newer_cases() -> list[Windowed]:
                 use_sliding_window=True,
             ),
             CROSSING,
+        ),
+        (
+            "qwen3_next",
+            Qwen3NextConfig(
+                **own | long | {"num_hidden_layers": 4, "head_dim": 16},
+                rope_parameters=rope(partial_rotary_factor=0.25),
+                **shared,
+                **delta,
+                num_experts=4,
+                num_experts_per_tok=2,
+            ),
+            LONG,
+        ),
+        (
+            "qwen3_next_dense",  # heads wider than a panel, a layer without experts
+            Qwen3NextConfig(
+                **own | {"num_hidden_layers": 2, "head_dim": 8},
+                rope_parameters=rope(partial_rotary_factor=0.5),
+                **shared,
+                **delta | {"linear_num_key_heads": 2, "linear_value_head_dim": 40},
+                linear_conv_kernel_dim=3,
+                layer_types=["full_attention", "linear_attention"],
+                num_experts=4,
+                num_experts_per_tok=2,
+                mlp_only_layers=[1],
+                norm_topk_prob=False,
+                attention_bias=True,
+            ),
+            PLAIN,
         ),
         ("seed_oss", SeedOssConfig(**own, **plain, attention_out_bias=True, mlp_bias=True), PLAIN),
         ("stablelm", StableLmConfig(**sizes, **half, use_qkv_bias=True), PLAIN),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from lite_runner.architectures.limits import unsupported
 from lite_runner.architectures.spec import RopeScaling
 from tests.models import reference_model
 from tests.paths import REFERENCE
@@ -16,6 +17,11 @@ _NAMES = {"architecture", "eos_token_id", "bos_token_id", "pad_token_id"}
 
 def every() -> list[str]:
     return sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
+
+
+def of_graphs() -> list[str]:
+    """Those that MindSpore's graphs compute."""
+    return [case for case in every() if not unsupported(reference_model(case))]
 
 
 def covering(cases: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ from lite_runner.architectures.gpt2 import GPT2
 from lite_runner.architectures.gpt_neox import GPT_NEOX
 from lite_runner.architectures.gpt_oss import GPT_OSS
 from lite_runner.architectures.granite import GRANITE
+from lite_runner.architectures.granite_hybrid import GRANITE_HYBRID
 from lite_runner.architectures.granite_moe import GRANITE_MOE
 from lite_runner.architectures.hunyuan import HUNYUAN, HUNYUAN_MOE
 from lite_runner.architectures.internlm import INTERNLM, INTERNLM2
@@ -51,6 +52,7 @@ from lite_runner.architectures.qwen2 import QWEN2, QWEN2_5_VL, QWEN2_VL
 from lite_runner.architectures.qwen2_moe import QWEN2_MOE
 from lite_runner.architectures.qwen3 import QWEN3, QWEN3_VL
 from lite_runner.architectures.qwen3_moe import QWEN3_MOE
+from lite_runner.architectures.qwen3_next import QWEN3_NEXT
 from lite_runner.architectures.seed_oss import SEED_OSS
 from lite_runner.architectures.settings import AutoSettings, DecoderSettings, token_ids
 from lite_runner.architectures.smollm3 import SMOLLM3
@@ -67,6 +69,7 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
     *(DEEPSEEK_V2, DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
     *(BAICHUAN, FALCON, HUNYUAN_MOE, INTERNLM, INTERNLM2, MINICPM, MPT, QWEN),
+    *(QWEN3_NEXT, GRANITE_HYBRID),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}

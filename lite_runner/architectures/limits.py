@@ -10,6 +10,8 @@ def undivided(model: Decoder) -> str:
     """Why tensor-parallel ranks cannot share a model; empty if they can."""
     if model.attention.latent is not None:
         return "has latent attention, which is not divided yet"
+    if model.recurrent is not None or model.attention.gated:
+        return "has recurrent layers, or gates of attention, which are not divided yet"
     experts = None if model.sparse is None else model.sparse.experts
     if not model.attention.qk_norm_by_head:
         return "norms queries and keys over all heads, which ranks share"
@@ -20,12 +22,23 @@ def undivided(model: Decoder) -> str:
     return ""
 
 
-def unsupported(model: Decoder) -> list[str]:
+def unsupported(model: Decoder, *, recurrent: bool = False) -> list[str]:
     """Why neither the MindSpore network nor the native kernels support a model; empty if they do,
-    or if the model has a custom network."""
+    or if the model has a custom network. `recurrent`: of the native kernels alone, which know
+    recurrent layers."""
     if custom_network(model) is not None:
         return []
     reasons, attentions = [], [block.attention for block in model.blocks]
+    if not recurrent and model.recurrent is not None:
+        reasons.append("recurrent layers are of backend=native")
+    if not recurrent and any(one.gated for one in attentions):
+        reasons.append("gates of attention are of backend=native")
+    if len({block.recurrent for block in model.blocks} - {None}) > 1:
+        reasons.append("recurrent layers differ")
+    if any(block.recurrent and (block.parallel or block.norm is None) for block in model.blocks):
+        reasons.append("a recurrent layer has no norm, or is parallel to the feed-forward")
+    if any(one.gated and (one.latent or one.clip is not None) for one in attentions):
+        reasons.append("gated attention is latent, or queries are clipped")
     # These are computed once per step and shared by all layers.
     if len({(one.heads, one.kv_heads, one.head_dim) for one in attentions}) > 1:
         reasons.append("heads differ between its layers")

@@ -18,6 +18,7 @@ from lite_runner.architectures.spec import (
     FeedForward,
     Latent,
     Norm,
+    Recurrent,
 )
 from lite_runner.records import dataclass
 
@@ -44,6 +45,16 @@ Role = Literal[
     "latent_values",
     "sinks",
     "attention_out",
+    "recurrent_in",
+    "recurrent_gate",
+    "recurrent_beta",
+    "recurrent_decay",
+    "recurrent_taps",
+    "recurrent_log",
+    "recurrent_rate",
+    "recurrent_skip",
+    "recurrent_gain",
+    "recurrent_out",
     "attention_post_norm",
     "feed_forward_norm",
     "gate",
@@ -117,6 +128,16 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "latent_norm": "blk.{}.attn_kv_a_norm",
     "latent_values": "blk.{}.attn_kv_b",
     "attention_out": "blk.{}.attn_output",
+    "recurrent_in": "blk.{}.ssm_in",
+    "recurrent_gate": "blk.{}.attn_gate",
+    "recurrent_beta": "blk.{}.ssm_beta",
+    "recurrent_decay": "blk.{}.ssm_alpha",
+    "recurrent_taps": "blk.{}.ssm_conv1d",
+    "recurrent_log": "blk.{}.ssm_a",
+    "recurrent_rate": "blk.{}.ssm_dt",
+    "recurrent_skip": "blk.{}.ssm_d",
+    "recurrent_gain": "blk.{}.ssm_norm",
+    "recurrent_out": "blk.{}.ssm_out",
     "attention_post_norm": "blk.{}.post_attention_norm",
     "feed_forward_norm": "blk.{}.ffn_norm",
     "gate": "blk.{}.ffn_gate",
@@ -137,6 +158,7 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
 }
 _QKV, _GATE_UP = "blk.{}.attn_qkv", "blk.{}.ffn_up"
 _FUSED: Mapping[Role, str] = {
+    **GGUF,
     "query": _QKV,
     "key": _QKV,
     "value": _QKV,
@@ -232,10 +254,15 @@ def _of_block(
     model: Decoder, block: Block, layer: int, role: Role, name: Name
 ) -> Iterator[Parameter]:
     attention, feed_forward, hidden = block.attention, block.feed_forward, model.hidden_size
+    if role in _OF_RECURRENT or (block.recurrent is not None and role in _OF_ATTENTION):
+        if block.recurrent is not None and role in _OF_RECURRENT:
+            yield from _of_recurrent(block.recurrent, hidden, layer, role, name)
+        return
     queries = attention.heads * attention.head_dim
     keys = attention.kv_heads * attention.head_dim
+    asked = queries * (2 if attention.gated else 1)
     linears: dict[Role, tuple[int, int, bool, Split]] = {  # out, in, bias, split
-        "query": (queries, hidden, attention.qkv_bias, "outputs"),
+        "query": (asked, hidden, attention.qkv_bias, "outputs"),
         "key": (keys, hidden, attention.qkv_bias, "key_heads"),
         "value": (keys, hidden, attention.qkv_bias, "key_heads"),
         "attention_out": (hidden, queries, attention.out_bias, "inputs"),
@@ -280,6 +307,46 @@ def _of_block(
         if bias:  # of a row-parallel layer it is added once, after the all-reduce
             split = "none" if split == "inputs" else split
             yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
+
+
+_OF_ATTENTION = ("query", "key", "value", "query_norm", "key_norm", "sinks", "attention_out")
+_OF_RECURRENT = (
+    *("recurrent_in", "recurrent_gate", "recurrent_beta", "recurrent_decay", "recurrent_taps"),
+    *("recurrent_log", "recurrent_rate", "recurrent_skip", "recurrent_gain", "recurrent_out"),
+)
+
+
+def _of_recurrent(
+    given: Recurrent, hidden: int, layer: int, role: Role, name: Name
+) -> Iterator[Parameter]:
+    linears: dict[Role, tuple[int, int, Split]] = {
+        "recurrent_in": (given.channels, hidden, "outputs"),
+        "recurrent_gate": (given.values, hidden, "outputs"),
+        "recurrent_out": (hidden, given.values, "inputs"),
+    }
+    shapes: dict[Role, tuple[int, ...]] = {
+        "recurrent_decay": (given.heads, hidden),
+        "recurrent_taps": (given.channels, 1, given.kernel),
+        "recurrent_log": (given.heads,),
+        "recurrent_rate": (given.heads,),
+    }
+    if given.delta:
+        shapes["recurrent_beta"] = (given.heads, hidden)
+    else:
+        shapes["recurrent_skip"] = (given.heads,)
+    if role in linears:
+        *shape, split = linears[role]
+        yield _parameter(name, layer, "weight", role, tuple(shape), "out_in", 0, split)
+        if given.bias:
+            yield _parameter(name, layer, "bias", role, (shape[0],), "plain", 0, "none")
+    elif role in shapes:
+        yield _plain(name, layer, role, shapes[role])
+        biased = {"recurrent_taps": given.conv_bias, "recurrent_decay": given.bias}
+        if biased.get(role):
+            yield _plain(name, layer, role, shapes[role][:1], "bias")
+    elif role == "recurrent_gain":
+        size = given.value_dim if given.delta else given.values
+        yield _plain(name, layer, role, (size,))
 
 
 _OF_LATENT = (

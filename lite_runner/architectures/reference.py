@@ -33,6 +33,7 @@ from lite_runner.architectures.spec import (
     FeedForward,
     Latent,
     Norm,
+    Recurrent,
     Rotary,
 )
 
@@ -57,7 +58,10 @@ def forward(
     prefix = None if model.prefix is None else PromptPrefix.of(model.prefix, tokens)
     for layer, block in enumerate(model.blocks):
         normed = norm(block.norm, x, weights, "attention_norm", layer)
-        added = attention(block.attention, normed, weights, layer, prefix)
+        if block.recurrent is not None:
+            added = recurrent(block.recurrent, normed, weights, layer)
+        else:
+            added = attention(block.attention, normed, weights, layer, prefix)
         added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
         start, x = x, residual(block, x, normed) + block.residual_scale * added
         start = start if block.parallel else x
@@ -148,7 +152,8 @@ def attention(
 
     if given.latent is not None:
         return latent_attention(given, given.latent, x, weights, layer)
-    query, key = heads("query", given.heads), heads("key", given.kv_heads)
+    query, key = heads("query", given.heads * (1 + given.gated)), heads("key", given.kv_heads)
+    query, gates = query[:, : given.heads], query[:, given.heads :]
     value = heads("value", given.kv_heads)
     if not given.qk_norm_late:
         query, key = normed(query, "query_norm"), normed(key, "key_norm")
@@ -177,8 +182,55 @@ def attention(
         scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], -1)
     probabilities = np.exp(scores - scores.max(-1, keepdims=True))
     probabilities = (probabilities / probabilities.sum(-1, keepdims=True))[..., : len(x)]
-    mixed = np.einsum("hqk,khd->qhd", probabilities, value).reshape(len(x), -1)
-    return linear(mixed, weights, "attention_out", layer, given.out_bias)
+    mixed = np.einsum("hqk,khd->qhd", probabilities, value)
+    if given.gated:
+        mixed = mixed * sigmoid(gates)
+    return linear(mixed.reshape(len(x), -1), weights, "attention_out", layer, given.out_bias)
+
+
+def recurrent(given: Recurrent, x: Floats, weights: Weights, layer: int) -> Floats:
+    """x [T, hidden_size] -> [T, hidden_size]"""
+    raw = linear(x, weights, "recurrent_in", layer, given.bias)
+    taps = weights["recurrent_taps", layer, "weight"][:, 0]
+    padded = np.concatenate([np.zeros((given.kernel - 1, given.channels)), raw])
+    convolved = sum(taps[:, tap] * padded[tap : tap + len(x)] for tap in range(given.kernel))
+    if given.conv_bias:
+        convolved = convolved + weights["recurrent_taps", layer, "bias"]
+    convolved = activated("silu", np.asarray(convolved))
+    keys = given.key_heads * given.key_dim
+    parts = np.split(convolved, [keys, 2 * keys], axis=1)
+    group = given.heads // given.key_heads
+    query, key = (
+        np.repeat(one.reshape(len(x), given.key_heads, -1), group, axis=1) for one in parts[:2]
+    )
+    value = parts[2].reshape(len(x), given.heads, -1)
+    logits = linear(x, weights, "recurrent_decay", layer, given.bias)
+    rates = np.logaddexp(0, logits + weights["recurrent_rate", layer, "weight"])
+    if given.delta:
+        query, key = (one / np.sqrt((one**2).sum(-1, keepdims=True) + 1e-6) for one in (query, key))
+        query = query / np.sqrt(given.key_dim)
+        written = sigmoid(linear(x, weights, "recurrent_beta", layer, bias=False))
+    else:
+        written = rates
+    kept = np.exp(-np.exp(weights["recurrent_log", layer, "weight"]) * rates)
+    state, out = np.zeros((given.heads, given.key_dim, given.value_dim)), np.zeros_like(value)
+    for token in range(len(x)):
+        state *= kept[token, :, None, None]
+        added = value[token]
+        if given.delta:
+            added = added - np.einsum("hk,hkv->hv", key[token], state)
+        state += np.einsum("hk,hv->hkv", key[token], added * written[token, :, None])
+        out[token] = np.einsum("hk,hkv->hv", query[token], state)
+    if not given.delta:
+        out += value * weights["recurrent_skip", layer, "weight"][:, None]
+    gates = activated("silu", linear(x, weights, "recurrent_gate", layer, given.bias))
+    grouped = (out.reshape(len(x), -1) * (1 if given.delta else gates)).reshape(
+        len(x), given.groups, -1
+    )
+    scaled = grouped / np.sqrt((grouped**2).mean(-1, keepdims=True) + given.norm.eps)
+    scaled = scaled * weights["recurrent_gain", layer, "weight"].reshape(-1, scaled.shape[-1])
+    mixed = scaled.reshape(len(x), -1) * (gates if given.delta else 1)
+    return linear(mixed, weights, "recurrent_out", layer, given.bias)
 
 
 def latent_attention(

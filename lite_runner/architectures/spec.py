@@ -110,6 +110,40 @@ class Attention:
     window: int | None = None  # sliding window in tokens, the current one included; None: full
     latent: Latent | None = None
     sinks: bool = False  # the softmax has one more score, of each head, that adds no value
+    gated: bool = False  # outputs are times the sigmoid of gates, which `query` has behind queries
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A mixer with a state of one size in place of keys: a gated delta net, or Mamba-2.
+
+    Queries, keys and values are linear in x, then a causal convolution of each channel and SiLU.
+    The state [key_dim, value_dim] of a head decays by a factor of the token, then key * written is
+    added; the output is the query times it. A delta net writes (value - key * state) * sigmoid(b),
+    Mamba-2 value * rate, the softplus of a logit, by which its state decays, too.
+    Outputs of both are normed by groups, and times the SiLU of gates: Mamba-2's before the norm.
+    """
+
+    delta: bool
+    heads: int  # of values
+    key_heads: int  # of keys and queries; divides heads
+    key_dim: int
+    value_dim: int
+    kernel: int  # tokens of the convolution
+    norm: Norm
+    groups: int  # of the outputs, each normed by itself; of a delta net the heads
+    conv_bias: bool = False
+    bias: bool = False  # of what the convolution and the gates are made of, and of the output
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that go through the convolution: queries, keys, values."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Numbers of a token's values, and of its outputs."""
+        return self.heads * self.value_dim
 
 
 @dataclass(frozen=True)
@@ -168,6 +202,8 @@ class Block:
     normed_residual: float | None = None  # only with `norm`
     parallel: bool = False
     shared_norm: bool = False  # with `parallel`: both have one norm, with the attention's weights
+    # In place of attention, whose sizes are then those of other blocks.
+    recurrent: Recurrent | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +261,16 @@ class Decoder:
         """Feed-forward of the blocks that have experts, the same in all of these."""
         every = (block.feed_forward for block in self.blocks)
         return next((one for one in every if one.experts is not None), None)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """Of the blocks that have a state in place of keys, the same in all of these."""
+        return next((one.recurrent for one in self.blocks if one.recurrent is not None), None)
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers with keys and values."""
+        return sum(block.recurrent is None for block in self.blocks)
 
     @property
     def moe_intermediate_size(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -67,6 +67,9 @@ class BackendInfo:
     # Longrope: the keys of texts with more tokens are others. A text that grows beyond it has to be
     # prefilled again, and keys are reused on the same side of it only.
     short_length: int | None = None
+    # Of models with recurrent states: the longest prefix of at most so many tokens of a slot that
+    # has a state to go on from. None: any prefix has.
+    usable: Callable[[int, int], int] | None = None
     prefix: Prefix | None = None  # required in prompts, which are computed as a whole
     memory: CacheMemory | None = None  # None: there is enough for all slots in full
 

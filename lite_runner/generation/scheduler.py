@@ -97,7 +97,7 @@ class Scheduler:
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
         self._pace = Pace(step_s) if step_s is not None and self._info.exact else None
-        reusable = info.exact and info.can_continue and info.short_length is None
+        reusable = info.exact and info.can_continue and not (info.short_length or info.usable)
         self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
         self._stored = stored if prefix_cache and reusable and info.prefix is None else None
         self._draft_model, self._cost = draft_model, draft_model or StepCost()

@@ -165,13 +165,18 @@ class Slots:
         if not self._share or not len(prompt):
             return
         for slot, by in enumerate(self._adapter):
-            there = self._planned[slot] if slot in ahead else self._cached[slot]
+            usable = self._info.usable
+            # Where a prefill that is in progress will leave states is not known.
+            ahead_too = slot in ahead and usable is None
+            there = self._planned[slot] if ahead_too else self._cached[slot]
             length = min(len(prompt), there)
             if by != adapter or not length or self._tokens[slot, 0] != prompt[0]:
                 continue
             differing = np.flatnonzero(self._tokens[slot, :length] != prompt[:length])
             length = int(differing[0]) if len(differing) else length
             length -= length % self._info.chunk
+            if usable is not None:
+                length = usable(slot, length)
             if length:
                 yield slot, length
 

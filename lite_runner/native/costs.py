@@ -18,6 +18,7 @@ from lite_runner.native.structs import (
     FeedForwardLayer,
     HeadLayer,
     Kind,
+    RecurrentLayer,
 )
 from lite_runner.profiler import LayerCost
 from lite_runner.system import memory
@@ -41,6 +42,8 @@ def layer_costs(blocks: Sequence[Block], vocabulary: int, number_bytes: int) -> 
         if kind == Kind.ATTENTION:
             layer = _struct(AttentionLayer, block)
             costs.append(_attention(layer, block, label, number_bytes))
+        elif kind == Kind.RECURRENT:
+            costs.append(_recurrent(_struct(RecurrentLayer, block), block, label))
         else:
             costs.append(_feed_forward(_struct(FeedForwardLayer, block), block, label, kind))
     macs = embedding.hidden * vocabulary
@@ -71,6 +74,15 @@ def _attention(layer: AttentionLayer, block: Block, label: str, number_bytes: in
         seen_macs=2 * queries,
         key_bytes=2 * keys * number_bytes,
     )
+
+
+def _recurrent(layer: RecurrentLayer, block: Block, label: str) -> LayerCost:
+    keys, values = layer.key_heads * layer.key_dim, layer.heads * layer.value_dim
+    linear = layer.hidden * (2 * keys + 3 * values + (1 + layer.delta) * layer.heads)
+    state = (2 + layer.delta) * values * layer.key_dim  # read, written, and read again
+    convolved = layer.kernel * (2 * keys + values)
+    macs = linear + state + convolved
+    return LayerCost(name=label, kind="recurrent", weights=block.nbytes, macs=macs)
 
 
 def _feed_forward(layer: FeedForwardLayer, block: Block, label: str, kind: Kind) -> LayerCost:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.spec import Decoder, Recurrent
 from lite_runner.config.quantization import CacheType
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
@@ -67,6 +67,8 @@ class BoundLayer(Structure):
         ("pool", c_void_p),
         ("pool_stride", c_int64),
         ("pool_bfloat16", c_int64),
+        ("state", c_void_p),
+        ("state_stride", c_int64),
     ]
 
 
@@ -118,6 +120,7 @@ class NativeModel:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
         self._caches: list[CacheArray] = []
+        self.states = _zeros((0, 0), np.float32)  # recurrent ones [slots, numbers]
         self._recorder: Recorder | None = None  # that the layers are timed for
         self._times: Any = None
 
@@ -132,7 +135,14 @@ class NativeModel:
         self._model.positions = options.length
         # Without rotary embeddings a step's rows of the table are not read.
         self._model.rope_rows = len(table) if self._config.rotaries else options.length
-        for bound in self._bound[1:-1:2]:
+        self.states = _zeros((options.slots, state_floats(self._config)), np.float32)
+        first = 0
+        for bound, block in zip(self._bound[1:-1:2], self._config.blocks, strict=True):
+            if block.recurrent is not None:
+                bound.state = self.states.ctypes.data + 4 * first
+                bound.state_stride = self.states.shape[1]
+                first += layer_floats(block.recurrent)
+                continue
             bound.cache_type = _CACHE_TYPES[options.cache][0]
             bound.cache_length = length
             for name, (rows, width, dtype) in sizes.items():
@@ -219,11 +229,12 @@ class NativeModel:
         """Bytes of BLOCK positions of a slot, of all layers."""
         sizes = _cache_sizes(self._config, cache).values()
         number = sum(rows * width * np.dtype(dtype).itemsize for rows, width, dtype in sizes)
-        return self._config.num_layers * BLOCK * number
+        return self._config.cached_layers * BLOCK * number
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy lengths[i] tokens of cache slot sources[i] to targets[i]; all are read before any is
         written."""
+        self.states[list(targets)] = self.states[list(sources)]
         # Keys are in panels of positions.
         whole = [-(-length // PANEL) * PANEL for length in lengths]
         for cache in self._caches:
@@ -260,6 +271,19 @@ class NativeModel:
         self._blocks, self._caches = [], []
         if self._peers is not None:
             self._peers.close()
+
+
+def layer_floats(recurrent: Recurrent) -> int:
+    """Numbers of the state of a slot in a layer: see RecurrentLayer in src/layers.h."""
+    panels = -(-recurrent.value_dim // PANEL)
+    matrices = recurrent.heads * panels * recurrent.key_dim * PANEL
+    return (recurrent.kernel - 1) * recurrent.channels + matrices
+
+
+def state_floats(model: Decoder) -> int:
+    """Numbers of the recurrent state of a slot, of all layers."""
+    every = (block.recurrent for block in model.blocks)
+    return sum(layer_floats(one) for one in every if one is not None)
 
 
 def _cache_sizes(model: Decoder, cache: CacheType) -> dict[str, tuple[int, int, type[np.generic]]]:

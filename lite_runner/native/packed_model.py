@@ -22,6 +22,7 @@ from lite_runner.native.structs import (
     FeedForwardLayer,
     Floats,
     NormValues,
+    RecurrentLayer,
     Residual,
     Room,
     StructLayout,
@@ -37,7 +38,7 @@ def unsupported(model: spec.Decoder) -> list[str]:
     """Reasons why the native kernels do not support a model."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
-    reasons = limits.unsupported(model)
+    reasons = limits.unsupported(model, recurrent=True)
     if any(one.experts and one.experts.groups > 64 for one in [model.sparse] if one):
         reasons.append("experts are in more than 64 groups")
     if model.sparse and model.sparse.experts and model.sparse.experts.best_of_group > 2:
@@ -115,7 +116,7 @@ def pack(
     packer = _Packer(local, weights, layouts, rounded_input, dequantize, room, share)
     yield packer.embedding()
     for layer, block in enumerate(local.blocks):
-        yield packer.attention(layer, block)
+        yield packer.mixer(layer, block)
         yield packer.feed_forward(layer, block)
     yield packer.head()
 
@@ -141,13 +142,21 @@ class PoolLayouts:
 
     def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
         parts, hidden = block.attention, self._model.hidden_size
+        if (recurrent := block.recurrent) is not None:
+            return self._layout(
+                [
+                    self._target("recurrent_in", layer, hidden, recurrent.channels),
+                    self._target("recurrent_gate", layer, hidden, recurrent.values),
+                    self._target("recurrent_out", layer, recurrent.values, hidden),
+                ]
+            )
         queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
         if parts.latent is not None:
             out = self._target("attention_out", layer, parts.heads * parts.latent.value, hidden)
             return self._layout([None, None, None, out])
         return self._layout(
             [
-                self._target("query", layer, hidden, queries),
+                self._target("query", layer, hidden, queries * (1 + parts.gated)),
                 self._target("key", layer, hidden, keys),
                 self._target("value", layer, hidden, keys),
                 self._target("attention_out", layer, queries, hidden),
@@ -233,7 +242,56 @@ class _Packer:
         block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(self._room), layout)
 
-    def attention(self, layer: int, block: spec.Block) -> Packed:
+    def mixer(self, layer: int, block: spec.Block) -> Packed:
+        if block.recurrent is not None:
+            return self._recurrent(layer, block, block.recurrent)
+        return self._attention(layer, block)
+
+    def _recurrent(self, layer: int, block: spec.Block, parts: spec.Recurrent) -> Packed:
+        layout = self._layouts.attention(layer, block)
+        inner: tuple[Role, ...] = ("recurrent_in", "recurrent_gate")
+        asked: tuple[Role, ...] = ("recurrent_decay",)
+        if parts.delta:
+            asked = "recurrent_beta", *asked
+        bias = rates_bias = None
+        if parts.bias:
+            bias = np.concatenate([self._bias(role, layer) for role in inner])
+            rates_bias = self._bias("recurrent_decay", layer)
+        rates = np.concatenate([self._weights.vector(self._name(role, layer)) for role in asked])
+        taps = self._weights.vector(self._name("recurrent_taps", layer))
+        norm = self._weights.vector(self._name("recurrent_gain", layer))
+        fields = RecurrentLayer(
+            hidden=self._model.hidden_size,
+            heads=parts.heads,
+            key_heads=parts.key_heads,
+            key_dim=parts.key_dim,
+            value_dim=parts.value_dim,
+            kernel=parts.kernel,
+            delta=parts.delta,
+            groups=parts.groups,
+            residual=self._residual(block),
+        )
+        packed = packing.recurrent(
+            fields,
+            self._packed(matrices.stacked([self._matrix(role, layer) for role in inner]), bias),
+            matrices.matrix(rates, rates_bias),
+            self._packed(
+                self._matrix("recurrent_out", layer),
+                self._summed_bias("recurrent_out", layer, parts.bias),
+            ),
+            self._norm_of_hidden(block.norm, "attention_norm", layer),
+            NormValues(np.tile(norm, parts.values // len(norm)), None, parts.norm.eps),
+            layout,
+            taps=np.ascontiguousarray(taps.reshape(parts.channels, parts.kernel).T),
+            taps_bias=self._bias("recurrent_taps", layer) if parts.conv_bias else None,
+            decay=-np.exp(self._weights.vector(self._name("recurrent_log", layer))),
+            rate_bias=self._weights.vector(self._name("recurrent_rate", layer)),
+            skip=None if parts.delta else self._weights.vector(self._name("recurrent_skip", layer)),
+            post_norm=self._norm(block.post_norm, "attention_post_norm", layer),
+        )
+        return Packed(packed.block(self._room), layout)
+
+    def _attention(self, layer: int, block: spec.Block) -> Packed:
         parts = block.attention
         layout = self._layouts.attention(layer, block)
         latent, bias = None, None
@@ -265,6 +323,7 @@ class _Packer:
             joint_norm=not parts.qk_norm_by_head,
             apart_norm=parts.qk_norm_apart,
             late_norm=parts.qk_norm_late,
+            gated=parts.gated,
             scale=parts.head_dim**-0.5 if parts.scale is None else parts.scale,
             softcap=parts.softcap or 0.0,
             clip=parts.clip or 0.0,

@@ -18,6 +18,7 @@ from lite_runner.native.structs import (
     Kind,
     LoraPair,
     NormValues,
+    RecurrentLayer,
     StructLayout,
     copied,
 )
@@ -91,6 +92,38 @@ def attention(
     fields.projection = layout.add(outward)
     fields.norm = layout.norm(norm)
     fields.query_norm, fields.key_norm = layout.norm(query_norm), layout.norm(key_norm)
+    fields.residual.norm = layout.norm(post_norm)
+    return layout
+
+
+def recurrent(
+    fields: RecurrentLayer,
+    inward: StructLayout,
+    rates: StructLayout,
+    outward: StructLayout,
+    norm: NormValues | None,
+    out_norm: NormValues,
+    adapters: PoolLayout | None = None,
+    *,
+    taps: Floats,
+    taps_bias: Floats | None,
+    decay: Floats,
+    rate_bias: Floats,
+    skip: Floats | None,
+    post_norm: NormValues | None = None,
+) -> StructLayout:
+    """Pack a recurrent layer: see RecurrentLayer in src/layers.h. `taps` [kernel, channels]."""
+    fields.kind, fields.adapters = Kind.RECURRENT, _lora_pair(adapters)
+    layout = StructLayout(fields)
+    fields.taps = layout.add(copied(taps.reshape(-1)))
+    if taps_bias is not None:
+        fields.taps_bias = layout.add(copied(taps_bias))
+    fields.decay, fields.rate_bias = layout.add(copied(decay)), layout.add(copied(rate_bias))
+    if skip is not None:
+        fields.skip = layout.add(copied(skip))
+    fields.inward, fields.rates = layout.add(inward), layout.add(rates)
+    fields.projection = layout.add(outward)
+    fields.norm, fields.out_norm = layout.norm(norm), layout.norm(out_norm)
     fields.residual.norm = layout.norm(post_norm)
     return layout
 

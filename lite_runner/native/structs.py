@@ -92,6 +92,7 @@ class Kind(IntEnum):
     ATTENTION = 1
     FEED_FORWARD = 2
     EXPERTS = 3
+    RECURRENT = 4
 
 
 class Activation(IntEnum):
@@ -173,7 +174,7 @@ class AttentionLayer(Structure):
     __slots__ = ()
     _fields_ = [
         *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
-        *_integers("slopes window prefix parallel joint_norm apart_norm late_norm sinks"),
+        *_integers("slopes window prefix parallel joint_norm apart_norm late_norm sinks gated"),
         *_integers("latent latent_width latent_value query_rank places absorb expand query"),
         ("latent_norm", Norm),
         ("latent_query_norm", Norm),
@@ -184,6 +185,20 @@ class AttentionLayer(Structure):
         ("norm", Norm),
         ("query_norm", Norm),
         ("key_norm", Norm),
+        ("residual", Residual),
+        ("adapters", LoraPair),
+    ]
+
+
+class RecurrentLayer(Structure):
+    """Norm, a mixer with a state in place of keys, and output projection."""
+
+    __slots__ = ()
+    _fields_ = [
+        *_integers("kind hidden heads key_heads key_dim value_dim kernel delta groups"),
+        *_integers("inward rates projection taps taps_bias decay rate_bias skip"),
+        ("norm", Norm),
+        ("out_norm", Norm),
         ("residual", Residual),
         ("adapters", LoraPair),
     ]

@@ -98,7 +98,7 @@ def cache_bytes(
     model: Decoder, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
 ) -> int:
     """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`."""
-    heads = 2 * model.num_layers * model.n_kv_heads
+    heads = 2 * model.cached_layers * model.n_kv_heads
     sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
     sizes["int8"] = model.head_dim + 4  # and a scale
     return slots * length * heads * sizes[kv_cache]

@@ -65,6 +65,9 @@ BESIDE: dict[str, dict[str, Any]] = {
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 9}
 BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
     "deepseek_v2": {"intermediate_size": {"first_k_dense_replace": 1}},
+    "granitemoehybrid": {
+        key: {"position_embedding_type": "rope"} for key in ("rope_parameters", "rope_theta")
+    },
     "qwen2_moe": dict.fromkeys(("layer_types", *_WINDOWS), _WINDOWS),
 }
 # What published config.json files have beside the fields of the classes.
@@ -159,7 +162,7 @@ def read(name: str, **changes: Any) -> Decoder | str:
     layers = next(
         raw[key] for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in raw
     )
-    listed = ("layer_types", "no_rope_layers")
+    listed = ("layer_types", "layers_block_type", "no_rope_layers")
     raw |= {key: raw[key][:layers] for key in listed if raw.get(key) not in (None, ...)}
     try:
         return model_config_from_hf(
@@ -228,6 +231,8 @@ def test_other_names_of_a_field() -> None:
     wrong = []
     for name, alias, field in aliases:
         value = other(field, CLASSES[name]["defaults"][field])
+        if field == "layer_types":  # of the only family with another name for it
+            value = ["full_attention"] * 64
         found = read(name, **{field: ..., alias: value})
         same = found == read(name, **{field: value})
         known = alias in KNOWN[name].no_effect

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.architectures.limits import unsupported
+from lite_runner.architectures.limits import undivided, unsupported
 from lite_runner.architectures.spec import Attention, Decoder, RopeScaling, Rotary
 from tests import references
 
@@ -26,7 +26,7 @@ def with_last(model: Decoder, **changes: object) -> Decoder:
 def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Reference) -> None:
     for case in references.every():
         with subtests.test(case=case):
-            assert unsupported(reference(case).config) == []
+            assert unsupported(reference(case).config, recurrent=True) == []
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,14 @@ def test_layers_that_differ(changes: dict[str, object], said: str, reference: Re
     model = reference("llama").config
     assert unsupported(with_last(model, **changes)) == [said]
     assert unsupported(with_last(model, window=3, qkv_bias=True)) == []
+
+
+def test_recurrent_layers_are_of_the_native_kernels(reference: Reference) -> None:
+    for case, gates in (("qwen3_next", True), ("granitemoehybrid", False)):
+        model = reference(case).config
+        said = ["recurrent layers are of backend=native"]
+        assert unsupported(model) == said + gates * ["gates of attention are of backend=native"]
+        assert undivided(model).startswith("has recurrent layers")
 
 
 def test_factors_of_longrope(reference: Reference) -> None:

@@ -113,7 +113,7 @@ class RowsKeepApart:
 class LikeTransformers:
     """Of `make(case)`, a model that is exported for graph-cell."""
 
-    CASES = references.covering(references.every())
+    CASES = references.covering(references.of_graphs())
 
     @pytest.mark.parametrize("case", CASES)
     def test_logits_and_tokens_equal_transformers(

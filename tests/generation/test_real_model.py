@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
 from lite_runner.native.lora_pool import LoraSize, pool_size
@@ -136,11 +136,18 @@ def alone(backend: Backend, request: Request) -> Heard:
         ("llama_rope_dynamic", "a16w8", "fp32"),  # what is cached tells of its text's length
         ("llama_rope_yarn", "a16w8", "int8"),
         ("phi3_long", "a16w8", "fp32"),  # what is cached is another one beyond a length
+        ("qwen3_next", "none", "fp32"),  # recurrent states
+        ("granitemoehybrid", "a16w8", "fp16"),
     ],
 )
 def test_own_operators_to_the_bit(
-    case: str, quant: Any, cache: Any, reference: Callable[[str], Any]
+    case: str,
+    quant: Any,
+    cache: Any,
+    reference: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("lite_runner.backends.native.slot_states.SPACING", 4)
     backend, adapters = own_operators(case, quant, cache, reference)
     together = check_to_the_bit(backend, adapters)
     shared = sum(one.cached_tokens > 0 for one in together.completions.values())
@@ -155,6 +162,7 @@ def test_own_operators_to_the_bit(
         ("mistral", "a16w8", "int8"),  # with adapters, a window
         ("llama_rope_dynamic", "a16w8", "fp32"),  # what is cached tells of its text's length
         ("phi3_long", "none", "fp32"),  # what is cached is another one beyond a length
+        ("qwen3_next_dense", "a16w8", "fp16"),  # recurrent states
     ],
 )
 def test_with_little_memory_to_the_bit(
@@ -168,7 +176,8 @@ def test_with_little_memory_to_the_bit(
     monkeypatch.setattr("lite_runner.backends.native.backend.BLOCK", 1)
     backend, adapters = own_operators(case, quant, cache, reference)
     assert backend._model is not None
-    backend.grow(SLOTS, LENGTH, 3 * 44 * backend._model.block_bytes(cache))
+    keys = 3 * 44 * backend._model.block_bytes(cache)
+    backend.grow(SLOTS, LENGTH, keys + SLOTS * state_bytes(reference(case).config))
     together = check_to_the_bit(backend, adapters, longest_prompt=20, times_new=3)
     preempted = together.engine.scheduler.timing.preemptions
     assert (preempted > 0) == backend.info.can_continue
@@ -199,7 +208,7 @@ def check_to_the_bit(
     requests = [
         replace(
             one,
-            prompt=one.prompt[:longest_prompt],
+            prompt=one.prompt[:longest_prompt] % backend.info.vocab_size,
             options=replace(one.options, max_new_tokens=times_new * one.options.max_new_tokens),
         )
         for one in requests

@@ -64,7 +64,10 @@ class Opened:
         )
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "gemma3", "chatglm_6b"])
+MODELS = ["llama", "gpt2", "gemma3", "chatglm_6b", "qwen3_next", "granitemoehybrid"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def opened(request: pytest.FixtureRequest) -> Opened:
     return Opened(request.param)
 

@@ -8,7 +8,7 @@ from functools import partial
 from lite_runner import native, progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.collectives import all_gather, gather_text
-from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.backends.native.packed_cache import (
     entry_of,
     is_cached,
@@ -64,11 +64,15 @@ class Native(Seat):
                 reasons.append("speculate=ngram: ranks that share a model do without")
             if _keys_change(model):
                 reasons.append("speculate=ngram: this model's keys change with the text's length")
+            if model.recurrent is not None:
+                reasons.append("speculate=ngram: drafts cannot be taken out of recurrent states")
         if options.draft is not None:
             if options.ranks.tensor > 1:
                 reasons.append("draft_model: ranks that share a model do without")
             if _keys_change(files.model) or _keys_change(options.draft.model):
                 reasons.append("draft_model: keys of a model change with the text's length")
+            if any(one.model.recurrent for one in (files, options.draft)):
+                reasons.append("draft_model: drafts cannot be taken out of recurrent states")
             drafts = unsupported(options.draft.model)
             reasons += [f"draft_model={options.draft.location()}: {why}" for why in drafts]
         return reasons + unsupported(files.model)
@@ -95,6 +99,7 @@ class Native(Seat):
             capacity = step_capacity(slots, unchunked(model, length))
             rows = rows_at_once(model.vocab_size, max(length, capacity))
         slot = cache_bytes(local, "float32", 1, positions, options.config.kv_cache or CACHE)
+        slot += state_bytes(model)
         # Ranks schedule alike, so that none can have less memory than another.
         least = min(slots, options.width) if options.ranks.size == 1 else slots
         return Memory(
@@ -188,6 +193,8 @@ def _share(options: RunOptions) -> Share:
 
 def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
     """True if prefixes of prompts are kept in files: beside packed layers in the cache."""
+    if files.model.recurrent is not None:  # a state is as large as the keys of many blocks
+        return False
     share, cached = _share(options), options.config.context.cache
     return options.stores_prefixes and is_cached(files, share, cached=cached)
 
@@ -218,4 +225,6 @@ def _step_bytes(model: Decoder, slots: int, length: int) -> int:
         # Each expert's inputs, activations and outputs.
         inner = 2 * model.sparse.width + 3 * model.hidden_size
         wide = max(wide, model.sparse.experts.chosen * inner + 4 * model.hidden_size)
+    if (recurrent := model.recurrent) is not None:  # before and behind its convolution, and outputs
+        wide = max(wide, 2 * recurrent.channels + 2 * recurrent.values + 3 * model.hidden_size)
     return 4 * (3 * capacity * model.hidden_size + tokens * wide)

@@ -7,7 +7,7 @@ batching). Logits are batch-invariant: bit-identical whatever else is in the bat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,13 +25,14 @@ from lite_runner.backends.base import (
 )
 from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
 from lite_runner.backends.native.prefix_files import PrefixFiles, StoreSettings
+from lite_runner.backends.native.slot_states import SNAPSHOTS, SlotStates
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
     step_capacity,
     unchunked,
 )
-from lite_runner.native.model import BLOCK, NativeModel
+from lite_runner.native.model import BLOCK, NativeModel, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.native.packed_model import Packed
 from lite_runner.native.peers import Peers
@@ -89,7 +90,8 @@ class NativeBackend:
         memory, block_bytes = None, self._model.block_bytes(options.cache)
         if options.cache_bytes is not None:
             one = -(-length // BLOCK)  # a sequence of full length fits in any case
-            blocks = max(one, options.cache_bytes // block_bytes)
+            states = options.slots * state_bytes(config)
+            blocks = max(one, (options.cache_bytes - states) // max(1, block_bytes))
             memory = CacheMemory(BLOCK, blocks) if blocks < options.slots * one else None
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
@@ -106,12 +108,16 @@ class NativeBackend:
             short_length=config.short_length,
             prefix=config.prefix,
             memory=memory,
+            usable=self._usable if config.recurrent is not None else None,
         )
         self._metadata = BatchMetadata(
             config, self.info.max_length, self._capacity, reproducible=self._reproducible
         )
         self._written = [0] * options.slots  # tokens of each slot that have been computed
         self._model.resize(options, self._capacity, self._metadata.table)
+        self._states = None
+        if config.recurrent is not None:
+            self._states = SlotStates(self._model.states, self.info.max_length)
 
     def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
@@ -139,17 +145,16 @@ class NativeBackend:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
         every, info = self._batch(rows), self.info
         logits = np.empty((len(every.wanted), info.vocab_size), np.float32)
-        most = max(info.slots, info.most_logits)
-        for part, here in every.parts(self._capacity, most, whole_rows=info.prefix is not None):
+        for part, here in self._parts(every, max(info.slots, info.most_logits)):
             logits[here] = self._run(every, part, every.wanted[here])
         return logits
 
     def hidden(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Hidden states [sum of row.logits, hidden_size], in the order of rows and tokens."""
         assert self._model is not None
-        every, whole = self._batch(rows), self.info.prefix is not None
+        every = self._batch(rows)
         hidden = np.empty((len(every.wanted), self._config.hidden_size), np.float32)
-        for part, here in every.parts(self._capacity, self._capacity, whole_rows=whole):
+        for part, here in self._parts(every, self._capacity):
             self._run(every, part, every.wanted[:0])
             hidden[here] = self._model.hidden(every.wanted[here] - part.start)
         return hidden
@@ -160,6 +165,8 @@ class NativeBackend:
         lengths = [self._written[source] for source in sources]
         self._model.copy(sources, targets, lengths)
         self._metadata.copy(sources, targets)
+        if self._states is not None:
+            self._states.copy(sources, targets)
         for target, length in zip(targets, lengths, strict=True):
             self._wrote(target, length)
 
@@ -167,6 +174,8 @@ class NativeBackend:
         """Give back the memory of a slot's tokens from `length` on."""
         assert self._model is not None
         self._model.release(slot, length)
+        if self._states is not None:
+            self._states.release(slot, length)
         self._written[slot] = min(self._written[slot], length)
 
     def _wrote(self, slot: int, end: int) -> None:
@@ -192,7 +201,22 @@ class NativeBackend:
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
         for row in rows:
             self._wrote(row.slot, row.position + len(row.tokens))
+        if self._states is not None and (before := self._states.seek(rows)):
+            again = TokenBatch.of(before)
+            for part, _ in self._parts(again, 1):
+                self._run(again, part, again.wanted)
         return TokenBatch.of(rows)
+
+    def _parts(self, every: TokenBatch, most_logits: int) -> Iterator[tuple[slice, slice]]:
+        """The steps of a batch: see TokenBatch.parts."""
+        stops = () if self._states is None else self._states.stops(every.rows)
+        whole = self.info.prefix is not None
+        return every.parts(self._capacity, most_logits, whole_rows=whole, stops=stops)
+
+    def _usable(self, slot: int, length: int) -> int:
+        """See BackendInfo.usable."""
+        assert self._states is not None
+        return self._states.usable(slot, length)
 
     def _run(
         self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
@@ -205,4 +229,15 @@ class NativeBackend:
             slots = np.full(self._capacity, BASE, np.int32)
             owner = every.owner[part]
             slots[: len(owner)] = np.array([row.adapter_slot for row in every.rows])[owner]
-        return self._model.run(metadata, table, slots, len(wanted))
+        if self._states is None:
+            return self._model.run(metadata, table, slots, len(wanted))
+        changed, ends = every.ends(part)
+        self._states.begin(changed)
+        logits = self._model.run(metadata, table, slots, len(wanted))
+        self._states.ended(changed, ends)
+        return logits
+
+
+def state_bytes(model: Decoder) -> int:
+    """Bytes of the recurrent state of a slot, with its snapshots."""
+    return 4 * (1 + SNAPSHOTS) * state_floats(model)

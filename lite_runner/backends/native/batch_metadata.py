@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +65,17 @@ class TokenBatch:
         return cls(rows, tokens, owner, wanted)
 
     def parts(
-        self, capacity: int, most_logits: int, *, whole_rows: bool
+        self, capacity: int, most_logits: int, *, whole_rows: bool, stops: Iterable[int] = ()
     ) -> Iterator[tuple[slice, slice]]:
-        """Split into steps of at most `capacity` tokens: slices of `tokens` and of `wanted`. Raises
-        ValueError for a row that is not to be split (`whole_rows`) and does not fit a step."""
+        """Split into steps of at most `capacity` tokens, and at `stops`, in order: slices of
+        `tokens` and of `wanted`. Raises ValueError for a row that is not to be split (`whole_rows`)
+        and does not fit a step."""
         start = first = 0
+        ahead = deque(stops)
         while start < len(self.tokens):
-            end = min(start + capacity, len(self.tokens))
+            while ahead and ahead[0] <= start:
+                ahead.popleft()
+            end = min(start + capacity, len(self.tokens), *list(ahead)[:1])
             last = int(np.searchsorted(self.wanted, end))
             if last > first + most_logits:
                 last = first + most_logits
@@ -82,6 +87,17 @@ class TokenBatch:
                     raise ValueError(f"a row does not fit a step of {capacity} tokens")
             yield slice(start, end), slice(first, last)
             start, first = end, last
+
+    def ends(self, part: slice) -> tuple[list[int], list[int]]:
+        """Slots of a part, and the tokens that each has behind it."""
+        owners, last = np.unique(self.owner[part][::-1], return_index=True)
+        first = np.cumsum([0, *(len(row.tokens) for row in self.rows)])
+        slots, ends = [], []
+        for owner, back in zip(owners.tolist(), last.tolist(), strict=True):
+            row = self.rows[owner]
+            slots.append(row.slot)
+            ends.append(row.position + part.stop - back - int(first[owner]))
+        return slots, ends
 
 
 def empty_metadata(capacity: int, most: int, prefix: Prefix | None = None) -> NDArray[np.int32]:

@@ -197,6 +197,7 @@ inline void add_shared(const FeedForwardLayer& layer, const Rows& normed, const 
 
 inline void experts(const FeedForwardLayer& layer, const Step& step, const float* x, float* out) {
   const int64_t count = step.count, width = layer.hidden, total = count * layer.chosen;
+  if (!count) return;
   const Matrix& router = layer.matrix(layer.router);
   const int64_t *ups = layer.at<int64_t>(layer.up), *downs = layer.at<int64_t>(layer.down);
   const Rows normed = normalized(layer, layer.norm, router, x, count);

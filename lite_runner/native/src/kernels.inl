@@ -8,7 +8,9 @@
 #include "attention.inl"
 #include "layers.inl"
 #include "experts.inl"
+#include "recurrent.inl"
 
 constexpr Kernels kernels(const char* name) {
-  return {name, embedding, attention, feed_forward, experts, head, plain_linear, widen, pack_blocks};
+  return {name, embedding,    attention, feed_forward, experts, recurrent,
+          head, plain_linear, widen,     pack_blocks};
 }

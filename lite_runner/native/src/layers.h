@@ -195,7 +195,7 @@ struct EmbeddingLayer : Layer {
   LoraPair adapters;  // A is [vocab, rank]
 };
 
-enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExperts = 3 };
+enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExperts = 3, kRecurrent = 4 };
 
 // How the output of a layer is added to its input.
 struct Residual {
@@ -218,6 +218,7 @@ struct AttentionLayer : Layer {
   int64_t apart_norm;       // 1: they have weights of each head
   int64_t late_norm;        // 1: they are of rotated heads
   int64_t sinks;            // float32 [heads]: a further score, which adds no value
+  int64_t gated;            // 1: behind the queries gates of the heads' outputs, by their sigmoid
   // Of latent attention: the rank of what is kept, numbers of a head's query and value, and the rank
   // of queries; 0: none. Of query_key_value the outputs are then queries, or their latent vectors,
   // and what is kept with the rotated part.
@@ -230,12 +231,38 @@ struct AttentionLayer : Layer {
   double scale;             // of scores
   double softcap;           // that tanh keeps scores within; 0: none
   double clip;              // of queries, keys and values behind their norms; 0: none
-  int64_t query_key_value;  // Matrix [(heads + 2 kv_heads) * head_dim, hidden]
+  int64_t query_key_value;  // Matrix [(heads (+ heads, the gates) + 2 kv_heads) * head_dim, hidden]
   int64_t projection;       // Matrix [hidden, heads * head_dim]
   Norm norm;                // of the input; gamma 0: none, here and below
   Norm query_norm, key_norm;  // of each head, before it is rotated
   Residual residual;
   LoraPair adapters;
+};
+
+// A mixer with a state [heads, key_dim, value_dim] a sequence in place of keys. Of each token the state
+// decays, and gets a key times what is written of a value; queries read it.
+struct RecurrentLayer : Layer {
+  Kind kind;
+  int64_t hidden;
+  int64_t heads, key_heads;  // of values, and of keys and queries, which divide these
+  int64_t key_dim, value_dim;
+  int64_t kernel;      // tokens that queries, keys and values are convolved over
+  int64_t delta;       // 1: gated delta net: what is written is less what the state has; 0: Mamba-2
+  int64_t groups;      // of the outputs, that are normed by themselves
+  int64_t inward;      // Matrix [channels + heads * value_dim, hidden]: queries, keys, values; gates
+  int64_t rates;       // Matrix [heads, hidden], of a delta net two
+  int64_t projection;  // Matrix [hidden, heads * value_dim]
+  int64_t taps, taps_bias;          // float32 [kernel, channels] and [channels]; 0: none
+  int64_t decay, rate_bias, skip;   // float32 [heads]; skip: of a value in the output, 0: none
+  Norm norm, out_norm;
+  Residual residual;
+  LoraPair adapters;  // what is convolved, gates, projection
+
+  int64_t channels() const { return 2 * key_heads * key_dim + heads * value_dim; }
+  int64_t panels() const { return (value_dim + kPanel - 1) / kPanel; }
+  // A slot's state: the last inputs of the convolution [kernel - 1, channels], then
+  // [heads, panels, key_dim, 32].
+  int64_t window_floats() const { return (kernel - 1) * channels(); }
 };
 
 // GELU with tanh, with the normal distribution function, and x * sigmoid(1.702 x).
@@ -319,14 +346,16 @@ struct Cache {
   float *key_scales, *value_scales;  // int8: [.., length]
 };
 
-// A layer with what it computes with: the cache of an attention, and the adapter pool of a layer that
-// adapters change.
+// A layer with what it computes with: the cache of an attention, or the states of a recurrent layer,
+// and the adapter pool of a layer that adapters change.
 struct BoundLayer {
   const void* block;
   Cache cache;
   const void* pool;
   int64_t pool_stride;    // numbers of an adapter slot
   int64_t pool_bfloat16;  // 1: upper halves of float32
+  float* state;
+  int64_t state_stride;  // numbers from a slot's to the next one's
 };
 
 // What the exchanges of a rank with its peers have taken so far: nanoseconds, and of these those until
@@ -364,6 +393,8 @@ struct Kernels {
   void (*feed_forward)(const FeedForwardLayer&, const Step&, Adapters, const float* x,
                        float* out);
   void (*experts)(const FeedForwardLayer&, const Step&, const float* x, float* out);
+  void (*recurrent)(const RecurrentLayer&, const Step&, Adapters, const float* x, float* state,
+                    int64_t state_stride, float* out);
   void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, float softcap,
                const float* x, float* logits);  // softcap 0: none
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);

@@ -345,6 +345,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const int64_t queries = layer.heads * dim, keys = layer.kv_heads * dim;
   const Matrix& inward = layer.matrix(layer.query_key_value);
   const Matrix& outward = layer.matrix(layer.projection);
+  const int64_t asked = layer.gated ? 2 * queries : queries;
   int64_t stride = inward.out;
   const bool bfloat16 = multiplies_bfloat16(outward);
   if (layer.parallel)  // before `out`, which may be `x`, is written
@@ -352,7 +353,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
                      4 * count * layer.hidden);
   float* fused = scratch<float>(layer.latent ? kGathered : kFused, count * stride);
   const Rows rows = normalized(layer, layer.norm, inward, x, count);
-  const int64_t outs[] = {queries, keys, keys};
+  const int64_t outs[] = {asked, keys, keys};
   Lowered low(layer.adapters, adapters, 0, 3, rows, layer.hidden);
   linear<1>(inward, rows, low, [&](int64_t panel, float* sums) {
     low.add_panel(outs, panel, sums);
@@ -365,19 +366,21 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   rope += layer.rope_offset;
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
-    float *key = query + queries, *value = key + keys;
+    float *key = query + asked, *value = key + keys;
     const auto normalize_both = [&] {
       normalize_heads(layer, layer.query_norm, query, layer.joint_norm ? 1 : layer.heads, queries);
       normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : layer.kv_heads, keys);
     };
     if (!layer.late_norm) normalize_both();
-    for (int64_t i = 0; layer.clip > 0 && i < queries + 2 * keys; ++i) {
+    for (int64_t i = 0; layer.clip > 0 && i < queries + 2 * keys; ++i) {  // of no gated one
       const float most = static_cast<float>(layer.clip);
       query[i] = query[i] > most ? most : query[i] < -most ? -most : query[i];
     }
-    if (layer.rotary)
-      for (int64_t head = 0; head < layer.heads + layer.kv_heads; ++head)
-        rotate(query + head * dim, rope + step.rope[row] * layer.rope_width, dim);
+    const float* angles = rope + step.rope[row] * layer.rope_width;
+    for (int64_t head = 0; layer.rotary && head < layer.heads; ++head)
+      rotate(query + head * dim, angles, dim);
+    for (int64_t head = 0; layer.rotary && head < layer.kv_heads; ++head)
+      rotate(key + head * dim, angles, dim);
     if (layer.late_norm) normalize_both();
     for (int64_t k = 0; bfloat16 && k < 2 * keys; ++k)
       key[k] = widened(static_cast<UpperHalf>(upper_half(key[k])));
@@ -389,6 +392,13 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   float* mixed = scratch<float>(kMixed, count * mixed_stride);
   clear_behind(mixed, count, queries, mixed_stride);
   Attention{layer, bfloat16, step, cache, fused, stride, mixed, mixed_stride}.run();
+  if (layer.gated)
+    over_rows(count, [&](int64_t row) {
+      const float* gates = fused + row * stride + queries;
+      float* to = mixed + row * mixed_stride;
+      for (int64_t d = 0; d < queries; ++d)
+        to[d] = to[d] / (1.0f + exponential(splat(-gates[d]))[0]);
+    });
   if (layer.latent) mixed = expanded(layer, mixed, count, outward.depth());
   const Rows mixed_rows = prepared(outward, mixed, count, outward.depth());
   const int64_t wide = layer.latent ? layer.heads * layer.latent_value : queries;

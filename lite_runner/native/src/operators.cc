@@ -102,6 +102,10 @@ bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* pla
     kernels->feed_forward(layer, step, adapters_of(bound, layer.adapters, places), x, out);
   } else if (kind == Kind::kExperts) {
     kernels->experts(as<FeedForwardLayer>(bound.block), step, x, out);
+  } else if (kind == Kind::kRecurrent) {
+    const RecurrentLayer& layer = as<RecurrentLayer>(bound.block);
+    kernels->recurrent(layer, step, adapters_of(bound, layer.adapters, places), x, bound.state,
+                       bound.state_stride, out);
   } else {
     return false;
   }

@@ -144,6 +144,7 @@ def _is_of_next_token_layer(name: str, config: Decoder) -> bool:
     """True for a tensor of a layer behind the model's, which predicts a further token."""
     layer = re.match(r"model\.layers\.(\d{1,5})\.", name)
     further = layer is not None and int(layer[1]) >= config.num_layers
+    further = further or name.startswith("mtp.")
     return further and architecture_of(config).next_token_layers
 
 
@@ -214,7 +215,7 @@ def check_tied_head(head: LazyTensor, embedding: LazyTensor, where: str) -> None
 def _from_file(parameter: Parameter, tensor: LazyTensor, config: Decoder) -> LazyTensor:
     conv1d = _is_conv1d(parameter, config)
     if _is_less_one(parameter, config):
-        return shifted(tensor, 1.0)
+        tensor = shifted(tensor, 1.0)
     if parameter.role == "head" and config.normed_head:
         return with_normed_rows(tensor)
     if _is_by_head(parameter, config):
@@ -250,12 +251,12 @@ def _to_file(
 ) -> LazyTensor:
     first = parts[0]
     conv1d = _is_conv1d(first, config)
+    held = [tensors[part.name] for part in parts]
     if _is_less_one(first, config):
-        return shifted(tensors[first.name], -1.0)
+        held = [shifted(one, -1.0) for one in held]
     if stored_rows(first, config) is None:
-        held = tensors[first.name]
-        return held if conv1d == first.transposed else transposed(held)
-    fused = fuse(parts, [tensors[part.name] for part in parts], config)
+        return held[0] if conv1d == first.transposed else transposed(held[0])
+    fused = fuse(parts, held, config)
     if _is_by_head(first, config):
         return derived(fused, _shape_in_file(parts, config), lambda array: array)
     return transposed(fused) if conv1d else fused

@@ -24,7 +24,7 @@ from tests.backends.shared import RowsKeepApart, check_generated
 from tests.models import reference_model
 
 CASES = references.covering(
-    [case for case in references.every() if not not_resizable(reference_model(case))]
+    [case for case in references.of_graphs() if not not_resizable(reference_model(case))]
 )
 TOLERANCE = 1e-4  # of the largest logit; see test_online.py
 Reference = Callable[[str], Any]

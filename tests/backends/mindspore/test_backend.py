@@ -22,7 +22,7 @@ from tests import references
 from tests.backends.shared import RowsKeepApart, check_generated
 from tests.paths import REFERENCE
 
-CASES = references.covering(references.every())  # each compiles graphs
+CASES = references.covering(references.of_graphs())  # each compiles graphs
 # A cache changes positions and masks. Without one bloom is in test_growing.py.
 POSITIONS = ["gpt2", "llama_rope_dynamic", "mistral", "chatglm_6b", "deepseek_v2"]
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.

@@ -1,0 +1,174 @@
+"""Granite 4 hybrid: a Granite with Mamba-2 in most layers, and attention without positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lite_runner.architectures import experts, granite, granite_moe, llama_like
+from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.llama_like import Mixture
+from lite_runner.architectures.naming import Name, Names, Parameter, Role, Rows
+from lite_runner.architectures.qwen3_next import MOST_TAPS, with_recurrent
+from lite_runner.architectures.spec import Decoder, Experts, Norm, Recurrent
+
+_OURS, _LAYER = "model.layers.{}.mamba", "model.layers.{}.mamba"
+_MLP, _THEIRS = "model.layers.{}.feed_forward.shared_mlp", "model.layers.{}.shared_mlp"
+_IN: tuple[Role, ...] = ("recurrent_gate", "recurrent_in", "recurrent_decay")  # as files have them
+_IN_ONE, _OUT = f"{_THEIRS}.input_linear", f"{_THEIRS}.output_linear"
+NAMES: Names = {
+    **granite_moe.NAMES,
+    # Of a layer without experts, and of one with them.
+    "gate": Name(f"{_MLP}.w1", _IN_ONE, 0),
+    "down": Name(f"{_MLP}.w2", _OUT),
+    "up": Name(f"{_MLP}.w3", _IN_ONE, 1),
+    "shared_gate": Name(f"{_MLP}.w1", _IN_ONE, 0),
+    "shared_down": Name(f"{_MLP}.w2", _OUT),
+    "shared_up": Name(f"{_MLP}.w3", _IN_ONE, 1),
+    "recurrent_gate": Name(f"{_OURS}.gate_proj", f"{_LAYER}.in_proj", 0),
+    "recurrent_in": Name(f"{_OURS}.in_proj", f"{_LAYER}.in_proj", 1),
+    "recurrent_decay": Name(f"{_OURS}.rate_proj", f"{_LAYER}.in_proj", 2),
+    "recurrent_taps": Name(f"{_OURS}.conv1d", f"{_LAYER}.conv1d"),
+    "recurrent_log": Name(f"{_OURS}.A_log.", f"{_LAYER}.A_log."),
+    "recurrent_rate": Name(f"{_OURS}.dt_bias.", f"{_LAYER}.dt_bias."),
+    "recurrent_skip": Name(f"{_OURS}.D.", f"{_LAYER}.D."),
+    "recurrent_gain": Name(f"{_OURS}.norm", f"{_LAYER}.norm"),
+    "recurrent_out": Name(f"{_OURS}.out_proj", f"{_LAYER}.out_proj"),
+}
+_RECURRENT, _ATTENTION = ("linear_attention", "mamba"), ("full_attention", "attention")
+
+
+def read(fields: Fields) -> Decoder:
+    """From config.json."""
+    fields = fields.with_defaults(attention_multiplier=1.0, intermediate_size=11008)
+    sizes = llama_like.sizes(fields, positions=2048)
+    layers, bias = sizes["num_layers"], fields.flag("attention_bias", False)
+    fields.choice("position_embedding_type", ("rope", "nope"))
+    rotates = fields.raw.get("position_embedding_type") == "rope"
+    wide = fields.integer("shared_intermediate_size", default=1024)
+    mixture = None
+    chosen = fields.integer("num_experts_per_tok", default=2)
+    if fields.index("num_local_experts", 8):
+        count, chosen = experts.counts(fields, experts=8, chosen=2)
+        mixture = Mixture(Experts(count, chosen, shared=wide), sizes["intermediate_size"])
+    model = llama_like.decoder(
+        architecture="granitemoehybrid",
+        qkv_bias=bias,
+        out_bias=bias,
+        rotary_layers=(rotates,) * layers,
+        mixture=mixture,
+        **granite.multipliers(fields),
+        **sizes | {"intermediate_size": wide},
+    )
+    return with_recurrent(model, _recurrent(fields, sizes), _layers(fields, layers))
+
+
+def _recurrent(fields: Fields, sizes: dict[str, Any]) -> Recurrent:
+    values = fields.integer("mamba_expand", default=2) * sizes["hidden_size"]
+    heads = fields.integer("mamba_n_heads", default=128)
+    groups = fields.integer("mamba_n_groups", default=1)
+    if values % heads:
+        raise fields.invalid("mamba_n_heads", heads, f"a divisor of {values}, as mamba_expand says")
+    if heads % groups:
+        raise fields.invalid("mamba_n_groups", groups, f"a divisor of the {heads} heads")
+    if fields.raw.get("mamba_d_head") not in (None, "auto", values // heads):
+        expected = f"{values // heads}, so that {heads} heads make {values}"
+        raise fields.invalid("mamba_d_head", fields.raw["mamba_d_head"], expected)
+    limit = fields.raw.get("time_step_limit")
+    # As transformers writes it, and Python.
+    if limit not in (None, [0.0, {"__float__": "Infinity"}], [0.0, float("inf")]):
+        raise fields.invalid("time_step_limit", limit, "[0, Infinity]")
+    return Recurrent(
+        delta=False,
+        heads=heads,
+        key_heads=groups,
+        key_dim=fields.integer("mamba_d_state", default=256),
+        value_dim=values // heads,
+        kernel=fields.integer("mamba_d_conv", default=4, most=MOST_TAPS),
+        norm=Norm("rms", sizes["norm_eps"]),
+        groups=groups,
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=fields.flag("mamba_proj_bias", False),
+    )
+
+
+def _layers(fields: Fields, layers: int) -> list[bool]:
+    """Which layers are recurrent."""
+    key, kinds = fields.get("layer_types", "layers_block_type")
+    kinds = [_RECURRENT[0]] * layers if kinds is None else kinds
+    known = (*_RECURRENT, *_ATTENTION)
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        raise fields.invalid(key, kinds, f"{layers} times mamba or attention")
+    return [kind in _RECURRENT for kind in kinds]
+
+
+def write(model: Decoder) -> dict[str, Any]:
+    """config.json."""
+    recurrent, sparse = model.recurrent, model.sparse
+    assert recurrent is not None
+    found = granite.shared(model)
+    mixture: dict[str, Any] = {"num_local_experts": 0}
+    wide = model.intermediate_size
+    if sparse is not None and sparse.experts is not None:
+        given, wide = experts.to_settings(model), sparse.experts.shared
+        mixture = {
+            "num_local_experts": given["num_experts"],
+            "num_experts_per_tok": given["num_experts_per_tok"],
+        }
+    rotates = any(one.attention.rotary is not None for one in model.blocks)
+    return (
+        found
+        | mixture
+        | {
+            "architectures": ["GraniteMoeHybridForCausalLM"],
+            "shared_intermediate_size": wide,
+            "position_embedding_type": "rope" if rotates else "nope",
+            "layer_types": [
+                (_ATTENTION if one.recurrent is None else _RECURRENT)[0] for one in model.blocks
+            ],
+            "mamba_expand": recurrent.values // model.hidden_size,
+            "mamba_n_heads": recurrent.heads,
+            "mamba_d_head": recurrent.value_dim,
+            "mamba_n_groups": recurrent.key_heads,
+            "mamba_d_state": recurrent.key_dim,
+            "mamba_d_conv": recurrent.kernel,
+            "mamba_conv_bias": recurrent.conv_bias,
+            "mamba_proj_bias": recurrent.bias,
+        }
+    )
+
+
+def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Gates, then values, keys and queries, then rates; gate over up."""
+    role, recurrent = parameter.role, model.recurrent
+    if role in ("gate", "up", "shared_gate", "shared_up"):
+        start = parameter.shape[0] if role.endswith("up") else 0
+        return slice(start, start + parameter.shape[0])
+    if recurrent is None or role not in (*_IN, "recurrent_taps"):
+        return None
+    import numpy as np
+
+    values, keys = recurrent.values, recurrent.key_heads * recurrent.key_dim
+    value, key, query = np.split(np.arange(recurrent.channels), [values, values + keys])
+    convolved = np.concatenate([query, key, value])
+    if role == "recurrent_taps":
+        return convolved
+    if role == "recurrent_in":
+        return convolved + values
+    start = 0 if role == "recurrent_gate" else values + recurrent.channels
+    return slice(start, start + parameter.shape[0])
+
+
+GRANITE_HYBRID = Architecture(
+    "granitemoehybrid",
+    read,
+    NAMES,
+    write,
+    no_effect=experts.NO_EFFECT
+    | {
+        "mamba_chunk_size": "of the reference's way to compute",
+        "normalization_function": "rmsnorm in all files",
+        "init_method": "only in training",
+    },
+    stored_rows=stored_rows,
+)
