@@ -260,6 +260,8 @@ class _Packer:
         rates = np.concatenate([self._weights.vector(self._name(role, layer)) for role in asked])
         taps = self._weights.vector(self._name("recurrent_taps", layer))
         norm = self._weights.vector(self._name("recurrent_gain", layer))
+        # In float64: what is left after rounding is the same on every processor.
+        logarithms = self._weights.vector(self._name("recurrent_log", layer)).astype(np.float64)
         fields = RecurrentLayer(
             hidden=self._model.hidden_size,
             heads=parts.heads,
@@ -284,7 +286,7 @@ class _Packer:
             layout,
             taps=np.ascontiguousarray(taps.reshape(parts.channels, parts.kernel).T),
             taps_bias=self._bias("recurrent_taps", layer) if parts.conv_bias else None,
-            decay=-np.exp(self._weights.vector(self._name("recurrent_log", layer))),
+            decay=-np.exp(logarithms).astype(np.float32),
             rate_bias=self._weights.vector(self._name("recurrent_rate", layer)),
             skip=None if parts.delta else self._weights.vector(self._name("recurrent_skip", layer)),
             post_norm=self._norm(block.post_norm, "attention_post_norm", layer),

@@ -41,6 +41,8 @@ EXPECTED: dict[tuple[str, str, CacheType], str] = {
     ("phi3_longrope", "none", "fp32"): "f491070e4aa0470a",
     ("gpt_oss", "none", "fp32"): "bd6542d2629fe69f",
     ("mixtral", "a16w4", "fp32"): "569ed0dadd1c2b25",
+    ("qwen3_next", "a16w8", "fp32"): "1d69a8f03cd3b8b0",
+    ("granitemoehybrid", "none", "fp16"): "acdc40733ceb6984",
 }
 
 

@@ -4,6 +4,7 @@ runs took."""
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.tensor import cast
 from tests.backends.shared import hints_of, need_of
 from tests.models import model_named
-from tests.paths import ROOT
+from tests.paths import REFERENCE, ROOT
 from tests.refusals import refused
+from tests.tokenizer_files import write_ascii_tokenizer
 
 HALF = "model.model_config.compute_dtype=float16"
 RANDOM = ("model=smollm2_135m", "load_checkpoint=random")
@@ -62,6 +64,50 @@ def test_what_packing_takes_is_counted() -> None:
     assert need_of(HALF).total < need_of(HALF, "backend=ms").total
     # Rounded: the embedding as float32 and as float16, before anything else is there.
     assert need_of(HALF).weights + need_of(HALF).loading > 49152 * 576 * 6
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A model with recurrent layers, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(REFERENCE / "qwen3_next", "hybrid")
+    write_ascii_tokenizer(Path("hybrid"), 64)
+    return ["model=auto", "load_checkpoint=hybrid"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        (["speculate=ngram"], 2, "drafts cannot be taken out of recurrent states"),
+        (["draft_model=hybrid"], 2, "drafts cannot be taken out of recurrent states"),
+        (["backend=ms"], 2, "recurrent layers are of backend=native"),
+        (["backend=mslite"], 2, "recurrent layers are of backend=native"),
+        (["parallel=tp2"], 2, "has recurrent layers, or gates of attention, which are not divided"),
+        (
+            ["run_mode=finetune", "finetune.data=x.jsonl", "finetune_output=out"],
+            2,
+            "qwen3_next has recurrent layers, which are not trained",
+        ),
+    ],
+)
+def test_what_recurrent_layers_do_without(
+    settings: list[str],
+    code: int,
+    said: str,
+    hybrid: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("x.jsonl").write_text('{"text": "12"}\n')
+    prompts = [] if "run_mode=finetune" in settings else ["predict_data=12"]
+    refused([*hybrid, *prompts, *settings], code)
+    assert said in capsys.readouterr().err
+
+
+def test_states_of_slots_are_counted(hybrid: list[str], dry: Dry) -> None:
+    """Three layers of 3 * 80 inputs and 4 matrices of 8 by 32, with snapshots; keys of one."""
+    states = 5 * 4 * 3 * (3 * 80 + 4 * 8 * 32)
+    keys = 2 * 2 * 2 * 16 * 256
+    assert f"cache {(states + keys) / 1e3:.1f} kB" in dry(*hybrid, "predict_data=12")
 
 
 def test_levers_are_those_that_help() -> None:
