@@ -198,7 +198,7 @@ END_TO_END = {
     "native": "arm library sanitizers",
     "run_modes": "adapters blocks chatglm logprobs pretrained_folder strategy_files structured",
     "scripts": "rank_tables",
-    "serving": "adapters clients page schema soak",
+    "serving": "clients page schema soak",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",
 }

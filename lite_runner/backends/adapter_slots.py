@@ -66,6 +66,10 @@ class AdapterSlots:
         for adapter in adapters:
             self.add(adapter)
 
+    def check(self, adapter: Adapter) -> None:
+        """Raise ConfigError if an adapter does not fit a slot."""
+        self._size.check(adapter)
+
     def add(self, adapter: Adapter) -> None:
         """Register an adapter, replacing one of the same name.
 

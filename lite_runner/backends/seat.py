@@ -18,7 +18,7 @@ from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import Memory
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.weights.lora.adapter import Adapter
+from lite_runner.weights.lora.adapter import Adapter, linear_sites
 
 if TYPE_CHECKING:
     from lite_runner.model.adapters import AdapterJob
@@ -67,7 +67,7 @@ class RunOptions:
         if self.adapters is None or not isinstance(self.config, AdapterSlotOptions):
             return 0
         most = self.config.max_loaded_adapters or max(1, self.slots // self.width)
-        return min(most, len(self.adapters.adapters))
+        return most if self.adapters.later_rank else min(most, len(self.adapters.adapters))
 
     def adapter_bytes(self, model: Decoder) -> int:
         """Bytes of this rank's adapter pool on its device."""
@@ -84,10 +84,17 @@ class RunOptions:
         config = self.config
         if self.adapters is None or not isinstance(config, AdapterSlotOptions):
             return (), None
-        if not (adapters := self.adapters.of_rank(model, self.ranks)):
+        later = self.adapters.later_rank
+        if not (adapters := self.adapters.of_rank(model, self.ranks)) and not later:
             return (), None
-        rounded = config.adapter_dtype == "bf16"
-        return adapters, pool_size(adapters, self.adapter_slots, rounded=rounded)
+        size = pool_size(
+            adapters,
+            self.adapter_slots,
+            rounded=config.adapter_dtype == "bf16",
+            later_rank=later,
+            later_targets=[site.weight for site in linear_sites(model)] if later else (),
+        )
+        return adapters, size
 
 
 def draft_of(config: ComputeOptions) -> str | None:

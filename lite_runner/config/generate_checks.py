@@ -107,7 +107,7 @@ def adapter_errors(config: AdapterOptions, *, one: bool) -> Iterator[Invalid]:
             continue
         if key == "adapter_id" and not adapter_names(config.adapter_id):
             continue  # the base model, which every run has
-        if not config.adapter_path:
+        if not config.takes_adapters:
             yield invalid((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
     ids = config.adapter_id
     nameless = ids is not None and (isinstance(ids, tuple) or not adapter_names(ids))

@@ -344,6 +344,11 @@ class AdapterOptions(RunConfig):
             store=self.output_dir if vars(self).get("auto_trans_ckpt") else "",
         )
 
+    @property
+    def takes_adapters(self) -> bool:
+        """True if there are adapters, or may be some later."""
+        return bool(self.adapter_path)
+
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ExportedOptions(ComputeOptions):

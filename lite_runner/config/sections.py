@@ -108,6 +108,7 @@ class AdapterSource:
     in_weights: bool  # one of them is merged (pet_type=lora)
     vocab_parallel: bool  # ranks hold parts of the embedding and the head
     store: str  # the folder whose subfolder keeps the shards for later runs; "": they are not kept
+    later_rank: int = 0  # slots take adapters of any linear layers up to it, which come later
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,11 +28,13 @@ from lite_runner.weights.lora.adapter import (
     Adapter,
     LoraPair,
     by_module,
+    linear_sites,
     merged,
     merged_model,
 )
-from lite_runner.weights.lora.adapter_config import lora_settings
+from lite_runner.weights.lora.adapter_config import NAMES, lora_settings
 from lite_runner.weights.lora.adapter_reader import (
+    FILES,
     adapter_folders,
     fitted,
     is_listing,
@@ -42,6 +46,9 @@ from lite_runner.weights.lora.adapter_shards import adapter_pieces, cached_shard
 from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.source import fetch, is_on_hub
 from lite_runner.weights.tensor import LazyTensor
+
+# Name, time of change in ns, bytes and inode of each file.
+AdapterFiles: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 def adapters_of(
@@ -195,6 +202,7 @@ class AdapterJob:
     root: Path | None = None  # that they must lie in; None: anywhere
     vocab_parallel: bool = False  # ranks hold parts of the embedding and the head
     stored: Path | None = None  # folder where shards are kept for later runs; None: they are not
+    later_rank: int = 0  # see AdapterSource
 
     def name(self, prompt: int) -> str | None:
         """The adapter of a prompt; None: the base model."""
@@ -230,7 +238,10 @@ class AdapterJob:
         pieces = self.adapters if self.sharded is not None else self._shard(model, ranks)
         pairs = [item for adapter in pieces for item in adapter.pairs.items()]
         widths = {name: pair.a.shape[1] + pair.b.shape[0] for name, pair in pairs}
+        if self.later_rank:
+            widths |= {one.weight: one.width_in + one.width_out for one in linear_sites(model)}
         largest = max((pair.rank for _, pair in pairs), default=0)
+        largest = max(largest, self.later_rank)
         return slots * largest * sum(widths.values()) * BYTES_OF[dtype]
 
     def _shard(self, model: Decoder, ranks: Ranks) -> list[Adapter]:
@@ -255,6 +266,7 @@ def adapter_job(
         adapter_root_of(asked),
         asked.vocab_parallel,
         Path(asked.store).expanduser() / SHARDED_FOLDER if asked.store else None,
+        asked.later_rank,
     )
 
 
@@ -283,7 +295,7 @@ def all_adapters(asked: AdapterSource, model: Decoder) -> AdapterJob | None:
     """Open every adapter of adapter_path, for prompts that come later; None without adapters.
     Raises ArtifactError."""
     if not asked.path:
-        return None
+        return adapter_job(asked, []) if asked.later_rank else None
     return adapter_job(asked, list(adapters_of(asked, model).values()))
 
 
@@ -298,13 +310,38 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
             adapter.check_copies(base)
 
 
-def open_later(asked: AdapterSource, files: ModelFiles, name: str, folder: str) -> Adapter:
-    """The adapter of a folder below adapter_root, as a backend of one rank takes it.
+def adapter_files(folder: Path) -> AdapterFiles | None:
+    """The files of an adapter as they are now; None: some are missing."""
+    found = []
+    for name in FILES:
+        with suppress(OSError):
+            stat = (folder / name).stat()
+            found.append((name, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    there = {one[0] for one in found}
+    return tuple(found) if there & {*NAMES} and there - {*NAMES} else None
+
+
+def in_memory(adapter: Adapter) -> Adapter:
+    """An adapter whose files may change from now on."""
+    pairs = {
+        weight: LoraPair(_held(pair.a), _held(pair.b), pair.scale)
+        for weight, pair in adapter.pairs.items()
+    }
+    return replace(adapter, pairs=pairs, copies={})
+
+
+def _held(tensor: LazyTensor) -> LazyTensor:
+    values = tensor.read().copy()
+    return LazyTensor(tensor.shape, tensor.dtype, lambda: values)
+
+
+def open_later(
+    asked: AdapterSource, files: ModelFiles, name: str, folder: str, root: Path
+) -> Adapter:
+    """The adapter of a folder below `root`, as a backend of one rank takes it.
 
     Raises ArtifactError as `open_adapters`.
     """
-    root = adapter_root_of(asked)
-    assert root is not None
     opened = open_adapter(name, folder, files.model, root)
     check_adapters([opened], files)
     (adapter,) = adapter_job(asked, [opened]).of_rank(files.model, Ranks())

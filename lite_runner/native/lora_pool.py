@@ -6,7 +6,7 @@ is folded into B, and ranks and outputs are zero-padded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class LoraSize:
     def check(self, adapter: Adapter) -> None:
         """Raise ConfigError if the adapter does not fit a slot."""
         errors, hint = [], "load the model again: the slots are sized by the adapters given then"
+        hint += ", or by serve.max_lora_rank="
         rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
         if rank > self.rank:
             errors.append(f"got rank {rank}, expected {self.rank} at most")
@@ -55,12 +56,16 @@ def pool_size(
     slots: int,
     *,
     rounded: bool = False,
+    later_rank: int = 0,
+    later_targets: Collection[str] = (),
 ) -> LoraSize:
-    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16."""
+    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16;
+    `later_rank` and `later_targets`: of others that come later, if it is not 0."""
     pairs = [item for adapter in adapters for item in adapter.pairs.items()]
-    rank = max(pair.rank for _, pair in pairs)
-    exact = all(adapter.bfloat16 for adapter in adapters)
-    return LoraSize(slots, rank, frozenset(name for name, _ in pairs), rounded or exact, rounded)
+    rank = max([later_rank, *(pair.rank for _, pair in pairs)])
+    targets = frozenset([*later_targets, *(name for name, _ in pairs)])
+    exact = not later_rank and all(adapter.bfloat16 for adapter in adapters)
+    return LoraSize(slots, rank, targets, rounded or exact, rounded)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.generate_checks import session_errors
 from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
+from lite_runner.config.sections import AdapterSource
 from lite_runner.records import (
     Count,
     Index,
@@ -23,6 +25,7 @@ from lite_runner.records import (
     dataclass,
 )
 
+LATER_RANK = 16  # of adapters that come later, where none is given that says it
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\]")
 ToolParser = Literal[
@@ -83,6 +86,9 @@ class Serve:
     tool_parser: ToolParser | Literal["auto"]  # how the model writes calls; auto: as its template
     pooling: Pooling  # of hidden states, for embeddings
     load_adapters: bool  # clients may load and unload adapters below adapter_root
+    watch_adapters: InputPath  # a folder whose adapters come and go with their folders; "": none
+    # Of adapters that come later; null: 16, or the sizes of those of adapter_path
+    max_lora_rank: Count | None
     request_timeout: Positive  # seconds
     drain_delay: NotNegative  # seconds after SIGTERM in which requests are still taken
     drain_timeout: Positive  # seconds for running requests after that
@@ -106,6 +112,11 @@ class Serve:
         """The file of answers to a batch."""
         batch = Path(self.batch)
         return Path(self.batch_output or batch.with_name(f"{batch.stem}_output.jsonl"))
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether adapters come while it runs."""
+        return self.load_adapters or bool(self.watch_adapters)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,6 +147,18 @@ class Serve:
                 "serve.load_adapters",
                 "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
                 " would load an adapter",
+            )
+        if self.watch_adapters and (self.engine == "ray" or self.batch):
+            other = "serve.batch= has" if self.batch else "replicas on a Ray cluster have"
+            yield invalid(
+                "serve.watch_adapters",
+                f"serve.watch_adapters: {other} the adapters of adapter_path= alone",
+            )
+        if self.max_lora_rank is not None and not self.takes_adapters:
+            yield invalid(
+                "serve.max_lora_rank",
+                f"serve.max_lora_rank={self.max_lora_rank} has an effect only with"
+                " serve.watch_adapters= or serve.load_adapters=true",
             )
         if self.engine == "ray" and self.drain_delay:
             yield invalid(
@@ -199,6 +222,16 @@ class ServeOptions(SessionOptions):
         return self.serve.names or (self.model_name,)
 
     @property
+    def adapters(self) -> AdapterSource:
+        """Those that it begins with, and the room for others."""
+        rank = self.serve.max_lora_rank or (0 if self.adapter_path else LATER_RANK)
+        return replace(super().adapters, later_rank=rank if self.serve.takes_adapters else 0)
+
+    @property
+    def takes_adapters(self) -> bool:
+        return super().takes_adapters or self.serve.takes_adapters
+
+    @property
     def log_format(self) -> Literal["text", "json"]:
         return self.serve.log_format
 
@@ -208,11 +241,21 @@ def serve_errors(config: ServeOptions) -> Iterator[Invalid]:
     for key, why in _OF_REQUESTS.items():
         if (value := getattr(config, key)) is not None:
             yield invalid(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
-    for key in ("adapter_root", "adapter_path") if config.serve.load_adapters else ():
-        if not getattr(config, key):
-            why = "below which they are" if key == "adapter_root" else "whose sizes make room"
+    if config.serve.load_adapters and not config.adapter_root:
+        yield invalid(
+            ("serve.load_adapters", "adapter_root"),
+            "serve.load_adapters=true needs adapter_root=, below which those are that clients load",
+        )
+    watched = config.serve.watch_adapters
+    if watched and "\0" not in watched and not Path(watched).expanduser().is_dir():
+        yield invalid(
+            "serve.watch_adapters",
+            f"serve.watch_adapters: no folder {watched}; make it, or give another one",
+        )
+    for key in ("watch_adapters", "load_adapters") if config.in_lite else ():
+        if getattr(config.serve, key):
             yield invalid(
-                ("serve.load_adapters", key),
-                f"serve.load_adapters=true needs {key}=, {why} for those that clients load",
+                (f"serve.{key}", "backend"),
+                f"serve.{key} has no effect with backend=mslite, whose models are exported ones",
             )
     yield from session_errors(config)

@@ -18,7 +18,8 @@ from lite_runner import progress
 from lite_runner.config.secret import take_key
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
-from lite_runner.serving.app import application, opener
+from lite_runner.serving.adapters import opener, watch_of
+from lite_runner.serving.app import application
 from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import Connection
@@ -111,6 +112,9 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
     )
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
     engine.start()
+    watch = watch_of(server, plan)
+    if watch is not None:
+        await watch.start()
     sys.setswitchinterval(SWITCH_S)
     # Looking for garbage among what is loaded would hold up all requests, now and then.
     gc.collect()
@@ -127,6 +131,8 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
             )
             await http.serve([bound])
     finally:
+        if watch is not None:
+            watch.close()
         await asyncio.to_thread(engine.close)
 
 

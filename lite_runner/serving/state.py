@@ -190,11 +190,11 @@ class Server:
         data = bytearray()
         self._bodies[id(data)] = data
         try:
-            await read_body(parts, data, self._left)
+            await read_body(parts, data, self.memory_left)
             if len(data) <= _SHORT:
                 return work(data)
             async with self._reading:
-                check_memory(len(data), self._left())
+                check_memory(len(data), self.memory_left())
                 return await asyncio.to_thread(work, data)
         finally:
             del self._bodies[id(data)]
@@ -203,7 +203,7 @@ class Server:
                     data.clear()
                 await asyncio.to_thread(return_freed)
 
-    def _left(self) -> int:
+    def memory_left(self) -> int:
         """Free memory without what the model's cache and steps have not taken yet."""
         taken = resident() - sum(map(len, self._bodies.values()))
         return free_memory() - max(0, self.need - taken)

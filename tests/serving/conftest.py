@@ -59,6 +59,7 @@ class Served:
     server: Server
     backend: Any
     tokenizer: Tokenizer
+    loop: asyncio.AbstractEventLoop
 
     @property
     def client(self) -> openai.OpenAI:
@@ -97,6 +98,8 @@ SETTINGS = Serve(
     tool_parser="auto",
     pooling="last",
     load_adapters=False,
+    watch_adapters="",
+    max_lora_rank=None,
     request_timeout=60,
     drain_delay=0,
     drain_timeout=5,
@@ -188,7 +191,9 @@ def start() -> Iterator[Start]:
             bound.close()
 
         ends.append(end)
-        return Served(f"http://127.0.0.1:{bound.getsockname()[1]}", server, backend, tokenizer)
+        return Served(
+            f"http://127.0.0.1:{bound.getsockname()[1]}", server, backend, tokenizer, loop
+        )
 
     yield run
     for end in ends:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +14,10 @@ from typing import Any
 import openai
 import pytest
 
+from lite_runner.api.llm import LLM
+from lite_runner.app import main
 from lite_runner.errors import ArtifactError
+from lite_runner.serving.adapters import FolderWatch
 from tests.doc_folder import write_adapter
 from tests.serving.conftest import Served, Start
 from tests.serving.test_app import Slow, call
@@ -110,12 +115,168 @@ def test_they_stay_unless_a_key_allows(start: Start) -> None:
     assert status == 403 and b"serve.load_adapters" in content
 
 
-@pytest.mark.parametrize("key", ["adapter_root", "adapter_path"])
-def test_the_key_needs_a_root(cli: Callable[..., Any], key: str) -> None:
-    given = {"adapter_root": "adapter_root=.", "adapter_path": "adapter_path=lora_adapter.json"}
-    given.pop(key)
-    found = cli("run_mode=serve", "model=tiny_llama", "serve.load_adapters=true", *given.values())
-    assert found.returncode == 2 and f"needs {key}=" in found.stderr
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["serve.load_adapters=true"], "serve.load_adapters=true needs adapter_root="),
+        (["serve.watch_adapters=nowhere"], "serve.watch_adapters: no folder nowhere"),
+        (["serve.watch_adapters=.", "serve.engine=ray"], "replicas on a Ray cluster have"),
+        (["serve.watch_adapters=.", "backend=mslite"], "serve.watch_adapters has no effect with"),
+        (["serve.max_lora_rank=8"], "serve.max_lora_rank=8 has an effect only with"),
+        (["max_loaded_adapters=2"], "max_loaded_adapters needs adapter_path="),
+    ],
+)
+def test_keys_that_need_others(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run_mode=serve", "model=tiny_llama", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def look(watch: FolderWatch, served: Served) -> None:
+    """Look at the folder once, and wait for what that began."""
+
+    async def whole() -> None:
+        await watch.look()
+        await asyncio.gather(*watch.changing.values())
+
+    asyncio.run_coroutine_threadsafe(whole(), served.loop).result()
+
+
+@pytest.fixture
+def watched(start: Start, tmp_path: Path) -> tuple[FolderWatch, Served, Path, list[str]]:
+    """A watch that loads a folder whose file says what it is, a folder, and what was read."""
+    served, root, read = start(Slow()), tmp_path / "adapters", list[str]()
+    del served.backend.adapters.known["b"]
+    served.server.adapters = ("a",)
+    root.mkdir()
+
+    def opened(name: str) -> Any:
+        text = (root / name / "adapter_model.safetensors").read_text()
+        read.append(f"{name}: {text}")
+        if text == "broken":
+            raise ArtifactError("broken: not whole")
+        return lambda: served.backend.adapters.add(name)
+
+    return FolderWatch(served.server, root, opened), served, root, read
+
+
+def put(folder: Path, text: str = "good") -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_text(text)
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def test_a_watched_folder_is_read_once_its_files_are_at_rest(
+    watched: tuple[FolderWatch, Served, Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch, served, root, read = watched
+    (root / "one").mkdir()
+    (root / "one" / "adapter_model.safetensors").write_text("half")
+    put(root / ".hidden")
+    for _ in range(3):  # its config is not there
+        look(watch, served)
+    assert read == []
+    put(root / "one")
+    look(watch, served)
+    assert read == []  # it may still be written
+    look(watch, served)
+    look(watch, served)
+    assert read == ["one: good"] and models(served) == ["base", "a", "one"]
+    assert "adapter one: loaded from" in capsys.readouterr().err
+    put(root / "one", "better")
+    look(watch, served)
+    look(watch, served)
+    assert read[1:] == ["one: better"] and models(served) == ["base", "a", "one"]
+    shutil.rmtree(root / "one")
+    look(watch, served)
+    assert models(served) == ["base", "a"]
+    assert "one" not in served.backend.adapters.known
+    shutil.rmtree(root)
+    for _ in range(2):
+        look(watch, served)
+    assert capsys.readouterr().err.count("No such file or directory") == 1
+
+
+def test_what_cannot_be_loaded_is_told_once_and_tried_again(
+    watched: tuple[FolderWatch, Served, Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch, served, root, read = watched
+    put(root / "one", "broken")
+    put(root / "a")  # the name of another adapter
+    for _ in range(4):
+        look(watch, served)
+    said = capsys.readouterr().err
+    assert said.count("adapter one: not loaded: broken: not whole") == 1
+    assert said.count("adapter a: not loaded: there is a model a already") == 1
+    assert read == ["one: broken"] and models(served) == ["base", "a"]
+    put(root / "one")
+    look(watch, served)
+    look(watch, served)
+    assert models(served) == ["base", "a", "one"]
+    put(root / "one", "broken")  # what was loaded stays
+    for _ in range(3):
+        look(watch, served)
+    assert models(served) == ["base", "a", "one"]
+    answer = served.client.completions.create(model="one", prompt="x", max_tokens=3)
+    assert answer.model == "one"
+
+
+def test_a_client_may_unload_what_was_watched(
+    watched: tuple[FolderWatch, Served, Path, list[str]],
+) -> None:
+    watch, served, root, _ = watched
+    served.server.open_adapter = lambda name, folder: lambda: None
+    put(root / "one")
+    for _ in range(2):
+        look(watch, served)
+    assert call(served, UNLOAD, {"lora_name": "one"})[0] == 200
+    look(watch, served)
+    assert models(served) == ["base", "a"]
+    put(root / "one", "newer")
+    for _ in range(2):
+        look(watch, served)
+    assert models(served) == ["base", "a", "one"]
+
+
+def test_what_finetune_writes_is_served_at_once(launch: Launch, tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "data.jsonl").write_text('{"prompt": "hello", "completion": " the the"}\n')
+    outside = tmp_path / "outside"
+    write_adapter(outside, 1)
+    _, url = launch("model=tiny.gguf", "serve.watch_adapters=adapters", "serve.max_lora_rank=4")
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    base = client.models.list().data[0].id
+    (tmp_path / "adapters" / "link").symlink_to(outside)
+    asked: dict[str, Any] = {"prompt": "hello", "temperature": 0, "max_tokens": 5, "logprobs": 0}
+
+    def answered(model: str) -> tuple[str, list[float]]:
+        choice = client.completions.create(model=model, **asked).choices[0]
+        assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+        return choice.text, choice.logprobs.token_logprobs
+
+    before = answered(base)
+    folder = tmp_path / "adapters" / "trained"
+    trained = ["run_mode=finetune", f"model={tmp_path}/tiny.gguf", "finetune.lora.r=4"]
+    trained += [f"finetune.data={tmp_path}/data.jsonl", f"output_dir={tmp_path}/runs"]
+    trained += ["finetune.steps=3", "finetune.learning_rate=0.05", "verbosity=0"]
+    trained += ["finetune.lora.targets=all-linear", f"finetune_output={folder}"]
+    assert main([*trained, "finetune.charts=false"]) == 0
+    while [card.id for card in client.models.list().data] != [base, "trained"]:
+        time.sleep(0.05)
+    after = answered("trained")
+    text, _ = after
+    assert after != before and answered(base) == before
+    with LLM(tmp_path / "tiny.gguf", adapter_path=str(folder), output_dir=str(tmp_path)) as alone:
+        assert alone.generate("hello", max_new_tokens=5, do_sample=False)[0].text == text
+    # Written over in place while it is served.
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert answered("trained") == after
+    shutil.rmtree(folder)
+    while [card.id for card in client.models.list().data] != [base]:
+        time.sleep(0.05)
 
 
 def test_a_server_takes_them_below_the_root_only(launch: Launch, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from lite_runner.records import dataclass
 from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.tensor import LazyTensor, narrowed, same_values, widened
 
+LINEAR = ("query", "key", "value", "attention_out", "gate", "up", "down")  # roles
 _HEAD_WEIGHT = f"{HEAD}.weight"
 
 
@@ -164,6 +165,11 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
             TargetModule(f"{HEAD}.weight", config.hidden_size, config.vocab_size, HEAD, HEAD),
         )
     return tuple(found)
+
+
+def linear_sites(config: Decoder) -> list[TargetModule]:
+    """The linear layers of attention and feed-forward, without experts."""
+    return [site for site in sites(config) if site.fused is not None and site.fused.role in LINEAR]
 
 
 def by_module(config: Decoder, *, hugging_face: bool) -> dict[str, list[TargetModule]]:
