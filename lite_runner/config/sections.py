@@ -20,7 +20,7 @@ from lite_runner.records import Count, Index, InputPath, OutputPath, Range, data
 
 RANDOM = "random"  # of load_checkpoint
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
-AdapterFormat = Literal["peft", "mindformers"]
+AdapterFormat = Literal["peft", "mindformers", "gguf"]
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,16 @@ from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing.memory import float32_bytes, model_lines, readable
 from lite_runner.weights.lora.adapter_reader import is_listing
 from lite_runner.weights.lora.adapter_writer import write_adapters
-from lite_runner.weights.write import check_folder, check_target, config_file, convert, files_folder
+from lite_runner.weights.write import (
+    check_folder,
+    check_free,
+    check_target,
+    config_file,
+    convert,
+    files_folder,
+)
 
-_NOT_THEIRS = ("huggingface", "peft")  # formats that MindFormers does not read
+_NOT_THEIRS = ("huggingface", "peft", "gguf")  # formats that MindFormers does not read
 
 
 @dataclass(frozen=True)
@@ -97,16 +104,19 @@ def errors(config: Config) -> Iterator[Invalid]:
     elif path and not config.merge:
         yield invalid(
             keys,
-            f"convert_format={form} with adapter_path=: expected peft or mindformers to convert"
-            " adapters, or merge=true to merge one into the checkpoint",
+            f"convert_format={form} with adapter_path=: expected peft, mindformers or gguf to"
+            " convert adapters, or merge=true to merge one into the checkpoint",
         )
 
 
 def plan(config: Config) -> Plan:
     """The source and the target. With dry_run=true nothing is fetched. Raises RunnerError."""
     target, form = Path(config.convert_output).expanduser(), config.convert_format
-    if form == "peft" or form == "mindformers":
-        check_folder(target, config.overwrite)
+    if form == "peft" or form == "mindformers" or form == "gguf":
+        if form == "gguf" and not _is_listed(config):
+            _check_gguf(target, config.overwrite)
+        else:
+            check_folder(target, config.overwrite)
         files = None if config.model_config() else locate_for_plan(config.source)
         plan = Plan(config=config, files=files)
         names = ", ".join(adapters_of(config.adapters, plan.decoder))
@@ -134,10 +144,11 @@ def run(plan: Plan, folder: RunFolder) -> None:
     config = plan.config
     assert isinstance(config, Config)
     target = Path(config.convert_output).expanduser()
-    if config.convert_format == "peft" or config.convert_format == "mindformers":
-        source = _convert_adapters(config, plan.decoder, target, config.convert_format)
+    form = config.convert_format
+    if form == "peft" or form == "mindformers" or form == "gguf":
+        source = _convert_adapters(config, plan.decoder, target, form)
     else:
-        source = _convert_checkpoint(config, plan.model, target, config.convert_format)
+        source = _convert_checkpoint(config, plan.model, target, form)
     folder.write_result(Result.of_files(plan, source, began))
     progress.note(f"wrote {target}")
 
@@ -189,6 +200,18 @@ def _side_files(config: Config, files: ModelFiles, form: CheckpointFormat) -> di
         return config_file(files.model)
 
 
+def _is_listed(config: Config) -> bool:
+    """True if several adapters are written: a listing stays one, unless adapter_id chooses."""
+    return config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
+
+
+def _check_gguf(target: Path, overwrite: bool) -> None:
+    """Raises ConfigError where one adapter cannot be written as a GGUF file."""
+    if target.suffix != ".gguf" or target.is_dir():
+        raise ConfigError(f"{target}: expected the name of a .gguf file to write")
+    check_free(target, overwrite)
+
+
 def _convert_adapters(config: Config, model: Decoder, target: Path, form: AdapterFormat) -> str:
     """Write the adapters, given the model's sizes; returns their source. Raises RunnerError."""
     adapters = adapters_of(config.adapters, model)
@@ -197,8 +220,7 @@ def _convert_adapters(config: Config, model: Decoder, target: Path, form: Adapte
         if adapter.copies:
             names = ", ".join(adapter.copies)
             progress.note(f"adapter {adapter.name}: its copy of the base's {names} is left out")
-    # A listing stays one, unless adapter_id chooses from it.
-    listed = config.adapter_id is None and is_listing(Path(config.adapter_path).expanduser())
+    listed = _is_listed(config)
     release = config.release
     write_adapters(
         adapters, model, target, form, overwrite=config.overwrite, listed=listed, release=release

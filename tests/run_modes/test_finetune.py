@@ -54,8 +54,17 @@ def test_an_adapter_is_trained_and_served() -> None:
     assert result["finetune"]["last_loss"] == lines[-1]["loss"]
     files = sorted(file.name for file in Path("adapter").iterdir())
     assert files == ["adapter_config.json", "adapter_model.safetensors"]
-    served = ["verbosity=0", "run_mode=slora", *TINY, "adapter_path=adapter", "predict_data=1: "]
-    assert main([*served, "adapter_id=adapter", "max_new_tokens=3"]) == 0
+    converted = ["verbosity=0", "run_mode=convert", "model=tiny_llama", "adapter_path=adapter"]
+    assert main([*converted, "convert_format=gguf", "convert_output=adapter"]) == 2
+    assert main([*converted, "convert_format=gguf", "convert_output=pirate.gguf"]) == 0
+    texts = []
+    for path, name in (("adapter", "adapter"), ("pirate.gguf", "pirate")):
+        served = ["verbosity=0", "run_mode=slora", *TINY, f"adapter_path={path}"]
+        asked = ["predict_data=1: ", f"adapter_id={name}", "max_new_tokens=3"]
+        assert main([*served, *asked]) == 0
+        result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+        texts.append([one["token_ids"] for one in result["results"]])
+    assert texts[0] == texts[1]
 
 
 def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,16 +178,19 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     if head is not None and tied_twice:
         check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
     _, gguf = _known()[str(file.metadata.get("general.architecture"))]
+    held = {one.name: _from_file(one, file, starts[one.name]) for one in table}
+    return {one.name: in_canonical_order(held[one.name], one, config, gguf) for one in table}
 
-    def tensor(parameter: Parameter) -> LazyTensor:
-        held = _from_file(parameter, file, starts[parameter.name])
-        if gguf.permuted and parameter.rotary_heads:
-            halves = partial(_halves, heads=parameter.rotary_heads)
-            return with_rows(held, held.shape, halves)
-        rows = gguf.rows(parameter, config)
-        return held if rows is None else with_rows(held, held.shape, lambda array: array[rows])
 
-    return {one.name: tensor(one) for one in table}
+def in_canonical_order(
+    held: LazyTensor, parameter: Parameter, model: Decoder, gguf: GGUF
+) -> LazyTensor:
+    """The rows of a parameter in our order, from that of a file."""
+    if gguf.permuted and parameter.rotary_heads:
+        halves = partial(_halves, heads=parameter.rotary_heads)
+        return with_rows(held, held.shape, halves)
+    rows = gguf.rows(parameter, model)
+    return held if rows is None else with_rows(held, held.shape, lambda array: array[rows])
 
 
 def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:

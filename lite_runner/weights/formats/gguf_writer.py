@@ -196,7 +196,7 @@ def _bytes(tensor: _Tensor, tensors: Mapping[str, LazyTensor], model: Decoder) -
     first = tensor.parts[0]
     held = tensors[first.name]
     if len(tensor.parts) == 1:
-        move = _order(first, model)
+        move = file_order(first, model)
         if held.blocks is not None and held.blocks.type_name == tensor.type_name:
             return np.ascontiguousarray(move(held.blocks.read().data))
         integers = held.integers
@@ -214,10 +214,10 @@ def _bytes(tensor: _Tensor, tensors: Mapping[str, LazyTensor], model: Decoder) -
 def _floats(parameter: Parameter, tensor: LazyTensor, model: Decoder) -> NDArray[np.float32]:
     values = tensor.float32()
     values = np.ascontiguousarray(values.T if parameter.transposed else values)
-    return np.ascontiguousarray(_order(parameter, model)(values))
+    return np.ascontiguousarray(file_order(parameter, model)(values))
 
 
-def _order(parameter: Parameter, model: Decoder) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def file_order(parameter: Parameter, model: Decoder) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """What puts rows in the order of the file."""
     gguf = architecture_of(model).gguf
     assert gguf is not None

@@ -1,6 +1,7 @@
 """Opening adapters of PEFT and MindFormers; names and shapes are validated against the model.
 
-A path is lora_adapter.json ({name: folder}), its folder, or the folder of one adapter.
+A path is lora_adapter.json ({name: folder}), its folder, or the folder of one adapter; where one is
+named, it may be a GGUF file.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from lite_runner.weights.formats.safetensors_file import looks_like_safetensors,
 from lite_runner.weights.formats.torch_file import looks_like_torch, refused
 from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModule, by_module, sites
 from lite_runner.weights.lora.adapter_config import NAMES, LoraSettings, read_settings
+from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
+from lite_runner.weights.lora.adapter_gguf import open_lora_gguf
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 from lite_runner.weights.tensor import LazyTensor, same_values
 
@@ -60,8 +63,11 @@ def open_adapter(name: str, folder: str, model: Decoder, root: Path) -> Adapter:
 
 
 def _open(name: str, folder: Path, model: Decoder, root: Path | None) -> Adapter:
+    if folder.suffix == GGUF and folder.is_file():
+        check_inside(root, folder)
+        return open_lora_gguf(name, folder, model)
     if not folder.is_dir():
-        raise ArtifactError(f"adapter {name}: {folder}: no such folder")
+        raise ArtifactError(f"adapter {name}: {folder}: no such folder, nor a {GGUF} file")
     check_inside(root, *(folder / file for file in FILES))
     settings = read_settings(folder)
     file = weights_of(folder)
@@ -152,7 +158,7 @@ def adapter_folders(path: Path, root: Path | None = None) -> dict[str, Path]:
             f"give {LISTING} ({{name: folder}}), or an adapter's folder",
         )
     if not is_listing(path):
-        return {path.resolve().name: path}
+        return {path.resolve().stem if path.suffix == GGUF else path.resolve().name: path}
     if path.is_dir():
         path = path / LISTING
         if _is_inside(path.parent, root):
@@ -206,7 +212,7 @@ def check_listed(names: Iterable[str], listed: Collection[str], where: Path) -> 
 
 def is_listing(path: Path) -> bool:
     """True if `path` names several adapters: lora_adapter.json, or the folder it is in."""
-    return not path.is_dir() or (path / LISTING).is_file()
+    return path.suffix != GGUF and (not path.is_dir() or (path / LISTING).is_file())
 
 
 def shards_of(path: Path, root: Path | None = None) -> Path | None:
@@ -288,4 +294,6 @@ def tensors_by_module(
 
 def digest(adapter: Adapter) -> str:
     """SHA-256 of an adapter's config and weights, which identifies what is derived from them."""
+    if adapter.folder.suffix == GGUF:
+        return sha256_of(adapter.folder)
     return sha256_of(read_settings(adapter.folder).where, weights_of(adapter.folder))

@@ -21,9 +21,10 @@ from lite_runner.weights.formats.fused import fuse
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, TargetModule, by_module
 from lite_runner.weights.lora.adapter_config import NAMES
+from lite_runner.weights.lora.adapter_gguf import SUFFIX, write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import LISTING, MINDFORMERS_FILE, PEFT_FILE, PREFIX
 from lite_runner.weights.tensor import LazyTensor, same_values
-from lite_runner.weights.write import check_folder, replaced_folder, write_files
+from lite_runner.weights.write import check_folder, check_free, replaced_folder, write_files
 
 # Files of another conversion in a folder, which would be read in place of those written.
 _OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, *NAMES}
@@ -40,12 +41,16 @@ def write_adapters(
     release: Release = Release(),  # noqa: B008  (frozen)
 ) -> None:
     """Write adapters of `model`: where `listed`, to folders in `target` beside a lora_adapter.json
-    that names them, else the only one to `target` itself. In MindFormers' format the parameters
-    have the names of its `release`, or each of the two that there are.
+    that names them, else the only one to `target` itself; GGUF has files in place of folders. In
+    MindFormers' format the parameters have the names of its `release`, or each of the two that
+    there are.
 
     Raises ConfigError for a folder that is not empty (without `overwrite`), ArtifactError where the
     format cannot hold an adapter, EnvironmentFault where nothing can be written.
     """
+    if format == "gguf":
+        _write_gguf(adapters, model, target, overwrite=overwrite, listed=listed)
+        return
     folders = {name: target / name if listed else target for name in adapters}
     check_folder(target, overwrite)
     names = release.adapter_names if format == "mindformers" else ()
@@ -60,6 +65,21 @@ def write_adapters(
     if listed:
         make_folder(target)
         write_files(target, {LISTING: _json({name: name for name in adapters})})
+
+
+def _write_gguf(
+    adapters: Mapping[str, Adapter], model: Decoder, target: Path, *, overwrite: bool, listed: bool
+) -> None:
+    if not listed:
+        check_free(target, overwrite)
+        (adapter,) = adapters.values()
+        write_lora_gguf(adapter, model, target)
+        return
+    check_folder(target, overwrite)
+    make_folder(target)
+    for name, adapter in adapters.items():
+        write_lora_gguf(adapter, model, target / f"{name}{SUFFIX}")
+    write_files(target, {LISTING: _json({name: f"{name}{SUFFIX}" for name in adapters})})
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
