@@ -137,7 +137,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     stored = _stored(files) if asked.dtype == "stored" else {}
     weights = _weights(files, stored, full=asked.full)
     lora = None if asked.full else _lora(config, files.model)
-    trained = weights if lora is None else lora.arrays
+    trained = _learned(files.model, weights) if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
     bfloat16 = asked.dtype == "bfloat16"
     network = TrainedNetwork(
@@ -361,6 +361,12 @@ def _weights(files: ModelFiles, without: Collection[str], *, full: bool) -> dict
             found[name] = values.copy() if full else values
             step.advance()
     return found
+
+
+def _learned(model: Decoder, weights: Mapping[str, Array]) -> dict[str, Array]:
+    """The weights that have gradients: what only chooses experts has none."""
+    fixed = {one.name for one in parameters(model) if one.role == "choice_bias"}
+    return {name: array for name, array in weights.items() if name not in fixed}
 
 
 def _data(

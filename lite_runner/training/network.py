@@ -10,13 +10,24 @@ from numpy.typing import NDArray
 from lite_runner.architectures import by_expert, by_role
 from lite_runner.architectures.naming import Part, Role
 from lite_runner.architectures.positions import RotaryAngles, alibi_slopes
-from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
+from lite_runner.architectures.spec import (
+    Attention,
+    Block,
+    Decoder,
+    FeedForward,
+    Latent,
+    Norm,
+    Rotary,
+)
 from lite_runner.records import dataclass
+from lite_runner.training import mixture
 from lite_runner.training import tape as ops
+from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
 from lite_runner.training.tape import Array, Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
 _EXPERTS = ("expert_gate", "expert_up", "expert_down")
+_KINDS: tuple[Part, ...] = ("weight", "bias")
 _NOTHING = np.empty((0, 0), np.float32)
 
 
@@ -86,7 +97,7 @@ class TrainedNetwork:
         self.recomputes = recomputes
         self._weights = weights
         self._parameters = by_role(model)
-        self._experts = by_expert(model)
+        self._experts = {kind: by_expert(model, kind) for kind in _KINDS}
         self._packed: dict[str, Bfloat16Matrix | StoredMatrix] = {}
         self.in_bfloat16 = bfloat16
         if bfloat16:
@@ -125,7 +136,10 @@ class TrainedNetwork:
         """After each token of one text."""
         model, step = self.model, _Pass(self, [Example(ids, 1)], None, learns=False)
         x, head = step.hidden(), step.head()
-        logits = head.times(x.array) / np.float32(model.logits_scaling)
+        logits = head.times(x.array)
+        if model.head_bias:
+            logits += step.value("head", None, "bias").array
+        logits /= np.float32(model.logits_scaling)
         if model.logits_softcap is not None:
             logits = np.tanh(logits / model.logits_softcap) * np.float32(model.logits_softcap)
         return logits
@@ -144,9 +158,9 @@ class TrainedNetwork:
         """True for a matrix that is held as [in, out]."""
         return self._parameters[role, layer, "weight"].transposed
 
-    def experts(self, role: Role, layer: int) -> list[str]:
-        """The names of the experts' matrices."""
-        return [one.name for one in self._experts[role, layer]]
+    def experts(self, role: Role, layer: int, kind: Part = "weight") -> list[str]:
+        """The names of the experts' matrices, or of their biases."""
+        return [one.name for one in self._experts[kind][role, layer]]
 
 
 class _Pass:
@@ -184,6 +198,7 @@ class _Pass:
             self.head(),
             self.ids[rows + 1],
             weight,
+            bias=self.value("head", None, "bias") if self.model.head_bias else None,
             scaling=self.model.logits_scaling,
             softcap=self.model.logits_softcap,
         )
@@ -194,7 +209,8 @@ class _Pass:
         x = ops.rows_of(tape, self.value("embedding"), self.ids)
         x = ops.scaled(tape, x, model.embedding_scale)
         if model.learned_positions:
-            x = ops.add(tape, x, ops.rows_of(tape, self.value("positions"), self.positions))
+            places = self.positions + model.position_offset
+            x = ops.add(tape, x, ops.rows_of(tape, self.value("positions"), places))
         x = self.norm(model.embedding_norm, x, "embedding_norm")
         compute = self.recomputed if self.network.recomputes and self.learns else self.block
         for layer, block in enumerate(model.blocks):
@@ -215,7 +231,8 @@ class _Pass:
         added = self.norm(block.post_norm, added, "attention_post_norm", layer)
         start, x = x, ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
         start = start if block.parallel else x
-        normed = self.norm(block.norm, start, "feed_forward_norm", layer)
+        if not block.shared_norm:
+            normed = self.norm(block.norm, start, "feed_forward_norm", layer)
         added = self.feed_forward(block.feed_forward, normed, layer)
         added = self.norm(block.post_norm, added, "feed_forward_post_norm", layer)
         return ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
@@ -247,16 +264,22 @@ class _Pass:
 
     def attention(self, given: Attention, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
+        if given.latent is not None:
+            return self.latent_attention(given, given.latent, x, layer)
         query = self.linear(x, "query", layer, given.qkv_bias)
         key = self.linear(x, "key", layer, given.qkv_bias)
         value = self.linear(x, "value", layer, given.qkv_bias)
-        if given.qk_norm is not None:
-            width = given.head_dim if given.qk_norm_by_head else None
-            query = self.norm(given.qk_norm, query, "query_norm", layer, width)
-            key = self.norm(given.qk_norm, key, "key_norm", layer, width)
+        if not given.qk_norm_late:
+            query, key = self.normed(given, query, key, layer)
+        if (most := given.clip) is not None:
+            query, key, value = (
+                ops.clipped(self.tape, one, -most, most) for one in (query, key, value)
+            )
         if given.rotary is not None:
             angles = self.angles[given.rotary]
             query, key = (ops.rotated(self.tape, one, *angles) for one in (query, key))
+        if given.qk_norm_late:
+            query, key = self.normed(given, query, key, layer)
         mixed = ops.attention(
             self.tape,
             query,
@@ -268,43 +291,102 @@ class _Pass:
             softcap=given.softcap,
             window=given.window,
             slopes=self.slopes,
+            sinks=self.value("sinks", layer) if given.sinks else None,
         )
         return self.linear(mixed, "attention_out", layer, given.out_bias)
+
+    def latent_attention(self, given: Attention, latent: Latent, x: Value, layer: int) -> Value:
+        """x [n, hidden_size] -> [n, hidden_size]"""
+        tape, heads = self.tape, LatentHeads(latent, given.heads)
+        assert given.rotary is not None and given.scale is not None
+        angles = self.angles[given.rotary]
+        queries = x
+        if latent.query_rank is not None:
+            queries = self.linear(x, "latent_query", layer, given.qkv_bias)
+            queries = self.norm(latent.norm, queries, "latent_query_norm", layer)
+        query = self.linear(queries, "query", layer, bias=False)
+        query = rotated_queries(tape, query, heads, *angles)
+        both = self.linear(x, "latent", layer, given.qkv_bias)
+        places = np.arange(latent.rank + latent.rotated)
+        kept = columns(tape, [both], places[: latent.rank])
+        turned = ops.rotated(tape, columns(tape, [both], places[latent.rank :]), *angles)
+        kept = self.norm(latent.norm, kept, "latent_norm", layer)
+        wide = self.linear(kept, "latent_values", layer, bias=False)
+        mixed = ops.attention(
+            tape,
+            query,
+            columns(tape, [wide, turned], heads.keys),
+            columns(tape, [wide], heads.values),
+            self.lengths,
+            head_dim=heads.width,
+            scale=given.scale,
+        )
+        mixed = columns(tape, [mixed], heads.out)
+        return self.linear(mixed, "attention_out", layer, given.out_bias)
+
+    def normed(self, given: Attention, query: Value, key: Value, layer: int) -> tuple[Value, Value]:
+        """Queries and keys, of each head or of all together."""
+        width = given.head_dim if given.qk_norm_by_head else None
+        return (
+            self.norm(given.qk_norm, query, "query_norm", layer, width),
+            self.norm(given.qk_norm, key, "key_norm", layer, width),
+        )
 
     def feed_forward(self, given: FeedForward, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
         if given.experts is not None:
             return self.mixture(given, x, layer)
         up = self.linear(x, "up", layer, given.bias)
-        gate = self.linear(x, "gate", layer, given.bias) if given.gated else None
-        times = None if gate is None else up
-        inner = ops.activated(self.tape, given.function, up if gate is None else gate, times)
+        if given.gated:
+            inner = self.gated(given, self.linear(x, "gate", layer, given.bias), up)
+        else:
+            inner = ops.activated(self.tape, given.function, up)
         return self.linear(inner, "down", layer, given.bias)
 
     def mixture(self, given: FeedForward, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
-        assert given.experts is not None
-        tape, names = self.tape, self.network.experts
-        logits = ops.linear(tape, x, self.value("router", layer))
-        chosen, factors = ops.routed(tape, logits, given.experts)
-        matrices = [
-            [self.tensor(name) for name in names(role, layer)]
-            for role in ("expert_gate", "expert_up", "expert_down")
-        ]
+        experts = given.experts
+        assert experts is not None
+        tape = self.tape
+        logits = self.linear(x, "router", layer, experts.router_bias)
+        bias = self.value("choice_bias", layer, "bias").array if experts.choice_bias else None
+        chosen, factors = mixture.routed(tape, logits, experts, bias)
         parts = []
-        for expert, (gate, up, down) in enumerate(zip(*matrices, strict=True)):
+        for expert in range(experts.count):
             rows, place = np.nonzero(chosen == expert)
             if not len(rows):
                 continue
             part = ops.picked(tape, x, rows)
-            inner = ops.activated(
-                tape,
-                given.function,
-                ops.linear(tape, part, gate),
-                ops.linear(tape, part, up),
+            gate, up = (
+                self.expert(part, role, layer, expert, given.bias)
+                for role in ("expert_gate", "expert_up")
             )
-            parts.append((rows, place, ops.linear(tape, inner, down)))
-        return ops.gathered(tape, x.array.shape, parts, factors)
+            inner = self.gated(given, gate, up)
+            down = self.expert(inner, "expert_down", layer, expert, given.bias)
+            parts.append((rows, place, down))
+        out = mixture.gathered(tape, x.array.shape, parts, factors)
+        if not experts.shared:
+            return out
+        gate, up = (self.linear(x, role, layer, False) for role in ("shared_gate", "shared_up"))
+        added = self.linear(self.gated(given, gate, up), "shared_down", layer, False)
+        if experts.shared_gate:
+            logit = self.linear(x, "shared_router", layer, False)
+            added = mixture.sigmoid_of(tape, added, logit)
+        return ops.add(tape, out, added)
+
+    def gated(self, given: FeedForward, gate: Value, up: Value) -> Value:
+        """Elementwise."""
+        if given.limit is not None:
+            gate = ops.clipped(self.tape, gate, None, given.limit)
+            up = ops.clipped(self.tape, up, -given.limit, given.limit, plus=1.0)
+        return ops.activated(self.tape, given.function, gate, up)
+
+    def expert(self, x: Value, role: Role, layer: int, expert: int, bias: bool) -> Value:
+        """x [n, in] -> [n, out] by one of the experts."""
+        names = self.network.experts
+        weight = self.tensor(names(role, layer)[expert])
+        shift = self.tensor(names(role, layer, "bias")[expert]) if bias else None
+        return ops.linear(self.tape, x, weight, shift)
 
     def linear(self, x: Value, role: Role, layer: int, bias: bool) -> Value:
         """x [n, in] -> [n, out]"""
@@ -334,8 +416,12 @@ class _Pass:
         if given is None:
             return x
         gain = self.value(role, layer)
-        shift = self.value(role, layer, "bias") if given.kind == "layer" else None
-        return ops.norm(self.tape, given, x, gain, shift, width)
+        has_shift = given.kind == "layer" and given.bias
+        shift = self.value(role, layer, "bias") if has_shift else None
+        if width is None or gain.array.size == width:
+            return ops.norm(self.tape, given, x, gain, shift, width)
+        ones = Value(np.ones(width, np.float32))  # each head has a gain of its own
+        return ops.weighted(self.tape, ops.norm(self.tape, given, x, ones, None, width), gain)
 
     def value(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Value:
         """A tensor of the model, with the gradient's place if it is trained."""
@@ -353,7 +439,11 @@ class _Pass:
 
     def _angles(self, rotary: Rotary) -> tuple[Array, Array]:
         """cos and sin [n, 1, head_dim / 2] of all tokens."""
-        angles = RotaryAngles(rotary, self.model.head_dim)
+        latent = self.model.attention.latent
+        if latent is None:
+            angles = RotaryAngles(rotary, self.model.head_dim)
+        else:
+            angles = RotaryAngles(own_rotary(rotary), latent.rotated)
         if angles.dynamic is None:
             cos, sin = (table[self.positions] for table in angles.table(max(self.lengths)))
         else:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.spec import Activation, Experts, Norm
+from lite_runner.architectures.spec import Activation, Norm
 from lite_runner.native import library
 from lite_runner.native.matrices import matrix
 from lite_runner.weights.tensor import narrowed
@@ -216,6 +216,30 @@ def scaled(tape: Tape, x: Value, factor: float) -> Value:
     return tape.record(x.array * np.float32(factor), [x], backward)
 
 
+def clipped(tape: Tape, x: Value, low: float | None, high: float, plus: float = 0.0) -> Value:
+    """x, from `low` (None: any) to `high`, and a number added."""
+    array = np.clip(x.array, low, np.float32(high))
+
+    def backward(grad: Array) -> None:
+        assert x.slot is not None
+        inside = x.array <= high if low is None else np.abs(x.array - array) == 0
+        x.slot.add(grad * inside)
+
+    return tape.record(array + np.float32(plus) if plus else array, [x], backward)
+
+
+def weighted(tape: Tape, x: Value, gain: Value) -> Value:
+    """x [n, width] times a vector of width values, of whatever shape."""
+
+    def backward(grad: Array) -> None:
+        if x.slot is not None:
+            x.slot.add(grad * gain.array.reshape(-1))
+        if gain.slot is not None:
+            gain.slot.add(np.einsum("ij,ij->j", grad, x.array).reshape(gain.array.shape))
+
+    return tape.record(x.array * gain.array.reshape(-1), [x, gain], backward)
+
+
 def rows_of(tape: Tape, table: Value, rows: NDArray[np.int64]) -> Value:
     """[n, width]: rows of a table."""
 
@@ -253,13 +277,14 @@ def norm(
     part_width: int | None = None,
 ) -> Value:
     """Along the last axis, or each `part_width` of it: see spec.Norm."""
+    centered = given.kind == "layer"
     flat = x.array.reshape(-1, part_width or x.array.shape[-1])
     width = np.float32(flat.shape[-1])
     out, scales = np.empty_like(flat), np.empty((len(flat), 1), np.float32)
     means = np.zeros((len(flat), 1), np.float32)
     for rows in _blocks(len(flat)):
         part = flat[rows]
-        if shift is not None:
+        if centered:
             part.mean(-1, keepdims=True, out=means[rows])
             part = part - means[rows]
         squares = np.einsum("ij,ij->i", part, part)[:, None]
@@ -274,13 +299,13 @@ def norm(
         total = np.empty_like(flat)
         to_gain = np.zeros_like(gain.array)
         for rows in _blocks(len(flat)):
-            part = flat[rows] - means[rows] if shift is not None else flat[rows]
+            part = flat[rows] - means[rows] if centered else flat[rows]
             normed = part * scales[rows]
             if gain.slot is not None:
                 to_gain += np.einsum("ij,ij->j", grad[rows], normed)
             inner = np.multiply(grad[rows], gain.array, out=total[rows])
             along = np.einsum("ij,ij->i", inner, normed)[:, None] / width
-            if shift is not None:
+            if centered:
                 inner -= inner.mean(-1, keepdims=True)
             normed *= along
             inner -= normed
@@ -333,9 +358,11 @@ def attention(
     softcap: float | None = None,
     window: int | None = None,
     slopes: Array | None = None,
+    sinks: Value | None = None,
 ) -> Value:
     """Causal attention within each text: query [n, heads * head_dim], key and value
-    [n, kv_heads * head_dim] -> [n, heads * head_dim]. `slopes` [heads]: ALiBi's."""
+    [n, kv_heads * head_dim] -> [n, heads * head_dim]. `slopes` [heads]: ALiBi's; `sinks` [heads]:
+    scores of nothing."""
     total = len(query.array)
     kv_heads = key.array.shape[1] // head_dim
     group = query.array.shape[1] // head_dim // kv_heads
@@ -343,6 +370,7 @@ def attention(
     k, v = (one.array.reshape(total, kv_heads, 1, head_dim) for one in (key, value))
     k, v = (one.transpose(1, 2, 0, 3) for one in (k, v))
     factor = np.float32(scale)
+    sink = None if sinks is None else sinks.array.reshape(kv_heads, group, 1, 1)
 
     def spans() -> Iterator[tuple[slice, slice]]:
         """Blocks of queries, and the keys that they see."""
@@ -372,9 +400,15 @@ def attention(
         if window is not None:
             hidden |= distance >= window
         np.copyto(scores, np.float32(-np.inf), where=hidden)
-        scores -= scores.max(-1, keepdims=True)
+        most = scores.max(-1, keepdims=True)
+        if sink is not None:
+            most = np.maximum(most, sink)
+        scores -= most
         np.exp(scores, out=scores)
-        scores /= scores.sum(-1, keepdims=True)
+        sums = scores.sum(-1, keepdims=True)
+        if sink is not None:
+            sums += np.exp(sink - most)
+        scores /= sums
         return scores, slope
 
     out = np.empty((total, kv_heads, group, head_dim), np.float32)
@@ -400,7 +434,11 @@ def attention(
             by_key = found.reshape(kv_heads, -1, width)
             to_v[keys] += (by_key.swapaxes(1, 2) @ flat).transpose(1, 0, 2)
             inner = given @ v[:, :, keys].swapaxes(2, 3)
-            inner -= np.einsum("kgij,kgij->kgi", inner, found)[..., None]
+            along = np.einsum("kgij,kgij->kgi", inner, found)
+            if sinks is not None and sinks.slot is not None:
+                share = along * (1 - found.sum(-1))  # the probability of nothing
+                sinks.slot.add(-share.sum(-1).reshape(sinks.array.shape))
+            inner -= along[..., None]
             inner *= found
             if slope is not None:
                 inner *= 1 - slope * slope
@@ -413,11 +451,17 @@ def attention(
             if one.slot is not None:
                 one.slot.add(found_grad.reshape(one.array.shape))
 
-    return tape.record(out.reshape(query.array.shape), [query, key, value], backward)
+    inputs = [query, key, value] if sinks is None else [query, key, value, sinks]
+    return tape.record(out.reshape(query.array.shape), inputs, backward)
 
 
 def _activated(function: Activation, x: Array) -> tuple[Array, Array]:
     """f(x), and its slope."""
+    if function in ("relu", "relu_squared"):
+        positive: Array = np.maximum(x, 0)
+        if function == "relu":
+            return positive, (x > 0).astype(np.float32)
+        return positive * positive, positive * np.float32(2)
     if function == "gelu_exact":
         share = 0.5 * (1 + _erf(x / np.float32(math.sqrt(2))))
         bell = np.exp(np.float32(-0.5) * x * x) * np.float32(1 / math.sqrt(2 * math.pi))
@@ -479,53 +523,6 @@ def activated(tape: Tape, function: Activation, x: Value, times: Value | None = 
     return tape.record(out, [x] if times is None else [x, times], backward)
 
 
-def routed(tape: Tape, logits: Value, given: Experts) -> tuple[NDArray[np.int64], Value]:
-    """logits [n, experts] -> the chosen experts and their factors [n, chosen]."""
-    shares = np.exp(logits.array - logits.array.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    chosen = np.argsort(-shares, axis=-1, kind="stable")[:, : given.chosen]
-    taken = np.take_along_axis(shares, chosen, axis=-1)
-    total = taken.sum(-1, keepdims=True) if given.renormalized else np.float32(1)
-    factors = taken / total
-
-    def backward(grad: Array) -> None:
-        assert logits.slot is not None
-        if given.renormalized:
-            grad = (grad - (grad * factors).sum(-1, keepdims=True)) / total
-        to_shares = np.zeros_like(shares)
-        np.put_along_axis(to_shares, chosen, grad, axis=-1)
-        to_shares -= (to_shares * shares).sum(-1, keepdims=True)
-        to_shares *= shares
-        logits.slot.add(to_shares)
-
-    return chosen, tape.record(factors, [logits], backward)
-
-
-def gathered(
-    tape: Tape,
-    shape: tuple[int, ...],
-    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], Value]],
-    factors: Value,
-) -> Value:
-    """The sum of what experts give: of each part its rows in an array of this `shape`, its places
-    among a row's `factors` [n, chosen], and the values."""
-    out = np.zeros(shape, np.float32)
-    for rows, place, value in parts:
-        out[rows] += factors.array[rows, place, None] * value.array
-
-    def backward(grad: Array) -> None:
-        to_factors = np.zeros_like(factors.array)
-        for rows, place, value in parts:
-            taken = grad[rows]
-            to_factors[rows, place] = (taken * value.array).sum(-1)
-            if value.slot is not None:
-                value.slot.add(taken * factors.array[rows, place, None])
-        if factors.slot is not None:
-            factors.slot.add(to_factors)
-
-    return tape.record(out, [factors, *(value for _, _, value in parts)], backward)
-
-
 def cross_entropy(
     tape: Tape,
     x: Value,
@@ -533,19 +530,23 @@ def cross_entropy(
     targets: NDArray[np.int64],
     weight: float,
     *,
+    bias: Value | None = None,
     scaling: float = 1.0,
     softcap: float | None = None,
 ) -> float:
     """The sum of the cross entropies of the logits x [n, in] @ head [vocab, in].T with `targets`
-    [n]. `weight` times it is what gradients are of, which are computed at once: logits are not
-    kept."""
+    [n]; `bias` [vocab]: of the logits. `weight` times it is what gradients are of, which are
+    computed at once: logits are not kept."""
     total = 0.0
-    learns = x.slot is not None or head.slot is not None
+    to_bias = None if bias is None or bias.slot is None else np.zeros_like(bias.array)
+    learns = x.slot is not None or head.slot is not None or to_bias is not None
     to_x = np.empty_like(x.array if learns else x.array[:0])
     to_head = None if head.slot is None else np.zeros_like(head.array)
     for rows in _blocks(len(x.array), LOGIT_ROWS):
         part, wanted = x.array[rows], targets[rows]
         logits = head.times(part)
+        if bias is not None:
+            logits += bias.array
         if scaling != 1.0:
             logits /= np.float32(scaling)
         curve = None
@@ -573,8 +574,12 @@ def cross_entropy(
         to_x[rows] = head.back(logits)
         if to_head is not None:
             to_head += logits.T @ part
+        if to_bias is not None:
+            to_bias += logits.sum(0)
     if x.slot is not None:
         x.slot.add(to_x)
     if head.slot is not None and to_head is not None:
         head.slot.add(to_head)
+    if bias is not None and bias.slot is not None and to_bias is not None:
+        bias.slot.add(to_bias)
     return total

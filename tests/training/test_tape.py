@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Activation, Experts, Norm
+from lite_runner.training import mixture
 from lite_runner.training import tape as ops
 from lite_runner.training.tape import Array, Slot, Tape, Value
 
@@ -114,13 +115,13 @@ def test_chosen_experts(renormalized: bool) -> None:
     logits = np.array([[3, 1, 0, -1], [0, 2, 5, 1], [1, -4, 3, 0]], np.float32)
 
     def operation(tape: Tape, logits: Value, x: Value) -> Value:
-        chosen, factors = ops.routed(tape, logits, experts)
+        chosen, factors = mixture.routed(tape, logits, experts)
         parts = []
         for expert in range(4):
             rows, place = np.nonzero(chosen == expert)
             part = ops.scaled(tape, ops.picked(tape, x, rows), expert + 1.5)
             parts.append((rows, place, part))
-        return ops.gathered(tape, x.array.shape, parts, factors)
+        return mixture.gathered(tape, x.array.shape, parts, factors)
 
     check(operation, logits, drawn(3, 5))
 
