@@ -24,6 +24,7 @@ _SAME = {
     "lr_schedule.warmup_steps": "warmup_steps",
     "lr_schedule.total_steps": "steps",
     "train_dataset.data_loader.shuffle": "shuffle",
+    "model.model_config.seq_length": "max_length",
     "train_dataset.data_loader.dataset_dir": "data",
     "model.model_config.pet_config.lora_rank": "lora.r",
     "model.model_config.pet_config.lora_alpha": "lora.alpha",
@@ -44,6 +45,10 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "optimizer.eps": (1e-8,),
     "lr_schedule.lr_end": (0, 0.0),
     "lr_schedule.warmup_lr_init": (0, 0.0),
+    "lr_schedule.num_cycles": (0.5,),
+    "lr_schedule.decay_ratio": (None,),
+    "lr_schedule.decay_steps": (None,),
+    "runner_config.initial_epoch": (0,),
     "layer_scale": (False,),
     "lr_scale": (False,),
     "layer_decay": (1.0,),
@@ -51,6 +56,11 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 _TASKS = {"PerplexityMetric": "texts", "EmF1Metric": "squad", "ADGENMetric": "adgen"}
 _DATA = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 _COLUMNS = ["content", "summary"]
+_READ = re.compile(r"\.(jsonl?|csv|mindrecord\d*)$")  # names of files to train on
+_EVALUATION = (
+    *("do_eval", "eval_dataset", "eval_dataset_task", "eval_step_interval"),
+    *("eval_epoch_interval", "metric"),
+)
 _OFF = (None, "", -1, 0, "None")
 
 
@@ -89,13 +99,16 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
             )
     loader = at(raw, "train_dataset.data_loader.type")
     data = found.get("data")
-    known = re.search(r"\.(jsonl?|csv|mindrecord\d*)$", str(data))
-    if data is not None and not known:
+    if data is not None and not _READ.search(str(data)):
         errors.append(
             f"train_dataset.data_loader.dataset_dir: got {show(data)} of {loader}, which is not"
             " read here; finetune.data= names a .jsonl, .json, .csv or .mindrecord file"
         )
         del found["data"]
+    if at(raw, "do_eval") is True:
+        notes += _evaluated(raw, found)
+        for key in _EVALUATION:
+            result.pop(key, None)
     if found.get("clip") is not None and at(raw, "runner_wrapper.use_clip_grad") is False:
         found["clip"] = 0
     notes += [
@@ -118,6 +131,26 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
     if own:
         result["finetune"] = own
     return result, notes, errors
+
+
+def _evaluated(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
+    """Put the evaluation during a training beside what was `found`; what of it is not taken."""
+    data = at(raw, "eval_dataset.data_loader.dataset_dir")
+    if not _READ.search(str(data)):
+        return [
+            f"do_eval=true: eval_dataset.data_loader.dataset_dir is {show(data)}, which is not read"
+            " here; finetune.eval_data= names a .jsonl, .json, .csv or .mindrecord file"
+        ]
+    found["eval_data"] = data
+    steps, epochs = at(raw, "eval_step_interval"), at(raw, "eval_epoch_interval")
+    if steps not in _OFF:
+        found["eval_steps"] = steps
+    elif epochs not in (*_OFF, 1):
+        return [
+            f"eval_epoch_interval={show(epochs)} is not taken: each epoch is evaluated;"
+            " finetune.eval_steps= says after how many steps"
+        ]
+    return []
 
 
 def evaluation_of(metric: Any, data: Any) -> dict[str, Any]:

@@ -41,6 +41,35 @@ def test_the_keys_of_a_training() -> None:
     assert raw["model"] == {"model_config": {}}
 
 
+def test_an_evaluation_during_the_training() -> None:
+    given = yaml.safe_load(YAML) | {
+        "do_eval": True,
+        "eval_step_interval": 50,
+        "eval_dataset": {"data_loader": {"type": "MindDataset", "dataset_dir": "held_out.json"}},
+        "metric": {"type": "PerplexityMetric"},
+    }
+    raw, _, faults = with_training(given)
+    asked = raw["finetune"]
+    assert (asked["eval_data"], asked["eval_steps"]) == ("held_out.json", 50)
+    assert "eval_dataset" not in raw and faults == []
+    raw, notes, _ = with_training(given | {"eval_step_interval": -1, "eval_epoch_interval": 4})
+    assert "eval_steps" not in raw["finetune"]
+    assert any("eval_epoch_interval=4 is not taken" in note for note in notes)
+    raw, notes, _ = with_training(given | {"eval_dataset": None})
+    assert "eval_data" not in raw["finetune"]
+    assert any("do_eval=true: eval_dataset.data_loader.dataset_dir is null" in n for n in notes)
+    raw, _, _ = with_training(given | {"do_eval": False})
+    assert "eval_data" not in raw["finetune"] and "eval_dataset" in raw
+
+
+def test_the_length_of_texts_is_the_model_s() -> None:
+    given = yaml.safe_load(YAML)
+    given["model"]["model_config"]["seq_length"] = 48
+    raw, _, _ = with_training(given)
+    assert raw["finetune"]["max_length"] == 48
+    assert raw["model"]["model_config"] == {"seq_length": 48}
+
+
 def test_what_does_not_map_is_named() -> None:
     text = """
     optimizer: {type: Came}
