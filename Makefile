@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients lint wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
+.PHONY: help run test lite mindformers clients cluster lint wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,10 @@ mindformers:  ## set up MindFormers 1.0.2, with its Python 3.9, and 1.9.0; PYTHO
 
 clients:  ## set up .venv-clients, whose programs the tests of the server speak through
 	@scripts/setup.sh clients
+
+cluster:  ## set up .venv-cluster, with the launchers of --multirun that the tests run
+	@scripts/setup.sh run
+	@scripts/setup.sh cluster
 
 lint:  ## set up, then lint, types and shell check
 	@scripts/setup.sh dev
@@ -215,6 +219,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-clients .venv-lite .venv-mindformers .venv-mindformers-1.9 .venv-ray .python3.* build dist *.egg-info lite_runner/native/operators.so
+	rm -rf .venv .venv-bench .venv-clients .venv-cluster .venv-lite .venv-mindformers .venv-mindformers-1.9 .venv-ray .python3.* build dist *.egg-info lite_runner/native/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from lite_runner import __version__, progress
@@ -21,7 +22,6 @@ from lite_runner.errors import (
     EXIT_TERMINATED,
     ConfigError,
     RunnerError,
-    shown,
 )
 from lite_runner.system import memory
 from lite_runner.system.signals import Terminated, handled
@@ -156,28 +156,40 @@ def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) 
 def _multirun(line: CommandLine) -> int:
     """Every job in a process of its own: neither memory nor device state leaks to the next."""
     from lite_runner.distributed.membership import membership
-    from lite_runner.run_modes import jobs_of
+    from lite_runner.sweep import run_sweep
 
     if (member := membership()) is not None and member.size > 1:
         raise ConfigError(
             f"--multirun: this process was started as {member.name}, and runs one job",
             "start the jobs one by one, or --multirun in one process",
         )
-    jobs = jobs_of(line)
-    worst = 0
-    for i, (label, config, notes) in enumerate(jobs, 1):
-        if config.verbosity > 0:
-            print(shown(f"job {i} of {len(jobs)}: {label}").rstrip(": "), file=sys.stderr)
-        worst = max(worst, run_apart(partial(_run, config, notes, line.plugins)))
-        if worst in (EXIT_INTERRUPTED, EXIT_TERMINATED):
-            break
-    return worst
+    return run_sweep(line, _job)
+
+
+def _job(line: CommandLine, link: Path) -> int:
+    """The exit code of a job of a sweep; `link` will lead to its run folder."""
+    return run_apart(partial(_linked, line, link))
+
+
+def _linked(line: CommandLine, link: Path) -> int:
+    from lite_runner.output.report import RunFolder
+    from lite_runner.run_modes import resolve
+
+    config, notes = resolve(line)
+    try:
+        return _run(config, notes, line.plugins)
+    finally:
+        if RunFolder.newest is not None:
+            link.symlink_to(RunFolder.newest)
 
 
 def run_apart(job: Callable[[], int]) -> int:
     """The exit code of a job, run in a new process."""
     import multiprocessing
 
+    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
+        # A worker of joblib has one of its own, which would be told to the new process.
+        multiprocessing.set_start_method("spawn", force=True)
     process = multiprocessing.get_context("spawn").Process(target=_exit_with, args=(job,))
     process.start()
     try:

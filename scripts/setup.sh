@@ -13,11 +13,13 @@
 #                                  backend=mindformers and to compare with; --optional as of lite
 #   scripts/setup.sh mindformers-1.9  .venv-mindformers-1.9 with MindFormers 1.9.0, for the same;
 #                                  beside .venv, whose packages it sees
+#   scripts/setup.sh cluster       .venv-cluster with launchers of Hydra's; beside .venv, whose
+#                                  packages it sees
 #   scripts/setup.sh ray           .venv-ray with Ray Serve, to test serve.engine=ray; beside .venv
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|clients|lite|mindformers|mindformers-1.9|ray [--optional]}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|clients|lite|mindformers|mindformers-1.9|cluster|ray [--optional]}
 readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
@@ -38,10 +40,13 @@ case $target in
     venv=.venv-mindformers-1.9 lock=requirements/mindformers-1.9.txt
     supported="3.11 3.12 3.10" wish=.venv/bin/python
     ;;
+  cluster)
+    venv=.venv-cluster lock=requirements/cluster.txt supported="3.11 3.12 3.10" wish=.venv/bin/python
+    ;;
   ray) venv=.venv-ray lock=requirements/ray.txt supported="3.11 3.12 3.10" wish=.venv/bin/python ;;
   *)
     echo "error: unknown set-up '$target'; there are run, dev, peers, clients, lite, mindformers," \
-      "mindformers-1.9 and ray" >&2
+      "mindformers-1.9, cluster and ray" >&2
     exit 2
     ;;
 esac
@@ -251,7 +256,7 @@ case $target in
   peers | clients) install_pinned --requirement "$lock" ;;
   # A run imports a tenth of what pip would compile here, in a minute.
   mindformers) install_pinned --no-compile --requirement "$lock" ;;
-  mindformers-1.9 | ray)
+  mindformers-1.9 | cluster | ray)
     place='import sysconfig; print(sysconfig.get_path("purelib"))'
     beside=$("$venv/bin/python" -c "$place")/beside.pth
     rm -f "$beside" # pip is to see the packages of this environment alone

@@ -228,11 +228,11 @@ def test_multirun_runs_every_job_and_returns_the_worst(
     seeds: list[int] = []
 
     def run(job: partial[int]) -> int:
-        seeds.append(job.args[0].seed)
+        seeds.append(int(job.args[0].last("seed")))
         return {1: 0, 2: 4, 3: 1}[seeds[-1]]
 
     monkeypatch.setattr(app, "run_apart", run)
-    refused(["-m", TINY, "predict_data=a, b", "seed=1,2,3"], 4)
+    assert app.main(["-m", TINY, "predict_data=a, b", "seed=1,2,3"]) == 4
     assert seeds == [1, 2, 3]
     assert "job 2 of 3: seed=2" in capsys.readouterr().err
 
@@ -243,7 +243,7 @@ def test_multirun_stops_when_interrupted(
     seeds: list[int] = []
 
     def run(job: partial[int]) -> int:
-        seeds.append(job.args[0].seed)
+        seeds.append(int(job.args[0].last("seed")))
         return 130
 
     monkeypatch.setattr(app, "run_apart", run)

@@ -142,8 +142,11 @@ ALLOWED: dict[str, set[str]] = {
         ),
     },
     "verify": {"config", "errors", "output", "progress", "system"},
+    "sweep": {"bench", "config", "errors", "output", "run_modes", "system"},
     "app": {
         "run_modes",
+        "output",
+        "sweep",
         "verify",
         "config",
         "distributed",

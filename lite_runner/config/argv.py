@@ -55,11 +55,16 @@ _OWN_FLAGS = {
     "-i": "--info",
     "--config-dir": "--config-dir",
     "-cd": "--config-dir",
+    "--config-name": "--config-name",
+    "-cn": "--config-name",
+    "--config-path": "--config-path",
+    "-cp": "--config-path",
     "-m": "--multirun",
     "--multirun": "--multirun",
     "-sc": "--shell-completion",
     "--shell-completion": "--shell-completion",
 }
+SEARCHPATH = "hydra.searchpath"
 CFG_PARTS = ("job", "hydra", "all", "schema")
 _FLAG_NAMES = (*FLAGS, *(flag[2:] for flag in _OWN_FLAGS if flag.startswith("--")))
 _INFO_OF_HYDRA = ("all", "config", "defaults", "defaults-tree", "searchpath")
@@ -90,10 +95,13 @@ class CommandLine:
     topic: str = ""  # the word after --help
     settings: list[Setting] = field(default_factory=list)
     config_files: list[str] = field(default_factory=list)  # each laid over those before
+    config_name: str = ""  # NAME of a NAME.yaml in config_path, a folder of config_dirs, or here
+    config_path: str = ""
     config: Mapping[str, Any] | None = None  # what such a file holds, from a script
     mindformer: bool = False  # typed to run_mindformer.py
     config_dirs: list[str] = field(default_factory=list)  # with options of the user's own
     shown: str = "job"  # by --cfg: one of CFG_PARTS
+    metric: str = ""  # of result.json, by which a sweeper judges the jobs of --multirun
     plugins: list[str] = field(default_factory=list)  # Python files to run first; in no yaml
     bare: list[str] = field(default_factory=list)  # words that are no key=value
     errors: list[str] = field(default_factory=list)
@@ -147,15 +155,36 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
             _read_flag(word, words, line, heads)
         elif word.startswith("plugins="):
             line.plugins += word.partition("=")[2].split(",")
+        elif word.startswith("sweep_metric="):
+            line.metric = word.partition("=")[2]
         elif word.startswith("register_path="):  # run_mindformer's name, of a single path
             line.plugins.append(word.partition("=")[2])
         elif "=" in word or word.startswith("~"):
-            line.settings.append(_override(word))
+            line.settings.append(override(word))
         elif word.startswith("-") and len(word) > 1:
             _unknown_flag(word, words, line, heads)
         else:
             line.bare.append(word)
+    if line.config_name:
+        line.config_files.insert(0, _named_config(line))
+    elif line.config_path:
+        line.errors.append("--config-path: expected --config-name NAME beside it")
+    if line.metric and line.action == "run":
+        line.errors.append("sweep_metric has no effect without --multirun")
     return line
+
+
+def _named_config(line: CommandLine) -> str:
+    """The file that --config-name means, as Hydra's: without .yaml, in the first folder with it."""
+    name = line.config_name.removesuffix(".yaml") + ".yaml"
+    folders = [line.config_path] if line.config_path else [*line.config_dirs, "."]
+    found = [str(Path(folder) / name) for folder in folders]
+    return next((path for path in found if Path(path).is_file()), found[0])
+
+
+def is_of_hydra(setting: Setting) -> bool:
+    """True for settings of Hydra's launchers, sweepers and callbacks, which --multirun takes."""
+    return setting.key.startswith(("hydra/", "hydra.")) and setting.key != SEARCHPATH
 
 
 def _unknown_flag(word: str, words: _Words, line: CommandLine, heads: Collection[str]) -> None:
@@ -167,7 +196,8 @@ def _unknown_flag(word: str, words: _Words, line: CommandLine, heads: Collection
         words.next()  # its value
 
 
-def _override(word: str) -> Setting:
+def override(word: str) -> Setting:
+    """A `key=value` with Hydra's prefix, if it has one."""
     key, _, value = word.partition("=")
     bare = key.lstrip("+~")
     return Setting(bare, value, prefix=key[: len(key) - len(bare)])
@@ -196,7 +226,11 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
         if own == "--shell-completion":
             line.action = "completion"
         elif own == "--config-dir":
-            _add_folder(value, line)
+            line.config_dirs += [value] if _needed(value, own, "a folder", line) else []
+        elif own == "--config-name":
+            line.config_name = _needed(value, own, "a name", line)
+        elif own == "--config-path":
+            line.config_path = _needed(value, own, "a folder", line)
         elif value not in CFG_PARTS:
             near = "; the length of a context is max_length=N" if value.isdigit() else ""
             line.errors.append(f"{name}: got {value!r}, expected {', '.join(CFG_PARTS)}{near}")
@@ -208,11 +242,10 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
         _read_setting(name[2:], inline if has_value else None, words, line, heads)
 
 
-def _add_folder(value: str, line: CommandLine) -> None:
-    if value:
-        line.config_dirs.append(value)
-    else:
-        line.errors.append("--config-dir: expected a folder after it")
+def _needed(value: str, flag: str, what: str, line: CommandLine) -> str:
+    if not value:
+        line.errors.append(f"{flag}: expected {what} after it")
+    return value
 
 
 def _read_setting(
@@ -242,7 +275,7 @@ def _read_setting(
     elif name == "register_path":
         line.plugins += values
     elif name == "options":
-        line.settings += [_override(value) for value in values]
+        line.settings += [override(value) for value in values]
     elif name == "modal_type":
         line.errors += [
             f"--modal_type: got {value!r}, expected text: no model here reads anything else"
@@ -311,9 +344,6 @@ _HERE = {
     **dict.fromkeys(("q", "quiet", "silent", "log_disable"), "verbosity=0"),
     **dict.fromkeys(("no_stream",), "stream=false"),
     **dict.fromkeys(("reverse_prompt", "r", "stop_sequence"), "stop='TEXT'"),
-    **dict.fromkeys(
-        ("config_name", "cn", "config_path", "cp"), "--config FILE, and --config-dir DIR"
-    ),
     **dict.fromkeys(("package", "resolve"), "--cfg job, which prints all, resolved"),
     **dict.fromkeys(("hydra_help",), "--help"),
     **dict.fromkeys(("np", "max_num_seqs"), "run_mode=serve serve.max_running=N"),

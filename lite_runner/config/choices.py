@@ -16,7 +16,13 @@ from typing import Any, get_args
 
 from lite_runner.architectures import ModelSettings
 from lite_runner.architectures.settings import Settings
-from lite_runner.config.argv import CHECKPOINTS, CommandLine, Setting, command_meant
+from lite_runner.config.argv import (
+    CHECKPOINTS,
+    SEARCHPATH,
+    CommandLine,
+    Setting,
+    command_meant,
+)
 from lite_runner.config.fields import (
     MAX_DEPTH,
     Invalid,
@@ -157,7 +163,6 @@ def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
         config.fail(f"hydra.{key}: Hydra's own settings are not used here{where}")
 
 
-SEARCHPATH = "hydra.searchpath"
 _GLOBAL = "# @package _global_"  # without it keys are below the group's name
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
 # Of model_config, what says which model it is; how far its context goes may be chosen.

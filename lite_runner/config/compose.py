@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lite_runner.architectures import NETWORKS
-from lite_runner.config.argv import CommandLine
+from lite_runner.config.argv import SEARCHPATH, CommandLine, Setting, is_of_hydra
 from lite_runner.config.choices import (
-    SEARCHPATH,
     ConfigFile,
     bare_words,
     blended,
@@ -44,7 +43,7 @@ from lite_runner.config.fields import (
     show,
 )
 from lite_runner.config.generation import without_effect
-from lite_runner.config.grammar import swept_values, value_of, with_references
+from lite_runner.config.grammar import is_sweep, swept_values, value_of, with_references
 from lite_runner.config.groups import (
     GROUPS,
     compose_groups,
@@ -212,12 +211,15 @@ def _name_weights(composed: Composed) -> None:
         composed.notes.append(Note(f"{name}: its weights are those of {found}, not {source}"))
 
 
-def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, list[Note]]]:
-    """(what distinguishes it, config, notes) of each job, all checked before any runs.
+def jobs_of(
+    line: CommandLine, schemas: Schemas
+) -> list[tuple[list[Setting], RunConfig, list[Note]]]:
+    """(chosen values of swept keys, config, notes) of each job, all checked before any runs.
 
     A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the errors
     of every job.
     """
+    line = replace(line, settings=[s for s in line.settings if not is_of_hydra(s)])
     folders = user_folders(line, read_config(line.config_files, None, schemas.is_of_a_run))
     axes = [_values(setting.key, setting.value, folders, schemas) for setting in line.settings]
     count = 1
@@ -231,8 +233,8 @@ def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, l
             dataclasses.replace(setting, value=value)
             for setting, value in zip(line.settings, values, strict=True)
         ]
-        swept = [str(s) for s, axis in zip(settings, axes, strict=True) if len(axis) > 1]
-        label = " ".join(swept)
+        swept = [s for s, axis in zip(settings, axes, strict=True) if len(axis) > 1]
+        label = " ".join(map(str, swept))
         try:
             job = dataclasses.replace(line, action="run", settings=settings)
             config, notes = resolve(job, schemas)
@@ -242,23 +244,39 @@ def jobs_of(line: CommandLine, schemas: Schemas) -> list[tuple[str, RunConfig, l
             reads = getattr(config, "predict_data", None)
             if reads == STANDARD_INPUT and count > 1:
                 errors.append("predict_data=-: standard input can be read by one job only")
-            jobs.append((label, config, notes))
+            jobs.append((swept, config, notes))
     if errors:
         raise ConfigError.of(list(dict.fromkeys(errors)))
     return jobs
 
 
-def _values(
-    key: str, value: str | list[str], folders: Sequence[Path], schemas: Schemas
-) -> list[str | list[str]]:
-    if isinstance(value, list):
-        return [value]
+def swept_settings(line: CommandLine, schemas: Schemas) -> list[Setting]:
+    """The settings of a line that list or describe several values; a text never does."""
+    folders = user_folders(line, read_config(line.config_files, None, schemas.is_of_a_run))
+    return [
+        setting
+        for setting in line.settings
+        if isinstance(setting.value, str)
+        and _may_be_swept(setting.key, folders, schemas)
+        and is_sweep(setting.value)
+    ]
+
+
+def _may_be_swept(key: str, folders: Sequence[Path], schemas: Schemas) -> bool:
+    if key in (*GROUPS, *own_groups(folders)):
+        return True
     modes = schemas.run_modes_with(key)
     schema = schemas.config_of(modes[0]) if modes else RunConfig
     annotation = annotation_of(key, leaves(schema))
-    group = key in (*GROUPS, *own_groups(folders))
-    if not group and (annotation is None or accepts(annotation, str)):
+    return annotation is not None and not accepts(annotation, str)
+
+
+def _values(
+    key: str, value: str | list[str], folders: Sequence[Path], schemas: Schemas
+) -> list[str | list[str]]:
+    if isinstance(value, list) or not _may_be_swept(key, folders, schemas):
         return [value]
+    group = key in (*GROUPS, *own_groups(folders))
     try:
         return [*swept_values(value, options_of(key, folders) if group else [])]
     except ValueError as error:

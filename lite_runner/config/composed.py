@@ -179,7 +179,7 @@ class Composed:
             kind = self.section(parent).get("type", "null")
             return f"{setting}: {parent} is {kind} here and has no such key"
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
-            return f"{setting}: of Hydra's own settings only hydra.searchpath=[DIR] is used here"
+            return f"{setting}: without --multirun only hydra.searchpath=[DIR] is used here"
         near = nearest_key(key, [*known, *others, *GROUPS])
         flag = "--" if setting.flag else ""
         elsewhere = "" if near or len(key) == 1 else equivalent_of(key)  # a letter means too much

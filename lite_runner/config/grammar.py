@@ -97,6 +97,14 @@ def _value(text: str) -> Any:
     return value if "{" in text else None
 
 
+def is_sweep(text: str) -> bool:
+    """True for a text that lists values, or describes an interval of them."""
+    try:
+        return bool(_parse(text).is_sweep_override())
+    except ValueError:
+        return False
+
+
 def swept_values(text: str, options: list[str]) -> list[str]:
     """The values of a sweep as texts, `[text]` where it is none; a glob picks of `options`.
 

@@ -57,7 +57,9 @@ Flags
                                    schema: the JSON schema of a yaml, for editors
   -i, --info                       versions, folders, files and options that a run is composed of
   -cd, --config-dir DIR            more models and options: DIR/model/NAME.yaml, ...
-  -m, --multirun                   run every combination of seed=1,2 'model=glob(tiny_*)'
+  -cn, --config-name NAME          --config DIR/NAME.yaml, of --config-path DIR or --config-dir
+  -m, --multirun                   run every combination of seed=1,2 'model=glob(tiny_*)';
+                                   hydra/launcher=joblib: several at a time
   -sc, --shell-completion ACTION   eval "$(python run_lite.py -sc install=bash)"
 
 Flags of run_mindformer.py, each as --key value

@@ -19,7 +19,7 @@ from datetime import datetime
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lite_runner import native, profiler
 from lite_runner.config.generation import FinishReason
@@ -219,6 +219,8 @@ def _provenance(plan: Plan) -> dict[str, str]:
 class RunFolder:
     """The folder of one run; a context manager that logs errors and closes the log."""
 
+    newest: ClassVar[Path | None] = None  # that this process has made
+
     def __init__(self, path: Path, values: Path | None = None) -> None:
         """`values`: a folder for what is computed, of a run that is compared."""
         self.path, self.values = path, values
@@ -249,6 +251,7 @@ class RunFolder:
             _link(base / "latest", path)
         except OSError as error:
             raise _not_writable(path, error) from error
+        cls.newest = path
         return cls(path)
 
     def __enter__(self) -> RunFolder:

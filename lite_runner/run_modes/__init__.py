@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lite_runner.config import compose, composed
-from lite_runner.config.argv import CommandLine
+from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.checks import common_errors
 from lite_runner.config.composed import Schemas
 from lite_runner.config.fields import Invalid, Note, show
@@ -111,7 +111,12 @@ def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:
     return compose.resolve(line, schemas())
 
 
-def jobs_of(line: CommandLine) -> list[tuple[str, RunConfig, list[Note]]]:
-    """(what distinguishes it, config, notes) of each job of a sweep. Raises ConfigError with the
-    validation errors of every job."""
+def jobs_of(line: CommandLine) -> list[tuple[list[Setting], RunConfig, list[Note]]]:
+    """(chosen values of swept keys, config, notes) of each job of a sweep. Raises ConfigError with
+    the validation errors of every job."""
     return compose.jobs_of(line, schemas())
+
+
+def swept_settings(line: CommandLine) -> list[Setting]:
+    """The settings of a line that list or describe several values."""
+    return compose.swept_settings(line, schemas())

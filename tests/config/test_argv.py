@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lite_runner.config.argv import CommandLine, Setting, parse
@@ -75,6 +77,17 @@ def test_a_single_dash_is_a_value() -> None:
     assert parsed("--seed", "-1").settings == [Setting("seed", "-1", flag=True)]
 
 
+def test_config_name_is_hydras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("conf").mkdir()
+    Path("conf/mine.yaml").touch()
+    assert parsed("-cd", "conf", "--config-name", "mine").config_files == ["conf/mine.yaml"]
+    assert parsed("-cp", "conf", "-cn", "mine.yaml").config_files == ["conf/mine.yaml"]
+    assert parsed("-cd", "conf", "-cn", "other").config_files == ["conf/other.yaml"]
+    Path("other.yaml").touch()
+    assert parsed("-cd", "conf", "-cn=other").config_files == ["other.yaml"]
+
+
 @pytest.mark.parametrize(
     ("args", "fault"),
     [
@@ -96,6 +109,9 @@ def test_a_single_dash_is_a_value() -> None:
         (["-n", "4"], "-n: no such flag; here it is max_new_tokens=N"),
         (["--enc_kye=SECRET"], "--enc_kye: no such flag"),
         (["--json"], "--json: no such flag; here it is output_format=jsonl"),
+        (["--config-name"], "--config-name: expected a name"),
+        (["-cp", "my_conf"], "--config-path: expected --config-name NAME"),
+        (["sweep_metric=peak_rss_mib"], "sweep_metric has no effect without --multirun"),
         (["-m", "--cfg", "job"], "leave out --multirun"),
         (["--cfg", "job", "-m"], "leave out --multirun"),
     ],

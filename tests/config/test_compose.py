@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lite_runner import run_modes
 from lite_runner.config import groups
-from lite_runner.config.argv import parse
+from lite_runner.config.argv import Setting, parse
+from lite_runner.config.fields import Note
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
@@ -338,13 +339,13 @@ def test_weights_of_checkpoint_download(resolve: Resolve, notes: Callable[..., l
     assert resolve("model=gpt2", "predict_data=hi").checkpoint_source == str(folder)
 
 
-def jobs(*args: str) -> list[tuple[str, RunConfig, list[str]]]:
+def jobs(*args: str) -> list[tuple[list[Setting], RunConfig, list[Note]]]:
     return jobs_of(parse(args, heads()))
 
 
 def test_every_combination_is_a_job() -> None:
     found = jobs("model=tiny_llama,tiny_gpt2", "seed=range(1,3)", "predict_data=a, b")
-    assert [(label, config.seed) for label, config, _ in found] == [
+    assert [(" ".join(map(str, swept)), config.seed) for swept, config, _ in found] == [
         ("model=tiny_llama seed=1", 1),
         ("model=tiny_llama seed=2", 2),
         ("model=tiny_gpt2 seed=1", 1),
@@ -354,13 +355,15 @@ def test_every_combination_is_a_job() -> None:
 
 
 def test_a_glob_picks_options() -> None:
-    labels = [label for label, _, _ in jobs("model=glob(tiny_*)", "predict_data=x")]
+    labels = [
+        " ".join(map(str, swept)) for swept, _, _ in jobs("model=glob(tiny_*)", "predict_data=x")
+    ]
     assert labels == [f"model=tiny_{name}" for name in ("bloom", "gpt2", "llama", "qwen2")]
 
 
 def test_without_a_sweep_there_is_one_job() -> None:
-    [(label, config, _)] = jobs("model=tiny_llama", "predict_data=['a','b']", "stop=x,y")
-    assert label == "" and config.predict_data == ("a", "b") and config.stop == "x,y"
+    [(swept, config, _)] = jobs("model=tiny_llama", "predict_data=['a','b']", "stop=x,y")
+    assert swept == [] and config.predict_data == ("a", "b") and config.stop == "x,y"
 
 
 def test_the_faults_of_all_jobs_come_before_the_first_runs() -> None:

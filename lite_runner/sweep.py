@@ -1,0 +1,377 @@
+"""--multirun: jobs through Hydra's launchers and sweepers, then a table and a chart of them.
+
+A launcher (`hydra/launcher=joblib`, `submitit_slurm`, ...) decides where the jobs run. Without a
+sweeper the jobs are all combinations of values, validated before the first one runs; a sweeper such
+as `hydra/sweeper=optuna` chooses them one after another by `sweep_metric`.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hydra import version
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobRuntime, setup_globals
+from hydra.errors import HydraException
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from lite_runner.bench import charts
+from lite_runner.bench.report import Spread, number
+from lite_runner.config.argv import CommandLine, Setting, is_of_hydra, override
+from lite_runner.config.choices import read_config, user_folders
+from lite_runner.config.groups import options_of
+from lite_runner.config.schema import RunConfig
+from lite_runner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ConfigError,
+    EnvironmentFault,
+    RunnerError,
+    escaped,
+    shown,
+)
+from lite_runner.output.report import RESULT, RunFolder
+from lite_runner.records import dataclass
+from lite_runner.run_modes import jobs_of, schemas, swept_settings
+from lite_runner.system import packages
+from lite_runner.system.json_file import parse_json
+from lite_runner.system.signals import Terminated
+
+JOB = "job.json"  # in the folder of each job
+RUN = "run"  # beside it: a link to the job's run folder
+# Figures of result.json that the table shows where a job has them, and the chart draws.
+FIGURES = {
+    "evaluation.perplexity": "perplexity",
+    "timing.prefill_tok_s": "prefill, tokens/s",
+    "timing.decode_tok_s": "decode, tokens/s",
+    "peak_rss_mib": "peak, MiB",
+}
+# Hydra's logs go to standard output, between the texts; with other launchers to standard error.
+_SILENT: dict[str, Any] = {"version": 1, "incremental": True, "root": {}}
+_ABSENT = re.compile(r"Could not find '(hydra/\w+)/([\w.-]+)'")
+
+Run = Callable[[CommandLine, Path], int]  # a job and where to link its run folder -> exit code
+
+
+class JobFailed(RunnerError):
+    """A job of a sweep ended with another exit code than 0."""
+
+
+@dataclass(frozen=True)
+class SweptJob:
+    """Hydra's task function: one job with the overrides that its sweeper chose."""
+
+    line: CommandLine  # what all jobs share
+    total: int | None  # jobs; None where the sweeper decides
+    run: Run
+
+    def __call__(self, _config: DictConfig) -> float | None:
+        hydra = HydraConfig.get()
+        words, index = list(hydra.overrides.task), hydra.job.num
+        if self.line.last("verbosity") != "0":
+            of = "" if self.total is None else f" of {self.total}"
+            told = shown(f"job {index + 1}{of}: {' '.join(words)}").rstrip(": ")
+            print(told, file=sys.stderr, flush=True)
+        chosen = [override(word) for word in words]
+        keys = {setting.key for setting in chosen}
+        settings = [s for s in self.line.settings if s.key not in keys]
+        folder, began = Path(hydra.runtime.output_dir), time.time()
+        line = replace(self.line, action="run", settings=[*settings, *chosen])
+        code = self.run(line, folder / RUN)
+        figures = _figures(folder / RUN / RESULT)
+        job = {
+            "job": index,
+            "overrides": words,
+            "exit_code": code,
+            "seconds": round(time.time() - began, 3),
+            "began": began,
+            "run": os.path.realpath(folder / RUN) if (folder / RUN).exists() else None,
+            "figures": figures,
+        }
+        (folder / JOB).write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+        if code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        if code == EXIT_TERMINATED:
+            raise Terminated
+        if code:
+            raise JobFailed(f"exit code {code}")
+        return _metric(figures, self.line.metric)
+
+
+class _Loader(ConfigLoaderImpl):
+    """Hydra's own settings, composed by Hydra; the keys of a job are composed by the job."""
+
+    def __init__(self, line: CommandLine) -> None:
+        super().__init__(create_config_search_path(None))
+        file = read_config(line.config_files, None, schemas().is_of_a_run)
+        self.folders = user_folders(line, file)
+
+    def load_sweep_config(
+        self, master_config: DictConfig, sweep_overrides: list[str]
+    ) -> DictConfig:
+        config = copy.deepcopy(master_config)
+        OmegaConf.set_readonly(config.hydra, False)
+        with open_dict(config):
+            config.hydra.overrides.task = list(sweep_overrides)
+            config.hydra.job.override_dirname = ",".join(sweep_overrides)
+        return config
+
+    def get_group_options(
+        self,
+        group_name: str,
+        results_filter: ObjectType | None = ObjectType.CONFIG,
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+    ) -> list[str]:
+        return options_of(group_name, self.folders)
+
+
+def run_sweep(line: CommandLine, run: Run) -> int:
+    """Run all jobs of a command line; returns their worst exit code. Raises RunnerError."""
+    hydra = [setting for setting in line.settings if is_of_hydra(setting)]
+    line = replace(line, settings=[s for s in line.settings if not is_of_hydra(s)])
+    sweeps = any(s.key.startswith(("hydra/sweeper", "hydra.sweeper")) for s in hydra)
+    jobs = None if sweeps else jobs_of(line)
+    configs = [config for _, config, _ in jobs or ()]
+    writes = jobs is None or any(c.leaves_folder and not c.dry_run for c in configs)
+    with TemporaryDirectory() as temporary:
+        config, context = _hydra(line, hydra, _folder(line, configs) if writes else temporary)
+        folder, began = Path(config.hydra.sweep.dir), time.time()
+        task = SweptJob(line, None if jobs is None else len(jobs), run)
+        context.callbacks.on_multirun_start(config=config, config_name=None)
+        try:
+            if jobs is None:
+                _sweep(line, task, config, context)
+            else:
+                _launch([list(map(_word, chosen)) for chosen, _, _ in jobs], task, config, context)
+        finally:
+            context.callbacks.on_multirun_end(config=config, config_name=None)
+            done = _jobs_since(folder, began)
+            if writes and done:
+                _summarize(done, folder, line)
+        if jobs is not None and len(done) < len(jobs):
+            raise RunnerError(
+                f"--multirun: {len(jobs) - len(done)} of {len(jobs)} jobs did not come back",
+                f"what they and their launcher wrote is below {folder}",
+            )
+        return max((job["exit_code"] for job in done), default=EXIT_FAILED)
+
+
+def _word(setting: Setting) -> str:
+    return f"{setting.prefix}{setting.key}={setting.value}"
+
+
+def _folder(line: CommandLine, configs: Sequence[RunConfig]) -> str:
+    """A new run folder for the sweep itself."""
+    output = configs[0].output_dir if configs else line.last("output_dir") or "./outputs"
+    mode = configs[0].run_mode if configs else line.last("run_mode") or "predict"
+    return str(RunFolder.create(output, "sweep", mode).path)
+
+
+def _hydra(
+    line: CommandLine, settings: Sequence[Setting], folder: str
+) -> tuple[DictConfig, HydraContext]:
+    """Hydra's own config, with its launcher and sweeper. Raises RunnerError."""
+    version.setbase("1.3")
+    setup_globals()
+    JobRuntime.instance().set("name", "run_lite")
+    words = [*map(_word, settings)]
+    usual = ["hydra.output_subdir=null", "hydra.mode=MULTIRUN"]
+    loader = _Loader(line)
+    try:
+        config = loader.load_configuration(None, [*usual, *words], RunMode.MULTIRUN)
+        own = config.hydra
+        with open_dict(own):
+            if not any(word.startswith("hydra.sweep.dir=") for word in words):
+                own.sweep.dir = folder
+            own.sweep.dir = str(Path(own.sweep.dir).absolute())
+            if not any("job_logging" in word for word in words):
+                own.job_logging = _SILENT
+            if not any("hydra_logging" in word for word in words):
+                if own.launcher._target_.endswith(".BasicLauncher"):
+                    own.hydra_logging = _SILENT
+                else:
+                    own.hydra_logging.handlers.console.stream = "ext://sys.stderr"
+        HydraConfig.instance().set_config(config)
+        return config, HydraContext(loader, Callbacks(config))
+    except (HydraException, OmegaConfBaseException) as error:
+        told = " ".join(str(error.__cause__ or error).split())
+        if absent := _ABSENT.search(told):
+            raise EnvironmentFault(
+                f"{absent[1]}={absent[2]}: no such plugin of Hydra is installed",
+                packages.install_line(packages.required("cluster")),
+            ) from None
+        raise ConfigError(f"--multirun: {told}") from None
+
+
+def _launch(
+    jobs: Sequence[Sequence[str]], task: SweptJob, config: DictConfig, context: HydraContext
+) -> None:
+    """Run jobs that are known beforehand."""
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=context, task_function=task, config=config
+    )
+    with _importable():
+        for done in launcher.launch(jobs, initial_job_idx=0):
+            failure = vars(done).get("_return_value")
+            if isinstance(failure, Exception) and not isinstance(failure, JobFailed):
+                raise failure
+
+
+def _sweep(line: CommandLine, task: SweptJob, config: DictConfig, context: HydraContext) -> None:
+    """Run the jobs that a sweeper chooses."""
+    sweeper = Plugins.instance().instantiate_sweeper(
+        hydra_context=context, task_function=task, config=config
+    )
+    with _importable(), suppress(JobFailed):
+        try:
+            sweeper.sweep(arguments=[_word(setting) for setting in swept_settings(line)])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError(f"--multirun: {' '.join(str(error).split())}") from None
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Lets the processes that a launcher starts import this package from a checkout."""
+    before, own = os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([own, *([before] if before else [])])
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def _metric(figures: Mapping[str, float], name: str) -> float | None:
+    """What a sweeper optimizes. Raises ConfigError where result.json has no such figure."""
+    if not name:
+        return next((figures[key] for key in FIGURES if key in figures), None)
+    if name not in figures:
+        listed = ", ".join(figures) or "none"
+        raise ConfigError(f"sweep_metric={name}: no figure of {RESULT}; there are {listed}")
+    return figures[name]
+
+
+def _figures(result: Path) -> dict[str, float]:
+    """The numbers of a result.json by dotted key; none where the run wrote none."""
+    try:
+        content = parse_json(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    rows = content.pop("results", ())
+    found = dict(_numbers("", content))
+    if tokens := sum(row.get("generated_tokens", 0) for row in rows):
+        found["generated_tokens"] = tokens
+    return found
+
+
+def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _numbers(f"{key}.{name}" if key else str(name), inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
+
+
+def _jobs_since(folder: Path, began: float) -> list[dict[str, Any]]:
+    """What the jobs of this sweep left, in their order."""
+    found = [parse_json(path.read_text(encoding="utf-8")) for path in folder.rglob(JOB)]
+    return sorted((job for job in found if job["began"] >= began), key=lambda job: int(job["job"]))
+
+
+def _summarize(jobs: Sequence[Mapping[str, Any]], folder: Path, line: CommandLine) -> None:
+    """Print a table of the jobs, and write it and a chart to the sweep's folder."""
+    named = {line.metric: line.metric} if line.metric not in ("", *FIGURES) else {}
+    shown_figures = {
+        key: name
+        for key, name in (named | FIGURES).items()
+        if any(key in job["figures"] for job in jobs)
+    }
+    chosen = [dict(word.lstrip("+").split("=", 1) for word in job["overrides"]) for job in jobs]
+    keys = list(dict.fromkeys(key for values in chosen for key in values))
+    header = ["job", *keys, "exit code", *shown_figures.values()]
+    rows = [
+        [
+            str(job["job"] + 1),
+            *(values.get(key, "") for key in keys),
+            str(job["exit_code"]),
+            *(
+                number(job["figures"][key]) if key in job["figures"] else ""
+                for key in shown_figures
+            ),
+        ]
+        for job, values in zip(jobs, chosen, strict=True)
+    ]
+    table = "\n".join(_table([header, *rows]))
+    (folder / "sweep.md").write_text(table + "\n", encoding="utf-8")
+    (folder / "sweep.json").write_text(json.dumps(jobs, indent=2) + "\n", encoding="utf-8")
+    if len(jobs) > 1 and shown_figures and keys and charts.available():
+        chart = charts.draw(_panels(jobs, chosen, keys, shown_figures), folder.name)
+        (folder / "sweep.svg").write_bytes(chart.svg)
+        (folder / "sweep.png").write_bytes(chart.png)
+    if line.last("verbosity") != "0":
+        print(f"{table}\nsweep: {folder}", file=sys.stderr)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in Markdown, the first one of which is the header."""
+    cells = [[escaped(cell).replace("|", "\\|") for cell in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    for i, row in enumerate(cells):
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"| {' | '.join(padded)} |"
+        if i == 0:
+            yield f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+
+
+def _panels(
+    jobs: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Mapping[str, str]],
+    keys: Sequence[str],
+    figures: Mapping[str, str],
+) -> list[charts.Panel]:
+    """A panel for each figure over the first swept key; a line for each choice of the others."""
+    axis, *others = keys
+    panels = []
+    for key, name in figures.items():
+        points: dict[str, dict[float | str, list[float]]] = {}
+        for job, values in zip(jobs, chosen, strict=True):
+            if key in job["figures"]:
+                label = ", ".join(f"{other}={values.get(other, '')}" for other in others)
+                line = points.setdefault(label or name, {})
+                line.setdefault(_place(values.get(axis, "")), []).append(job["figures"][key])
+        lines = [
+            charts.Line(label, [(x, Spread.of(found)) for x, found in line.items()])
+            for label, line in points.items()
+        ]
+        panels.append(charts.Panel(name, axis, name, lines))
+    return panels
+
+
+def _place(text: str) -> float | str:
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text

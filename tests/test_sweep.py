@@ -1,0 +1,155 @@
+"""--multirun through Hydra's launchers, sweepers and callbacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.experimental.callback import Callback
+
+from lite_runner.config.argv import CommandLine, parse
+from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
+from lite_runner.run_modes import heads
+from lite_runner.sweep import run_sweep
+from tests.paths import ROOT
+
+PYTHON = ROOT / ".venv-cluster/bin/python"
+TINY = ("model=tiny_llama", "predict_data=hi", "max_new_tokens=2")
+
+
+class Notes(Callback):
+    """What Hydra tells a callback."""
+
+    events: list[str] = []  # noqa: RUF012 (Hydra makes the instance)
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def on_multirun_start(self, config: Any, **_: Any) -> None:
+        self.events.append(f"{self.prefix} start")
+
+    def on_job_end(self, config: Any, job_return: Any, **_: Any) -> None:
+        self.events.append(" ".join(job_return.overrides))
+
+    def on_multirun_end(self, config: Any, **_: Any) -> None:
+        self.events.append("end")
+
+
+class Jobs:
+    """In place of processes: leaves a result.json whose figures follow from the seed."""
+
+    def __init__(self, codes: tuple[int, ...] = (0, 0, 0, 0, 0, 0)) -> None:
+        self.codes = iter(codes)
+        self.seen: list[dict[str, str]] = []
+
+    def run(self, line: CommandLine, link: Path) -> int:
+        self.seen.append({s.key: str(s.value) for s in line.settings})
+        link.mkdir()
+        rate = 10.0 * float(line.last("seed") or 0)
+        content = {"timing": {"decode_tok_s": rate}, "results": [{"generated_tokens": 2}]}
+        (link / "result.json").write_text(json.dumps(content), encoding="utf-8")
+        return next(self.codes)
+
+
+def sweep(*words: str, codes: tuple[int, ...] = (0,) * 9) -> tuple[int, Jobs, Path]:
+    jobs = Jobs(codes)
+    code = run_sweep(parse(["-m", *TINY, *words], heads()), jobs.run)
+    return code, jobs, Path("outputs/latest").resolve()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_all_combinations_run_and_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:
+    code, jobs, folder = sweep(
+        "seed=1,2", "temperature=0.5,1", "do_sample=true", codes=(0, 4, 1, 0)
+    )
+    assert code == 4
+    chosen = [(job["seed"], job["temperature"]) for job in jobs.seen]
+    assert chosen == [("1", "0.5"), ("1", "1"), ("2", "0.5"), ("2", "1")]
+    assert jobs.seen[0]["predict_data"] == "hi"
+    lines = (folder / "sweep.md").read_text().splitlines()
+    assert [cell.strip() for cell in lines[3].split("|")] == ["", "2", "1", "1", "4", "10.0", ""]
+    told = capsys.readouterr().err
+    assert "job 2 of 4: seed=1 temperature=1" in told and lines[3] in told
+    [first, *_] = json.loads((folder / "sweep.json").read_text())
+    assert first["figures"] == {"timing.decode_tok_s": 10.0, "generated_tokens": 2}
+    assert (folder / "sweep.svg").read_text().count("decode, tokens/s") >= 1
+
+
+def test_a_sweeper_of_hydra_chooses_the_jobs() -> None:
+    code, jobs, _ = sweep("hydra.sweeper.max_batch_size=2", "seed=choice(1,2,3)", "stop=a,b")
+    assert code == 0
+    assert [(job["seed"], job["stop"]) for job in jobs.seen] == [(n, "a,b") for n in "123"]
+
+
+def test_callbacks_and_folders_are_hydras() -> None:
+    Notes.events.clear()
+    target = f"{Notes.__module__}.{Notes.__qualname__}"
+    sweep(
+        *(
+            "seed=1,2",
+            "verbosity=0",
+            "hydra.sweep.dir=swept",
+            "hydra.sweep.subdir=job${hydra.job.num}",
+        ),
+        f"+hydra.callbacks.mine={{_target_: {target}, prefix: mine}}",
+    )
+    assert sorted(path.name for path in Path("swept").iterdir() if path.is_dir()) == [
+        "job0",
+        "job1",
+    ]
+    assert Notes.events == ["mine start", "seed=1", "seed=2", "end"]
+
+
+def test_a_dry_run_leaves_nothing() -> None:
+    assert sweep("seed=1,2", "dry_run=true")[0] == 0
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "expected"),
+    [
+        (
+            ["hydra/launcher=none_such"],
+            EnvironmentFault,
+            "hydra/launcher=none_such: no such plugin",
+        ),
+        (["hydra/sweeper=none_such"], EnvironmentFault, "hydra/sweeper=none_such: no such plugin"),
+        (["hydra.launcher.n=1"], ConfigError, "'n' not in 'BasicLauncherConf'"),
+        (["seed=interval(0,1)", "hydra/sweeper=basic"], ConfigError, "does not support sweep type"),
+        (
+            ["seed=1,2", "sweep_metric=wrong"],
+            ConfigError,
+            "there are timing.decode_tok_s, generated",
+        ),
+    ],
+)
+def test_what_does_not_work_is_said(
+    words: list[str], error: type[RunnerError], expected: str
+) -> None:
+    with pytest.raises(error, match=expected):
+        sweep(*words)
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="no launchers of Hydra's: make cluster")
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_launchers_run_the_jobs_in_processes_of_their_own(launcher: str) -> None:
+    words = [*TINY, "seed=1,2", "-m", f"hydra/launcher={launcher}"]
+    done = subprocess.run(
+        [PYTHON, ROOT / "run_lite.py", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    jobs = [json.loads(path.read_text()) for path in Path("outputs").rglob("job.json")]
+    runs = {job["run"] for job in jobs}
+    assert len(runs) == 2 and all((Path(run) / "result.json").is_file() for run in runs)
+    assert {tuple(job["overrides"]) for job in jobs} == {("seed=1",), ("seed=2",)}
