@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # Writes requirements/lock.txt anew from the bounds of setup.cfg: what builds packages, the packages
-# of requirements/core.txt, of other jobs, those of tests too; each with the hashes of all its files. It is resolved for the oldest
-# Python accepted, so that one list of versions serves all of them.
+# of requirements/core.txt, of other jobs, those of tests too; each with the hashes of all its files.
+# It is resolved for the oldest Python accepted, so that one list of versions serves all of them.
+#
+# The hashes of the other environments are written anew for the versions that their files name:
+# change a version there, then run this. Those of peers have none: llama.cpp is built from source,
+# and torch is another file on each index.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,4 +31,19 @@ add build "$work/build.in"
 add core requirements/core.txt
 add jobs setup.cfg --extra bench --extra chat --extra serve
 add tests setup.cfg --extra bench --extra chat --extra serve --extra dev
+
+hashes() { # an environment, its Python: adds the hashes of all files of each version
+  local file=requirements/$1.txt
+  sed '/^#/!d' "$file" >"$work/hashed"
+  "$work/venv/bin/uv" pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
+    --python-version "$2" "$file" --output-file "$work/pins"
+  cat "$work/pins" >>"$work/hashed"
+  cp "$work/hashed" "$file"
+}
+
+hashes clients 3.11
+hashes cluster 3.10
+hashes mindformers 3.9
+hashes mindformers-1.9 3.11
+hashes ray 3.11
 mv "$lock" requirements/lock.txt

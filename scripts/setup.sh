@@ -212,8 +212,12 @@ install() { # arguments of pip install
   fi
 }
 
-install_pinned() { # arguments of pip install, for which the lock has versions alone
-  pins=$lock install "$@"
+# Of packages in the lock, and of what builds those that come as source. The latter are taken by
+# their versions alone: pip has hashes for all that it installs, or for nothing.
+install_pinned() { # arguments of pip install
+  local pins=$venv/versions.txt
+  sed -n 's/^\([^# ][^ ]*==[^ ]*\).*/\1/p' "$lock" >"$pins"
+  install "$@" --requirement "$lock"
 }
 
 install_above() { # a comment of the lock: the packages above it, all of them without one
@@ -253,15 +257,16 @@ case $target in
     install --no-deps --no-build-isolation --editable .
     ;;
   lite) install --require-hashes --requirement "$lock" ;;
-  peers | clients) install_pinned --requirement "$lock" ;;
+  peers) install_pinned ;; # llama.cpp is built here, and torch differs by index
+  clients) install_pinned --require-hashes ;;
   # A run imports a tenth of what pip would compile here, in a minute.
-  mindformers) install_pinned --no-compile --requirement "$lock" ;;
+  mindformers) install_pinned --require-hashes --no-compile ;;
   mindformers-1.9 | cluster | ray)
     place='import sysconfig; print(sysconfig.get_path("purelib"))'
     beside=$("$venv/bin/python" -c "$place")/beside.pth
     rm -f "$beside" # pip is to see the packages of this environment alone
     no_compile=$([[ $target == ray ]] || echo --no-compile)
-    install_pinned --no-deps ${no_compile:+"$no_compile"} --requirement "$lock"
+    install_pinned --require-hashes --no-deps ${no_compile:+"$no_compile"}
     .venv/bin/python -c "$place" >"$beside"
     ;;
 esac
