@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients cluster lint wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
+.PHONY: help run test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,11 @@ lint:  ## set up, then lint, types and shell check
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 	.venv/bin/shellcheck $(SHELL_FILES)
+
+docs:  ## set up, then build the documentation site in build/site; ARGS=serve shows it while you write
+	@scripts/setup.sh docs
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs $(or $(ARGS),build --quiet) --strict
+	@echo build/site/index.html
 
 wheel:  ## set up, then build dist/*.whl, which installs without a compiler in any Python
 	@scripts/setup.sh dev
@@ -219,6 +224,6 @@ lock:  ## resolve requirements/lock.txt anew from setup.cfg
 	@scripts/lock.sh
 
 clean:  ## remove environments, caches and build folders; outputs/ stays
-	rm -rf .venv .venv-bench .venv-clients .venv-cluster .venv-lite .venv-mindformers .venv-mindformers-1.9 .venv-ray .python3.* build dist *.egg-info lite_runner/native/operators.so
+	rm -rf .venv .venv-bench .venv-clients .venv-cluster .venv-docs .venv-lite .venv-mindformers .venv-mindformers-1.9 .venv-ray .python3.* build dist *.egg-info lite_runner/native/operators.so
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

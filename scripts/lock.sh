@@ -43,6 +43,7 @@ hashes() { # an environment, its Python: adds the hashes of all files of each ve
 
 hashes clients 3.11
 hashes cluster 3.10
+hashes docs 3.11.5
 hashes mindformers 3.9
 hashes mindformers-1.9 3.11
 hashes ray 3.11

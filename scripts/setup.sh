@@ -13,13 +13,14 @@
 #                                  backend=mindformers and to compare with; --optional as of lite
 #   scripts/setup.sh mindformers-1.9  .venv-mindformers-1.9 with MindFormers 1.9.0, for the same;
 #                                  beside .venv, whose packages it sees
+#   scripts/setup.sh docs          .venv-docs with mkdocs, for the documentation site
 #   scripts/setup.sh cluster       .venv-cluster with launchers of Hydra's; beside .venv, whose
 #                                  packages it sees
 #   scripts/setup.sh ray           .venv-ray with Ray Serve, to test serve.engine=ray; beside .venv
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|clients|lite|mindformers|mindformers-1.9|cluster|ray [--optional]}
+readonly target=${1:?usage: scripts/setup.sh run|dev|peers|clients|docs|lite|mindformers|mindformers-1.9|cluster|ray [--optional]}
 readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
@@ -28,6 +29,7 @@ case $target in
   dev) venv=.venv lock=requirements/lock.txt above=end supported="3.11 3.12 3.10" ;;
   peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
   clients) venv=.venv-clients lock=requirements/clients.txt supported="3.11 3.12" ;;
+  docs) venv=.venv-docs lock=requirements/docs.txt supported="3.11 3.12" ;;
   lite)
     venv=.venv-lite lock=requirements/lite.txt old=3.7
     product="MindSpore Lite" again="make lite" wish=${PYTHON37:-}
@@ -45,7 +47,7 @@ case $target in
     ;;
   ray) venv=.venv-ray lock=requirements/ray.txt supported="3.11 3.12 3.10" wish=.venv/bin/python ;;
   *)
-    echo "error: unknown set-up '$target'; there are run, dev, peers, clients, lite, mindformers," \
+    echo "error: unknown set-up '$target'; there are run, dev, peers, clients, docs, lite, mindformers," \
       "mindformers-1.9, cluster and ray" >&2
     exit 2
     ;;
@@ -258,7 +260,7 @@ case $target in
     ;;
   lite) install --require-hashes --requirement "$lock" ;;
   peers) install_pinned ;; # llama.cpp is built here, and torch differs by index
-  clients) install_pinned --require-hashes ;;
+  clients | docs) install_pinned --require-hashes ;;
   # A run imports a tenth of what pip would compile here, in a minute.
   mindformers) install_pinned --require-hashes --no-compile ;;
   mindformers-1.9 | cluster | ray)

@@ -70,7 +70,8 @@ def extras() -> frozenset[str]:
 @cache
 def flags() -> frozenset[str]:
     """The flags of run_lite.py and of all scripts, without dashes."""
-    own = {"help", "version", "cfg", "info", "config-dir", "multirun", "shell-completion"}
+    own = {"help", "version", "cfg", "info", "config-dir", "config-name", "config-path"}
+    own |= {"multirun", "shell-completion"}
     scripts = [*(ROOT / "scripts").glob("*"), ROOT / "lite_runner/mindformers/__main__.py"]
     texts = (path.read_text(encoding="utf-8") for path in scripts if path.is_file())
     typed = {flag for text in texts for flag in re.findall(r"\"--([\w-]+)\"", text)}

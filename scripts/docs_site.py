@@ -1,0 +1,92 @@
+"""A hook of mkdocs (mkdocs.yml): pages from outside docs/, and links that hold on GitHub and here.
+
+README and its Chinese form are the first pages. A link to a file that is no page leads to the
+repository where `repo_url` is set; else its text stays without a link.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# Pages of the root -> their names in the site.
+PAGES = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "zh.md",
+    **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
+}
+API = "api.md"
+REFERENCE = ("LLM", "Output", "pipeline", "AutoModel", "AutoTokenizer", "register")
+_LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]+)\)")
+_CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Anchors as GitHub makes them."""
+    from pymdownx.slugs import slugify
+
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages from outside docs/."""
+    from mkdocs.structure.files import File
+
+    for name, target in PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        files.append(File.generated(config, target, content=text))
+    files.append(File.generated(config, API, content=api_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Translates the links of a page."""
+    return with_links(markdown, page.file.src_uri, config.repo_url or "")
+
+
+def api_page() -> str:
+    """The reference of the Python API, which mkdocstrings fills from docstrings."""
+    parts = (f"## {name}\n\n::: lite_runner.api.{_module(name)}.{name}\n" for name in REFERENCE)
+    return "\n".join(["# Python API: reference\n", *parts])
+
+
+def _module(name: str) -> str:
+    """The module of lite_runner.api that defines a name."""
+    for path in sorted((ROOT / "lite_runner/api").glob("*.py")):
+        if re.search(rf"^(class|def) {name}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
+            return path.stem
+    raise LookupError(f"no module of lite_runner.api defines {name}")
+
+
+def with_links(markdown: str, page: str, repository: str) -> str:
+    """A page's text with each relative link as it is in the site; code stays as it is."""
+    names = {target: name for name, target in PAGES.items()}
+    folder = posixpath.dirname(names.get(page, f"docs/{page}"))
+
+    def translated(match: re.Match[str]) -> str:
+        image, text, link = match.groups()
+        path, hash_, anchor = link.partition("#")
+        if not path or "://" in link:
+            return match[0]
+        meant = posixpath.normpath(posixpath.join(folder, path))
+        if meant in PAGES:
+            return f"{image}[{text}]({PAGES[meant]}{hash_}{anchor})"
+        if posixpath.dirname(meant) == "docs":
+            return f"{image}[{text}]({posixpath.basename(meant)}{hash_}{anchor})"
+        if repository and not image:
+            return f"[{text}]({repository.rstrip('/')}/blob/main/{meant}{hash_}{anchor})"
+        return text
+
+    # Odd parts are code; a link's text may hold some, so that it is set aside and put back.
+    codes: list[str] = []
+
+    def aside(match: re.Match[str]) -> str:
+        codes.append(match[0])
+        return f"\x00{len(codes) - 1}\x00"
+
+    plain = _LINK.sub(translated, _CODE.sub(aside, markdown))
+    return re.sub(r"\x00(\d+)\x00", lambda match: codes[int(match[1])], plain)
