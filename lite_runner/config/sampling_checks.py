@@ -185,6 +185,9 @@ def typed_errors(config: RunConfig, typed: Collection[str]) -> Iterator[Invalid]
         config.model.model_config,
         "model.model_config",
     )
+    for key in ("model", "load_checkpoint"):
+        if key in typed and getattr(getattr(config, "serve", None), "models", None):
+            yield invalid(key, f"{key} has no effect with serve.models: name the model there")
     if model is None:
         return
     if (key := f"{section}.max_new_tokens") in typed:

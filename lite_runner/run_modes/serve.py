@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import Any
 
+from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.model_dir import yamls_in
+from lite_runner.config.yaml_file import read_yaml
+from lite_runner.errors import ConfigError
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.serving.options import ServeOptions as Config
 from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import plan_serving
+from lite_runner.sizing.memory import readable
 from lite_runner.system import environment
 
 __all__ = ["Config", "errors", "plan", "run"]
 
 
+# Of the address, whatever answers there; of a model are its names, sizes and limits.
+_OF_SERVER = (
+    *("engine", "replicas", "models", "load_timeout", "batch", "batch_output", "host", "port"),
+    *("api_key", "tls_cert", "tls_key", "allowed_hosts", "cors_origins", "load_adapters"),
+    *("drain_delay", "drain_timeout", "log_format"),
+)
+# Keys that say which model it is, and those without effect here.
+_OF_MODEL = ("model", "trainer", "processor", "load_checkpoint", "pretrained_model_dir", "infer")
+_IDLE = ("parallel", "parallel_config")
+
+
 def plan(config: Config) -> Plan:
-    """See `plan_serving`; a batch is read before anything is fetched."""
+    """See `plan_serving`; a batch is read before anything is fetched, and of several models one
+    that is not asked for is never."""
+    if config.serve.models:
+        environment.check_packages("serve")
+        return Plan(config=config, lines=_lines(models_of(config), dry_run=config.dry_run))
     if not config.serve.batch:
         return plan_serving(config)
     environment.check_packages("serve")
@@ -28,11 +52,84 @@ def plan(config: Config) -> Plan:
     return replace(plan, lines={**plan.lines, "writes": writes})
 
 
+def models_of(config: Config) -> dict[str, Config]:
+    """The configs of the models of serve.models by their names: the keys of the server, with a
+    model's own over them. Raises ConfigError with the errors of all."""
+    errors: list[str] = []
+    found: dict[str, Config] = {}
+    for item in config.serve.models:
+        for given in _yamls(item):
+            try:
+                one = _model(config, given)
+            except ConfigError as error:
+                errors.append(f"serve.models: {given}: {error.message}")
+                continue
+            if one.served_names[0] in found:
+                errors.append(f"serve.models: {one.served_names[0]} is there twice")
+            found[one.served_names[0]] = one
+    if errors:
+        raise ConfigError.of(errors)
+    return found
+
+
+def _yamls(item: str) -> list[str]:
+    """The yaml files of a folder of such; any other item as it is."""
+    folder = Path(item).expanduser()
+    if not folder.is_dir() or (folder / "config.json").exists():
+        return [item]
+    return [str(path) for path in yamls_in(folder)] or [item]
+
+
+def _model(config: Config, given: str) -> Config:
+    """The config of a model by its name, checkpoint or yaml. Raises ConfigError."""
+    from lite_runner.run_modes import resolve
+
+    raw = config.to_dict()
+    for key in (*_OF_MODEL, *_IDLE):
+        raw.pop(key, None)
+    path, settings = Path(given).expanduser(), [Setting("model", given)]
+    if path.suffix in (".yaml", ".yml"):
+        settings = list(_settings(read_yaml(path, given)))
+        for key in (f"serve.{name}" for name in _OF_SERVER):
+            if key in {setting.key for setting in settings}:
+                raise ConfigError(f"{key} is of the server, not of one model: type it")
+        raw["serve"]["model_name"] = path.stem
+    raw["serve"]["models"] = []
+    found, _ = resolve(CommandLine(config=raw, settings=settings))
+    assert isinstance(found, Config)
+    own = replace(found.serve, port=0, api_key="", tls_cert="", tls_key="", cors_origins=())
+    return replace(found, serve=replace(own, drain_delay=0))
+
+
+def _settings(raw: Mapping[str, Any], section: str = "") -> Iterator[Setting]:
+    """The keys of a yaml as they would be typed."""
+    for name, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{section}{name}.")
+        else:
+            yield Setting(f"{section}{name}", value if isinstance(value, str) else dumps(value))
+
+
+def _lines(models: Mapping[str, Config], *, dry_run: bool) -> dict[str, str]:
+    lines = {"models": ", ".join(models)}
+    for name, config in models.items() if dry_run else ():
+        need = plan_serving(config).memory
+        lines[name] = (
+            f"needs {readable(need.total)} ({need.parts()})" if need else "needs no weights"
+        )
+    return lines
+
+
 def run(plan: Plan, folder: RunFolder) -> None:
     """Serve until SIGTERM or Ctrl-C, or answer a batch. Raises RunnerError, EnvironmentFault where
     a package of the server is missing or the port is taken."""
     config = plan.config
     assert isinstance(config, Config)
+    if config.serve.models:
+        from lite_runner.serving.router import serve_models
+
+        serve_models(config, models_of(config))
+        return
     if config.serve.batch:
         from lite_runner.serving.batches import run_batch
 

@@ -39,7 +39,7 @@ from lite_runner.serving.errors import (
     of_exception,
 )
 from lite_runner.serving.messages import CountTokens, MessagesCall, MessagesRequest, count_tokens
-from lite_runner.serving.middleware import Body, Guard, parse_body
+from lite_runner.serving.middleware import Body, Guard, Guarded, parse_body
 from lite_runner.serving.responses import ResponsesCall, ResponsesRequest, listed_items
 from lite_runner.serving.schemas import (
     ChatRequest,
@@ -87,18 +87,7 @@ def routed(server: Server) -> Starlette:
             Route("/stop_profile", stop_profile, methods=["POST"]),
             *static.routes(),
         ],
-        exception_handlers={
-            Gone: left,
-            ClientDisconnect: left,  # before the end of its body
-            ApiError: refused,
-            Busy: refused,
-            Stopped: refused,
-            TimeoutError: refused,
-            MemoryError: refused,
-            RunnerError: refused,
-            HTTPException: refused,
-            Exception: refused,
-        },
+        exception_handlers=HANDLERS,
     )
     app.state.server = server
     return app
@@ -106,12 +95,17 @@ def routed(server: Server) -> Starlette:
 
 def application(server: Server) -> ASGIApp:
     """The ASGI application of a server."""
-    guarded = Guard(routed(server), server)
+    return guarded(routed(server), server)
+
+
+def guarded(app: ASGIApp, server: Guarded) -> ASGIApp:
+    """The routes of a server behind what guards them."""
+    behind = Guard(app, server)
     if not server.settings.cors_origins:
-        return guarded
+        return behind
     # Outside: a browser asks without a key first, and reads refusals, too.
     return CORSMiddleware(
-        guarded,
+        behind,
         allow_origins=server.settings.cors_origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
@@ -349,9 +343,23 @@ async def left(_: Request, __: Exception) -> Response:
 
 async def refused(request: Request, error: Exception) -> Response:
     """An error as the protocol has it."""
-    found = api_error(error)
-    server_of(request).metrics.refused(found.status)
+    found, server = api_error(error), request.app.state.server
+    server.metrics.refused(found.status)
     return JSONResponse(found.body(request.url.path), found.status, headers=found.headers)
+
+
+HANDLERS = {
+    Gone: left,
+    ClientDisconnect: left,  # before the end of its body
+    ApiError: refused,
+    Busy: refused,
+    Stopped: refused,
+    TimeoutError: refused,
+    MemoryError: refused,
+    RunnerError: refused,
+    HTTPException: refused,
+    Exception: refused,
+}
 
 
 def api_error(error: Exception) -> ApiError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from typing import cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,9 +13,11 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
+    Metric,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.parser import text_string_to_metric_families
 
 from lite_runner import __version__
 from lite_runner.records import dataclass
@@ -25,8 +28,48 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.075, 0.15, 0.3, 0.5, 1, 2.5)
 
 
-class Metrics:
-    """The metrics of one model."""
+class ServerMetrics:
+    """The metrics of a server, whatever its models."""
+
+    def __init__(self, build: Mapping[str, str] | None = None) -> None:
+        """`build`: what computes."""
+        self.registry = registry = CollectorRegistry()
+        self._refused = Counter(
+            "lite_runner:requests_refused",
+            "Requests by the status of their answer, other than 200.",
+            labelnames=("status",),
+            registry=registry,
+        )
+        self._asked, self._prompt_by_key, self._completion_by_key = (
+            Counter(f"lite_runner:{name}_by_key", text, labelnames=("key",), registry=registry)
+            for name, text in (
+                ("requests", "Requests by the name of their key."),
+                ("prompt_tokens", "Prompt tokens by the name of the key."),
+                ("generation_tokens", "Generated tokens by the name of the key."),
+            )
+        )
+        ProcessCollector(registry=registry)  # process_*: memory, CPU, files, start
+        info = Info("lite_runner:build", "The program that serves.", registry=registry)
+        info.info({"version": __version__, "python": platform.python_version(), **(build or {})})
+
+    def refused(self, status: int) -> None:
+        """An answer with an error."""
+        self._refused.labels(str(status)).inc()
+
+    def asked(self, key: str, stats: RequestStats | None) -> None:
+        """A request with a key of this name is over."""
+        self._asked.labels(key).inc()
+        if stats is not None:
+            self._prompt_by_key.labels(key).inc(stats.usage.prompt)
+            self._completion_by_key.labels(key).inc(stats.usage.completion)
+
+    def text(self) -> bytes:
+        """All of them, in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class Metrics(ServerMetrics):
+    """The metrics of a server of one model."""
 
     def __init__(
         self,
@@ -36,7 +79,7 @@ class Metrics:
         build: Mapping[str, str] | None = None,
     ) -> None:
         """`adapter_slots`: adapters that can be loaded at a time; `build`: what computes."""
-        self.registry = CollectorRegistry()
+        super().__init__(build)
         names, registry = ("model_name",), self.registry
 
         def gauge(name: str, text: str, value: Callable[[], float]) -> None:
@@ -74,46 +117,18 @@ class Metrics:
             labelnames=("model_name", "finished_reason"),
             registry=self.registry,
         )
-        self._refused = Counter(
-            "lite_runner:requests_refused",
-            "Requests by the status of their answer, other than 200.",
-            labelnames=("status",),
-            registry=self.registry,
-        )
         self._adapters = Gauge(
             "vllm:lora_requests_info",
             "When it was asked for, with the adapters in use then.",
             labelnames=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
             registry=self.registry,
         )
-        self._asked, self._prompt_by_key, self._completion_by_key = (
-            Counter(f"lite_runner:{name}_by_key", text, labelnames=("key",), registry=registry)
-            for name, text in (
-                ("requests", "Requests by the name of their key."),
-                ("prompt_tokens", "Prompt tokens by the name of the key."),
-                ("generation_tokens", "Generated tokens by the name of the key."),
-            )
-        )
-        ProcessCollector(registry=self.registry)  # process_*: memory, CPU, files, start
-        info = Info("lite_runner:build", "The program that serves.", registry=self.registry)
-        info.info({"version": __version__, "python": platform.python_version(), **(build or {})})
         self._model, self._load, self._slots = model, load, adapter_slots
 
     def finished(self, reason: str, count: int) -> None:
         """So many sequences have ended, or were cut."""
         if count:
             self._finished.labels(self._model, reason).inc(count)
-
-    def refused(self, status: int) -> None:
-        """An answer with an error."""
-        self._refused.labels(str(status)).inc()
-
-    def asked(self, key: str, stats: RequestStats | None) -> None:
-        """A request with a key of this name is over."""
-        self._asked.labels(key).inc()
-        if stats is not None:
-            self._prompt_by_key.labels(key).inc(stats.usage.prompt)
-            self._completion_by_key.labels(key).inc(stats.usage.completion)
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""
@@ -123,7 +138,29 @@ class Metrics:
         self._adapters.clear()
         running, waiting = (",".join(sorted(names)) for names in self._load().adapters)
         self._adapters.labels(str(self._slots), waiting, running).set(time.time())
-        return generate_latest(self.registry)
+        return super().text()
+
+
+class _Families:
+    """Metrics of several servers as one registry has them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Prometheus' protocol."""
+        return self._families
+
+
+def merged(texts: Iterable[tuple[Mapping[str, str], str]]) -> bytes:
+    """The metrics of several servers in one text: (labels that tell it, its text) of each."""
+    families: dict[str, Metric] = {}
+    for labels, text in texts:
+        for family in text_string_to_metric_families(text):
+            samples = [one._replace(labels={**labels, **one.labels}) for one in family.samples]
+            whole = families.setdefault(family.name, family)
+            whole.samples = [*(whole.samples if whole is not family else ()), *samples]
+    return generate_latest(cast(CollectorRegistry, _Families(families.values())))
 
 
 @dataclass

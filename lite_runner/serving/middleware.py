@@ -13,8 +13,8 @@ import re
 import resource
 import secrets
 import time
-from collections.abc import AsyncIterable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import h11
 import numpy as np
@@ -40,8 +40,8 @@ from lite_runner.system.memory import check_memory, free_memory, return_freed
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from lite_runner.serving.metrics import RequestStats, ServerMetrics
     from lite_runner.serving.options import Serve
-    from lite_runner.serving.state import Server
 
 PROBES = ("/health", "/live", "/ready")  # asked by machines, at the server's address
 OPEN = (*PROBES, *static.FILES)  # without a key
@@ -109,10 +109,24 @@ class RateLimits:
         return found
 
 
+class Guarded(Protocol):
+    """What is behind a Guard: a server of one model, or of several."""
+
+    settings: Serve
+
+    @property
+    def keys(self) -> Mapping[str, bytes]:
+        """By their names; none: no key is asked for."""
+
+    @property
+    def metrics(self) -> ServerMetrics:
+        """Told of what is refused."""
+
+
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    def __init__(self, app: ASGIApp, server: Guarded) -> None:
         self._app, self._server = app, server
         settings = server.settings
         self._limits = {name: RateLimits(settings) for name in (*server.keys, None)}
@@ -140,7 +154,8 @@ class Guard:
                     answer.update(limits.headers)
             await send(message)
 
-        scope.setdefault("state", {})
+        state = scope.setdefault("state", {})
+        state["id"] = id
         try:
             error = self._error(scope, headers)
             if error is None and _is_counted(scope):
@@ -157,13 +172,10 @@ class Guard:
             else:
                 await self._app(scope, receive, sending)
         finally:
-            if (name := scope["state"].get("key")) is not None:
-                self._server.metrics.asked(name, scope["state"].get("stats"))
-            if limits is not None and (stats := scope["state"].get("stats")) is not None:
-                limits.take("tokens", stats.usage.prompt + stats.usage.completion)
+            self._account(scope, limits)
             if status == 401:
                 self._count_wrong_key((scope.get("client") or ("?",))[0])
-            elif scope["path"] not in _QUIET:
+            elif scope["path"] not in _QUIET and "forwarded" not in state:
                 self._record(scope, status, began)
                 self._log(scope, status, time.perf_counter() - began, id)
 
@@ -179,6 +191,15 @@ class Guard:
             more["prompt_tokens"] = stats.usage.prompt
             more["new_tokens"] = stats.usage.completion
         recorder.request(f"{scope['method']} {path}", began, time.perf_counter(), **more)
+
+    def _account(self, scope: Scope, limits: RateLimits | None) -> None:
+        """Count what a key has asked for; what is forwarded, its model's own server counts."""
+        state = scope["state"]
+        stats: RequestStats | None = state.get("stats")
+        if (name := state.get("key")) is not None and "forwarded" not in state:
+            self._server.metrics.asked(name, stats)
+        if limits is not None and stats is not None:
+            limits.take("tokens", stats.usage.prompt + stats.usage.completion)
 
     def _error(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Why a request is refused before it is read."""

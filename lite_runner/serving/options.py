@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from lite_runner.config.fields import Invalid, invalid, show
+from lite_runner.config.fields import Invalid, invalid, show, size_errors
 from lite_runner.config.generate_checks import session_errors
 from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
@@ -64,6 +64,9 @@ class Serve:
 
     engine: Literal["local", "ray"]  # in this process, or on a Ray cluster
     replicas: Count  # of the model, on the cluster
+    models: tuple[str, ...]  # served together, each loaded when asked for; (): model= alone
+    memory: str | None  # of the server, as 8GB; null: what is free
+    load_timeout: Positive  # seconds that a request waits for its model
     batch: InputPath  # a file of requests that are answered instead; "": none
     batch_output: OutputPath  # "": beside it
     host: str
@@ -138,6 +141,15 @@ class Serve:
                     f"serve.{key}",
                     f"serve.{key} needs serve.engine=local: each replica would count its own",
                 )
+        yield from size_errors("serve.memory", self.memory)
+        for key, given in (
+            ("serve.engine", self.engine == "ray"),
+            ("serve.batch", self.batch),
+            ("serve.load_adapters", self.load_adapters),
+            ("serve.model_name", self.model_name is not None),
+        ):
+            if self.models and given:
+                yield invalid(key, f"{key} needs a single model: leave serve.models out")
         if self.engine == "ray" and self.batch:
             yield invalid("serve.batch", "serve.batch needs serve.engine=local")
         if self.batch_output and not self.batch:

@@ -6,6 +6,7 @@ import socket
 import ssl
 from dataclasses import replace
 
+from lite_runner.config.fields import bytes_of
 from lite_runner.config.generation import sampled
 from lite_runner.config.secret import named_keys, read_key
 from lite_runner.errors import ConfigError, EnvironmentFault
@@ -13,6 +14,7 @@ from lite_runner.plan.plan import Plan
 from lite_runner.plan.session import plan_session
 from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.system import environment
+from lite_runner.system.memory import bound
 
 MOST_RUNNING = 8  # sequences, with serve.max_running=auto
 _BACKLOG = 128  # connections that the kernel holds
@@ -23,6 +25,8 @@ def plan_serving(config: ServeOptions) -> Plan:
     environment.check_packages("serve")
     if config.serve.engine == "ray":
         environment.check_packages("ray")
+    if config.serve.memory is not None:
+        bound(bytes_of(config.serve.memory))
     running, length = config.serve.max_running, config.serve.max_length
     named_keys(read_key("serve.api_key", config.serve.api_key))
     check_certificate(config.serve)

@@ -8,28 +8,33 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from multiprocessing.connection import Connection as Pipe
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 
 from lite_runner import progress
 from lite_runner.config.secret import take_key
+from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
+from lite_runner.plugins import register_plugins
 from lite_runner.serving.adapters import opener, watch_of
 from lite_runner.serving.app import application
 from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import Connection
-from lite_runner.serving.options import ServeOptions
-from lite_runner.serving.planning import listen
+from lite_runner.serving.options import Serve, ServeOptions
+from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.serving.state import Server
-from lite_runner.system.memory import bound_arenas
+from lite_runner.system.memory import bound_arenas, fault_of
 from lite_runner.system.signals import offered
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from lite_runner.backends.base import Backend
 
 # Of an idle connection. Clients drop theirs after 5 s (httpx, openai) to 15 s (aiohttp): were it no
@@ -97,21 +102,36 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
 
 async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes | None) -> None:
     server = open_server(plan, backend, key)
-    engine = server.engine
-    http = _Http(
+    http = http_server(application(server), server.settings)
+    info = backend.info
+    limits = f"{info.slots} sequences of {info.max_length} tokens at a time"
+    async with _running(server, plan):
+        close = server.engine.close  # what runs gets an error
+        await serve_until_stopped(http, server, bound, server.name, close, limits)
+
+
+def http_server(app: ASGIApp, settings: Serve, *, behind: bool = False) -> uvicorn.Server:
+    """The server of an application; `behind`: it answers another process of ours."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
+    return _Http(
         uvicorn.Config(
-            application(server),
+            app,
             log_config=None,
             access_log=False,
             server_header=False,
             http=Connection,
             timeout_keep_alive=KEEP_ALIVE_S,
-            ssl_certfile=server.settings.tls_cert or None,
-            ssl_keyfile=server.settings.tls_key or None,
+            forwarded_allow_ips="*" if behind else None,
+            ssl_certfile=settings.tls_cert or None,
+            ssl_keyfile=settings.tls_key or None,
         )
     )
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are logged by Guard
-    engine.start()
+
+
+@asynccontextmanager
+async def _running(server: Server, plan: Plan) -> AsyncIterator[None]:
+    """Within, the engine runs, and so does the watch of a folder of adapters."""
+    server.engine.start()
     watch = watch_of(server, plan)
     if watch is not None:
         await watch.start()
@@ -121,19 +141,78 @@ async def _serve(plan: Plan, backend: Backend, bound: socket.socket, key: bytes 
     gc.freeze()
     gc.collect()  # it looks again once there is a quarter more than it found here: little now
     try:
-        with _Ending(http, server).on_signals():
-            host, port = bound.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            info = backend.info
-            progress.note(
-                f"serving {server.name} on {server.settings.scheme}://{shown}:{port}"
-                f" ({info.slots} sequences of {info.max_length} tokens at a time; Ctrl-C ends it)"
-            )
-            await http.serve([bound])
+        yield
     finally:
         if watch is not None:
             watch.close()
-        await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(server.engine.close)
+
+
+async def serve_until_stopped(
+    http: uvicorn.Server,
+    server: Endable,
+    bound: socket.socket,
+    named: str,
+    close: Callable[[], None],
+    limits: str = "each when it is asked for",
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; `close` ends what still runs."""
+    with _Ending(http, server, close).on_signals():
+        host, port = bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        progress.note(
+            f"serving {named} on {server.settings.scheme}://{shown}:{port}"
+            f" ({limits}; Ctrl-C ends it)"
+        )
+        await http.serve([bound])
+
+
+def run_model(
+    raw: Mapping[str, Any], plugins: Sequence[str], key: bytes | None, path: str, pipe: Pipe
+) -> None:
+    """Serve one of several models on the socket at `path` until the pipe is closed; `raw`: its
+    config as plain data. The pipe tells what it takes, waits, and tells that it is loaded."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # who started this process ends it
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        register_plugins(plugins)
+        config = ServeOptions.from_dict(raw)
+        progress.configure(config.verbosity, config.log_format)
+        bound_arenas(_ARENAS)
+        plan = plan_serving(config)
+        pipe.send({"bytes": plan.memory.total if plan.memory is not None else 0})
+        pipe.recv()
+        with closing(open_planned(plan)) as backend:
+            backend.prepare()
+            asyncio.run(_answer(plan, backend, key, path, pipe))
+    except EOFError:
+        return
+    except Exception as error:
+        lacks = error if isinstance(error, RunnerError) else fault_of(error)
+        if lacks is None:
+            logging.getLogger(__name__).error("a model was not loaded", exc_info=error)
+            lacks = RunnerError(f"{type(error).__name__}: {error}")
+        with suppress(OSError):
+            here = isinstance(lacks, EnvironmentFault)  # such as its memory
+            pipe.send({"error": lacks.message, "hint": lacks.hint, "here": here})
+
+
+async def _answer(plan: Plan, backend: Backend, key: bytes | None, path: str, pipe: Pipe) -> None:
+    server, loop = open_server(plan, backend, key), asyncio.get_running_loop()
+    http = http_server(application(server), server.settings, behind=True)
+
+    def stop() -> None:
+        loop.remove_reader(pipe.fileno())
+        http.should_exit = True
+
+    async with _running(server, plan):
+        with closing(socket.socket(socket.AF_UNIX)) as bound:
+            bound.bind(path)
+            bound.listen()
+            loop.add_reader(pipe.fileno(), stop)
+            names = (*server.names, *server.adapters)
+            pipe.send({"names": names, "max_length": server.engine.info.max_length})
+            await http.serve([bound])
 
 
 class _Http(uvicorn.Server):
@@ -143,14 +222,23 @@ class _Http(uvicorn.Server):
         yield
 
 
+class Endable(Protocol):
+    """What an end concerns of a server: of one model, or of several."""
+
+    settings: Serve
+    draining: bool
+
+
 class _Ending:
     """The end of a server, in stages: a delay in which requests are still taken but /ready is 503,
     for a load balancer to notice; the time that running requests have; and what is left is cut,
     with an error. SIGTERM begins with the first, Ctrl-C with the second; another signal goes on to
     the next."""
 
-    def __init__(self, http: uvicorn.Server, server: Server) -> None:
-        self._http, self._server, self._loop = http, server, asyncio.get_running_loop()
+    def __init__(self, http: uvicorn.Server, server: Endable, close: Callable[[], None]) -> None:
+        """`close` ends what still runs."""
+        self._http, self._server, self._close = http, server, close
+        self._loop = asyncio.get_running_loop()
         self._signal = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -188,7 +276,7 @@ class _Ending:
         self._http.should_exit = True
         progress.note("ending: running requests are completed; Ctrl-C again ends them")
         await self._pause(self._server.settings.drain_timeout)
-        await asyncio.to_thread(self._server.engine.close)  # what runs gets an error
+        await asyncio.to_thread(self._close)
         await self._pause(_LAST_S)
         for connection in list(self._http.server_state.connections):
             if connection.transport is not None:

@@ -1,7 +1,8 @@
 """Memory available to this process, and detection of out-of-memory failures.
 
-Limits are the machine, a container (cgroup v1 or v2, parents included) and `ulimit -v`, the address
-space, which also counts mapped files and reserved memory.
+Limits are the machine, a container (cgroup v1 or v2, parents included), what a process was told to
+take at most, and `ulimit -v`, the address space, which also counts mapped files and reserved
+memory.
 """
 
 from __future__ import annotations
@@ -37,14 +38,24 @@ _SAID = re.compile(
 )
 
 
+_bound: int | None = None  # bytes
+
+
 def resident() -> int:
     """Resident set size of this process in bytes."""
     return _kilobytes("self/status", "VmRSS:")
 
 
 def free_memory() -> int:
-    """Bytes available to this process: the minimum of the machine's and its container's."""
-    return max(0, min([_kilobytes("meminfo", "MemAvailable:"), *_left_in_cgroups()]))
+    """Bytes available to this process: the least that machine, container and `bound` leave."""
+    own = [] if _bound is None else [_bound - resident()]
+    return max(0, min([_kilobytes("meminfo", "MemAvailable:"), *_left_in_cgroups(), *own]))
+
+
+def bound(size: int | None) -> None:
+    """Have this process take so many bytes at most; None: what is free."""
+    global _bound
+    _bound = size
 
 
 def peak() -> int:

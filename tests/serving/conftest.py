@@ -78,6 +78,9 @@ class Served:
 SETTINGS = Serve(
     engine="local",
     replicas=1,
+    models=(),
+    memory=None,
+    load_timeout=60,
     batch="",
     batch_output="",
     host="127.0.0.1",
@@ -107,7 +110,7 @@ SETTINGS = Serve(
 )
 Start = Callable[..., Served]
 Launch = Callable[..., tuple["subprocess.Popen[str]", str]]
-SERVE = ("run_mode=serve", "model=tiny_llama", "serve.port=0", "seed=1")
+SERVE = ("run_mode=serve", "serve.port=0", "seed=1")
 
 
 def tokenizer_with_chat(template: str = TEMPLATE, special: Sequence[str] = ()) -> Tokenizer:
@@ -205,9 +208,10 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     """`launch("serve.max_queue=2")`: a server of a tiny model in a process, and its address."""
     processes = []
 
-    def run(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    def run(*arguments: str, model: str | None = "tiny_llama") -> tuple[subprocess.Popen[str], str]:
+        named = [] if model is None else [f"model={model}"]
         process = subprocess.Popen(
-            [sys.executable, ROOT / "run_lite.py", *SERVE, *arguments],
+            [sys.executable, ROOT / "run_lite.py", *SERVE, *named, *arguments],
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -216,7 +220,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         processes.append(process)
         assert process.stderr is not None
         for line in process.stderr:
-            if found := re.search(r"serving \S+ on (https?://\S+)", line):
+            if found := re.search(r"serving .+ on (https?://\S+)", line):
                 return process, found[1]
         raise AssertionError(f"it ended with {process.wait()}")
 
