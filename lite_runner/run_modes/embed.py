@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from lite_runner.config.schema import (
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished, Request, first_numbers
 from lite_runner.model.adapters import only_adapter
+from lite_runner.model.embedding import Embedding, embedding_of
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
@@ -44,8 +45,9 @@ _MAX_SHOWN = 10  # texts that do not fit
 class Embed:
     """What becomes of hidden states."""
 
-    pooling: Pooling
-    normalize: bool
+    pooling: Pooling | Literal["auto"]  # auto: as the checkpoint says, or last
+    normalize: bool | None  # null: as the checkpoint says, or true
+    prompt: str | None  # the name of a text of the checkpoint's before each; null: its usual one
     dimensions: Count | None  # null: all
     batch: Count | None  # null: as many as fit, up to MOST_AT_ONCE
 
@@ -71,6 +73,7 @@ class EmbedPlan(Plan):
     """The plan with the token ids of each text; without a tokenizer there are none."""
 
     texts: Sequence[NDArray[np.int32]] = ()
+    embedding: Embedding = Embedding()
 
 
 def errors(config: Config) -> Iterator[Invalid]:
@@ -116,7 +119,15 @@ def plan(config: Config) -> Plan:
         raise ConfigError(f"embed.dimensions: got {wanted}, expected at most {hidden}")
     size = f"{len(texts):,} vectors of {wanted or hidden} numbers"
     lines = {**plan.lines, "writes": f"{config.target}, {size}"}
-    ids = _encoded(plan, texts) if plan.tokenizer is not None else []
+    asked = config.embed.pooling
+    embedding = embedding_of(plan.model, None if asked == "auto" else asked)
+    if (normalize := config.embed.normalize) is not None:
+        embedding = replace(embedding, normalize=normalize)
+    try:
+        before = embedding.prompt(config.embed.prompt)
+    except ConfigError as error:
+        raise ConfigError(f"embed.prompt: {error.message}") from None
+    ids = _encoded(plan, texts, before) if plan.tokenizer is not None else []
     return EmbedPlan(
         config=plan.config,
         device=plan.device,
@@ -127,16 +138,18 @@ def plan(config: Config) -> Plan:
         table=plan.table,
         tokenizer=plan.tokenizer,
         texts=ids,
+        embedding=embedding,
         seconds=time.perf_counter() - began,
     )
 
 
-def _encoded(plan: Plan, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-    """The token ids of each text. Raises ConfigError for those that do not fit."""
+def _encoded(plan: Plan, texts: Sequence[str], before: str) -> list[NDArray[np.int32]]:
+    """The token ids of each text, with that `before` it. Raises ConfigError for those that do not
+    fit."""
     assert plan.tokenizer is not None
     most, found, wrong = plan.work.length, [], []
     for place, text in enumerate(texts):
-        ids = plan.tokenizer.encode(text)
+        ids = plan.tokenizer.encode(before + text)
         found.append(np.array(ids, np.int32))
         if not 0 < len(ids) <= most:
             wrong.append(f"text {place}: {len(ids)} tokens, expected 1 to {most}")
@@ -160,8 +173,9 @@ def run(plan: Plan, folder: RunFolder) -> None:
         with atomic_write(config.target, 4 * count * numbers) as file:
             write = _writer(file, config.target, count, numbers)
             with progress.step("embed", total=count, unit="texts") as step:
-                for embedding in _embeddings(backend, plan.texts, config.embed.pooling, adapter):
-                    write(first_numbers(embedding, numbers, normalize=config.embed.normalize))
+                pooling, normalize = plan.embedding.pooling or "last", plan.embedding.normalize
+                for embedding in _embeddings(backend, plan.texts, pooling, adapter):
+                    write(first_numbers(embedding, numbers, normalize=normalize))
                     step.advance()
         engine = backend.info.engine
     seconds = time.perf_counter() - loaded

@@ -52,7 +52,8 @@ class EmbeddingRequest(Described):
     input: str | TokenIds | Texts | ListsOfIds
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None  # null: all
-    normalize: bool | None = None  # to length 1; null: true
+    normalize: bool | None = None  # to length 1; null: as the checkpoint says, or true
+    prompt_name: str | None = None  # of a text of the checkpoint's before each; null: its usual one
     add_special_tokens: bool | None = None
     priority: int | None = None
 
@@ -176,6 +177,12 @@ class EmbeddingCall(_Prompts):
             raise ApiError(400, f"model: {info.engine} gives no embeddings", "model")
         if count > MAX_INPUTS:
             raise ApiError(400, f"input: {count} texts, at most {MAX_INPUTS} at a time", "input")
+        try:
+            self._before = server.embedding.prompt(body.prompt_name)
+        except ConfigError as error:
+            raise ApiError(400, f"prompt_name: {error.message}", "prompt_name") from None
+        if body.prompt_name is not None and not all(isinstance(one, str) for one in body.texts):
+            raise ApiError(400, "prompt_name: expected texts, got token ids", "prompt_name")
         self._numbers = body.dimensions or info.hidden_size
         if self._numbers > info.hidden_size:
             raise ApiError(
@@ -193,9 +200,11 @@ class EmbeddingCall(_Prompts):
         """Compute the embeddings. Raises ApiError as `each`, and for a text that does not fit."""
         server, body = self._server, self._body
         special = body.add_special_tokens is not False
-        prompts = []
+        prompts, made = [], server.embedding
+        normalize = made.normalize if body.normalize is None else body.normalize
         for one in self._texts:
-            ids = await server.encode(one, special, "input") if isinstance(one, str) else one
+            text = self._before + one if isinstance(one, str) else ""
+            ids = one if isinstance(one, list) else await server.encode(text, special, "input")
             check_prompt(ids, server.engine.info, "input")
             prompts.append(ids)
         self._found = np.zeros((len(prompts), self._numbers), np.float32)
@@ -203,10 +212,10 @@ class EmbeddingCall(_Prompts):
         def take(place: int, completion: Completion) -> None:
             assert completion.embedding is not None
             self._found[place] = first_numbers(
-                completion.embedding, self._numbers, normalize=body.normalize is not False
+                completion.embedding, self._numbers, normalize=normalize
             )
 
-        await self.each(prompts, server.settings.pooling, take)
+        await self.each(prompts, made.pooling or "last", take)
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """The JSON of the answer in parts, each of which is written in a moment."""

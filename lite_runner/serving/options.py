@@ -87,7 +87,7 @@ class Serve:
     priority: bool  # requests may ask to be taken earlier than others
     token_budget: Count | None  # of a step; null: the backend's preference
     tool_parser: ToolParser | Literal["auto"]  # how the model writes calls; auto: as its template
-    pooling: Pooling  # of hidden states, for embeddings
+    pooling: Pooling | Literal["auto"]  # of hidden states, for embeddings
     load_adapters: bool  # clients may load and unload adapters below adapter_root
     watch_adapters: InputPath  # a folder whose adapters come and go with their folders; "": none
     # Of adapters that come later; null: 16, or the sizes of those of adapter_path

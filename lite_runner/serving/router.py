@@ -67,7 +67,7 @@ class _Named(BaseModel):
 
 
 @dataclass(eq=False)
-class Model:
+class ServedModel:
     """One of the models, and its process while it has one."""
 
     name: str
@@ -84,7 +84,7 @@ class Model:
     pipe: Pipe | None = None  # it runs until this is closed
 
 
-def _is_loaded(model: Model) -> float:
+def _is_loaded(model: ServedModel) -> float:
     return model.state == "loaded"
 
 
@@ -94,7 +94,7 @@ class Models:
     def __init__(self, configs: Mapping[str, ServeOptions], settings: Serve, key: bytes | None):
         """`settings`: of the address; those of a model are its own."""
         self.settings, self.keys = settings, named_keys(key)
-        self.every = {name: Model(name, config) for name, config in configs.items()}
+        self.every = {name: ServedModel(name, config) for name, config in configs.items()}
         self.metrics = ServerMetrics()
         loaded = Gauge(
             "lite_runner:model_loaded",
@@ -113,7 +113,7 @@ class Models:
         self._changes = asyncio.Condition()
         self._one_loads = asyncio.Lock()
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> ServedModel:
         """The model, or that of the adapter, of this name; None: the first. Raises ApiError."""
         for model in self.every.values():
             if name in (None, model.name) or name in model.names:
@@ -126,10 +126,10 @@ class Models:
         )
 
     @property
-    def loaded(self) -> list[Model]:
+    def loaded(self) -> list[ServedModel]:
         return [model for model in self.every.values() if model.state == "loaded"]
 
-    async def enter(self, model: Model, limit: float | None = None) -> None:
+    async def enter(self, model: ServedModel, limit: float | None = None) -> None:
         """Wait until a model is loaded, `limit` seconds at most; it then stays until `leave`.
         Raises ApiError."""
         model.users += 1
@@ -140,13 +140,13 @@ class Models:
             await self.leave(model)
             raise
 
-    async def leave(self, model: Model) -> None:
+    async def leave(self, model: ServedModel) -> None:
         """A request is over."""
         model.users, model.used = model.users - 1, time.monotonic()
         async with self._changes:
             self._changes.notify_all()
 
-    async def _wait_for(self, model: Model, limit: float | None) -> None:
+    async def _wait_for(self, model: ServedModel, limit: float | None) -> None:
         if model.loads is None:
             model.loads = asyncio.create_task(self._load(model))
         try:
@@ -159,7 +159,7 @@ class Models:
                 model.loads.cancel()
             raise
 
-    async def _load(self, model: Model) -> None:
+    async def _load(self, model: ServedModel) -> None:
         """Start a model's process once there is room. Raises ApiError."""
         model.state = "loading"
         try:
@@ -175,7 +175,7 @@ class Models:
             if model.state == "loading":
                 await self._end(model)
 
-    async def _started(self, model: Model) -> bool:
+    async def _started(self, model: ServedModel) -> bool:
         """Start a process; False where others had to make room, and it is to be tried again.
         Raises EnvironmentFault."""
         ours, theirs = multiprocessing.Pipe()
@@ -212,13 +212,13 @@ class Models:
         watch.add_done_callback(lambda _: None)
         return True
 
-    def _fits(self, model: Model) -> bool:
+    def _fits(self, model: ServedModel) -> bool:
         taken = sum(other.bytes for other in self.loaded)
         return self._most is None or taken + model.bytes <= self._most
 
-    async def _make_room(self, model: Model) -> None:
+    async def _make_room(self, model: ServedModel) -> None:
         """End the least recently used model that nobody uses, once there is one."""
-        idle: list[Model] = []
+        idle: list[ServedModel] = []
         async with self._changes:
             while not (idle := [other for other in self.loaded if other.users == 0]):
                 await self._changes.wait()
@@ -226,7 +226,7 @@ class Models:
         progress.note(f"{oldest.name} makes room for {model.name}")
         await self._end(oldest)
 
-    async def _watch(self, model: Model) -> None:
+    async def _watch(self, model: ServedModel) -> None:
         """Notice where a process ends that was not told to."""
         process, loop = model.process, asyncio.get_running_loop()
         ended = asyncio.Event()
@@ -239,7 +239,9 @@ class Models:
             progress.note(f"{model.name} has ended: exit code {process.exitcode}")
             await self._end(model)
 
-    async def _end(self, model: Model, state: Literal["unloaded", "loading"] = "unloaded") -> None:
+    async def _end(
+        self, model: ServedModel, state: Literal["unloaded", "loading"] = "unloaded"
+    ) -> None:
         """End a model's process, and wait until its memory is free."""
         process, pipe = model.process, model.pipe
         model.state, model.process, model.pipe = state, None, None
@@ -334,7 +336,7 @@ async def one(request: Request) -> Response:
     return JSONResponse(card(models, models.find(name), name))
 
 
-def card(models: Models, model: Model, name: str) -> dict[str, Any]:
+def card(models: Models, model: ServedModel, name: str) -> dict[str, Any]:
     """A model as /v1/models lists it."""
     return {
         "id": name,
@@ -400,7 +402,7 @@ async def by_any(request: Request) -> Response:
 class Forwarded(Response):
     """The answer of a model's process, as it comes."""
 
-    def __init__(self, models: Models, model: Model, body: bytes) -> None:
+    def __init__(self, models: Models, model: ServedModel, body: bytes) -> None:
         self._models, self._model, self._body = models, model, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -436,7 +438,7 @@ class Forwarded(Response):
         await send({"type": "http.response.body", "body": last})
 
 
-async def answer(model: Model, request: Request, body: bytes) -> tuple[int, bytes]:
+async def answer(model: ServedModel, request: Request, body: bytes) -> tuple[int, bytes]:
     """The status and the body of a whole answer. Raises OSError, h11.RemoteProtocolError."""
     status, whole = 0, bytearray()
     async with aclosing(exchange(model.path, request.scope, body)) as parts:

@@ -18,6 +18,7 @@ import uvicorn
 from lite_runner import progress
 from lite_runner.config.secret import take_key
 from lite_runner.errors import EnvironmentFault, RunnerError
+from lite_runner.model.embedding import embedding_of
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins
@@ -81,6 +82,7 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
         post=post,
     )
     slots = backend.adapters
+    pooling = None if config.serve.pooling == "auto" else config.serve.pooling
     return Server(
         engine,
         plan.tokenizer,
@@ -97,6 +99,7 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
         ),
         need=plan.memory.total if plan.memory is not None else 0,
         open_adapter=opener(plan, slots),
+        embedding=embedding_of(plan.model, pooling),
     )
 
 

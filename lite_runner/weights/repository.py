@@ -30,6 +30,9 @@ from lite_runner.weights.hubs import DIGEST, HUBS, Hub, HubFile, hugging_face_ca
 
 USUAL = "Q4_K_M"  # of a repository with several quantizations, as llama.cpp takes it
 ADAPTER = "adapter_config.json"
+# Of sentence-transformers: the steps to an embedding, its settings, and those of the usual step.
+MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
+POOLING = "1_Pooling/config.json"
 # Files of a repository beside its weights: what a tokenizer needs, and how weights are quantized.
 _BESIDE = (
     "config.json",
@@ -37,6 +40,9 @@ _BESIDE = (
     "quantize_config.json",
     "quant_config.json",
     *TOKENIZER_FILES,
+    MODULES,
+    PROMPTS,
+    POOLING,
 )
 _SAYS_TOKENS = {"tokenizer.json", "tokenizer.model", "ice_text.model", "vocab.json"}
 # Of a format: the file of all weights, the index of its shards and their names, and suffixes.
@@ -151,7 +157,7 @@ class Repository:
         if self.quantization:
             return self._quantized(names, self.quantization)
         top = [name for name in names if "/" not in name]  # in folders are copies in other formats
-        beside = [name for name in _BESIDE if name in top]
+        beside = [name for name in _BESIDE if name in (*top, POOLING) and name in names]
         if ADAPTER in top and "config.json" not in top:
             return [ADAPTER, *(name for name in top if name.startswith("adapter_model."))]
         found = self._weights(top)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken
 
 from lite_runner.config.generation import GenerationConfig
+from lite_runner.model.embedding import Embedding
 from lite_runner.serving.app import application
 from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.metrics import Metrics
@@ -99,7 +100,7 @@ SETTINGS = Serve(
     max_length=None,
     token_budget=None,
     tool_parser="auto",
-    pooling="last",
+    pooling="auto",
     load_adapters=False,
     watch_adapters="",
     max_lora_rank=None,
@@ -144,6 +145,7 @@ def start() -> Iterator[Start]:
         defaults: GenerationConfig = GenerationConfig(do_sample=True, eos_token_id=(END,)),  # noqa: B008
         *,
         speculate: bool = False,
+        embedding: Embedding = Embedding(),  # noqa: B008
         **settings: Any,
     ) -> Served:
         backend = backend or MockBackend(letters, 4, 256, 4)
@@ -172,6 +174,7 @@ def start() -> Iterator[Start]:
             chosen,
             key,
             Metrics("base", lambda: engine.load),
+            embedding=embedding,
         )
         bound = listen("127.0.0.1", 0)
         config = uvicorn.Config(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.generation import Pooling
+from lite_runner.model.embedding import Embedding
 from tests.conftest import Reference
 from tests.generation.mock import MockBackend
 from tests.paths import FIXTURES
@@ -28,7 +29,7 @@ def qwen3() -> Reference:
 
 def started(start: Start, known: Reference, pooling: Pooling = "last", **settings: Any) -> Served:
     backend: NativeBackend = known.native(2, known.length, cache="fp32", threads=1)
-    return start(backend, pooling=pooling, **settings)
+    return start(backend, embedding=Embedding(pooling), **settings)
 
 
 def post(served: Served, path: str = "embeddings", **body: Any) -> httpx2.Response:
@@ -141,3 +142,24 @@ def test_rerank_needs_a_switch_for_thinking(start: Start) -> None:
     thinks = tokenizer_with_chat("{{ messages[0].content }}<think></think>")
     error = post(start(tokenizer=thinks), "rerank", **RERANK).json()["error"]
     assert error["message"].startswith("model: the model thinks") and error["param"] == "model"
+
+
+def test_prompts_of_the_checkpoint(start: Start, qwen3: Reference) -> None:
+    """Before each text, by name; the usual one where none is asked for."""
+    prompts = {"query": "Q: ", "document": ""}
+    backend: NativeBackend = qwen3.native(2, 40, cache="fp32", threads=1)
+    made = Embedding("last", normalize=False, prompts=prompts, usual="query")
+    served = start(backend, embedding=made)
+
+    def vector(**body: Any) -> list[float]:
+        found: list[float] = post(served, **body).json()["data"][0]["embedding"]
+        return found
+
+    asked = vector(input="AB")
+    assert asked == vector(input="Q: AB", prompt_name="document")
+    assert asked != vector(input="AB", prompt_name="document")
+    assert abs(np.linalg.norm(asked) - 1) > 1e-3
+    assert abs(np.linalg.norm(vector(input="AB", normalize=True)) - 1) < 1e-6
+    for body in ({"input": "A", "prompt_name": "no"}, {"input": [1], "prompt_name": "query"}):
+        answer = post(served, **body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt_name"

@@ -21,7 +21,7 @@ from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.serve import Config, models_of
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
-from lite_runner.serving.router import Model, Models
+from lite_runner.serving.router import Models, ServedModel
 from lite_runner.serving.state import Gone, or_gone
 from tests.serving.conftest import SETTINGS, Launch
 
@@ -96,7 +96,7 @@ class Fakes(Models):
         self.started: list[str] = []
         self.may_start = asyncio.Event()
 
-    async def _started(self, model: Model) -> bool:
+    async def _started(self, model: ServedModel) -> bool:
         self.started.append(model.name)
         model.bytes = 3 * 10**9
         while not self._fits(model):

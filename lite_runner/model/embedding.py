@@ -1,0 +1,103 @@
+"""How a checkpoint makes embeddings of hidden states, as sentence-transformers or GGUF say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from lite_runner.config.generation import Pooling
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model.files import ModelFiles
+from lite_runner.records import dataclass
+from lite_runner.system.json_file import read_json, read_json_object
+from lite_runner.weights.repository import MODULES, PROMPTS
+
+_POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "lasttoken": "last"}  # those computed here
+# Keys of 1_Pooling/config.json, by their names since version 5.
+_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_OF_GGUF = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's numbers; 0: none, 4: of a reranker
+_HINT = "pooling=mean or last says which"
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """How embeddings are made."""
+
+    pooling: Pooling | None = None  # None: the checkpoint does not say
+    normalize: bool = True
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before a text, by name
+    usual: str | None = None  # the name of the prompt that is not asked for
+
+    def prompt(self, name: str | None) -> str:
+        """The text before each text. Raises ConfigError for a name that there is not."""
+        name = self.usual if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            raise ConfigError(f"no prompt {name[:100]!r}; the checkpoint has: {known}")
+        return self.prompts[name]
+
+
+def embedding_of(files: ModelFiles, given: Pooling | None = None) -> Embedding:
+    """What a checkpoint says, but for a `given` pooling. Raises ArtifactError for what is not
+    computed here, or broken."""
+    if files.gguf is not None:
+        metadata = files.gguf.metadata
+        told = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+        kind = _OF_GGUF.get(told) if isinstance(told, int) else None
+        return Embedding(given or _computed(kind, files.gguf.path))
+    if files.path is None or not (listed := files.path / MODULES).is_file():
+        return Embedding(given)
+    modules = read_json(listed, "a list of modules")
+    if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
+        raise ArtifactError(f"{listed}: expected a list of modules")
+    pooling, normalize = given, False
+    for one in modules:
+        kind = str(one.get("type")).rpartition(".")[2]
+        if kind == "Pooling":
+            pooling = given or _pooling(files.path, str(one.get("path")))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind != "Transformer":
+            raise ArtifactError(f"{listed}: the module {kind} is not computed here")
+    return Embedding(pooling, normalize, *_prompts(files.path / PROMPTS))
+
+
+def _pooling(folder: Path, name: str) -> Pooling | None:
+    path = folder / name / "config.json"
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ArtifactError(f"{folder / MODULES}: the path {name} leads out of the folder")
+    found = read_json_object(path, "settings of pooling")
+    kinds = [kind for key, kind in _KEYS.items() if found.get(key) is True]
+    if isinstance(mode := found.get("pooling_mode"), str):
+        kinds = [mode]
+    if len(kinds) > 1:
+        raise ArtifactError(f"{path}: {' and '.join(kinds)} together are not computed here", _HINT)
+    return _computed(kinds[0] if kinds else None, path)
+
+
+def _computed(kind: str | None, path: Path) -> Pooling | None:
+    if kind is not None and kind not in _POOLINGS:
+        raise ArtifactError(f"{path}: pooling by {kind} is not computed here", _HINT)
+    return None if kind is None else _POOLINGS[kind]
+
+
+def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    if not path.is_file():
+        return {}, None
+    found: dict[str, Any] = read_json_object(path, "settings of sentence-transformers")
+    prompts, usual = found.get("prompts") or {}, found.get("default_prompt_name")
+    texts = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
+    if not texts or not (usual is None or usual in prompts):
+        raise ArtifactError(f"{path}: expected prompts, and default_prompt_name as one of them")
+    return prompts, usual
