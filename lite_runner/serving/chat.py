@@ -85,7 +85,9 @@ class ChatCompletion:
         info = server.engine.info
         self._options = generation_options(body, server.defaults, self._prompt, info)
         restricted = await server.restricted(self._adjustments, self._grammar) or Adjustments()
-        restricted = replace(restricted, guide=self._thinking.guide(restricted.guide))
+        calls = self._tools is not None
+        guide = self._thinking.guide(restricted.guide, calls=calls)
+        restricted = replace(restricted, guide=guide)
         self._adjustments = None if restricted == Adjustments() else restricted
         self.stats = RequestStats(server.metrics, [len(self._prompt)], body.n or 1)
         self._thoughts = [self._thinking.reader() for _ in range(body.n or 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from lite_runner.generation import Guide
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.schemas import ChatRequest
 from lite_runner.text.thinking import (
+    HARMONY,
+    HarmonyReader,
     Stage,
     ThinkingReader,
     stage_of,
@@ -86,16 +89,20 @@ class Thinking:
             tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False)
             self._stage = stage_of(tail, self._marks)
 
-    def reader(self) -> ThinkingReader | None:
+    def reader(self) -> ThinkingReader | HarmonyReader | None:
         """Reads one answer; None: the model does not think."""
+        if self._marks is HARMONY:
+            return HarmonyReader()
         return None if self._marks is None else ThinkingReader(self._marks, self._stage)
 
-    def guide(self, rest: Callable[[], Guide] | None) -> Callable[[], Guide] | None:
-        """Guides of answers whose text behind the thinking is restricted to `rest`. Raises ApiError
-        where the end of the thinking is no token of its own."""
+    def guide(self, rest: Callable[[], Guide] | None, *, calls: bool) -> Callable[[], Guide] | None:
+        """Guides of answers whose text behind the thinking is restricted to `rest`, to `calls` or
+        to what is said. Raises ApiError where the end of the thinking is no token of its own."""
         stage = self._stage
         if stage == "over" or (rest is None and self._budget is None):
             return rest
+        if self._marks is HARMONY and self._end is not None:
+            return self._of_harmony(rest, self._end, calls=calls)
         if self._end is None or (stage == "open" and self._begin is None):
             if stage == "open" and self._budget is None:
                 return rest  # an answer in a grammar does without
@@ -104,6 +111,68 @@ class Thinking:
             raise ApiError(400, f"{field}: not supported: {why}", field, "unsupported_parameter")
         begin, end, budget = self._begin, self._end, self._budget
         return lambda: ThinkingGuide(rest and rest(), stage, begin, end, budget)
+
+    def _of_harmony(
+        self, rest: Callable[[], Guide] | None, end: int, *, calls: bool
+    ) -> Callable[[], Guide]:
+        """The answer is a message of its own, behind that of the thinking."""
+        after = "" if rest is None else "<|start|>assistant"
+        if rest is not None and not calls:
+            after += "<|channel|>final<|message|>"
+        begin, behind = self._spelled(HARMONY.begin), self._spelled(after)
+        others = sorted(self._tokenizer.special_ids - {end})
+        budget = self._budget
+        return lambda: HarmonyGuide(rest and rest(), begin, end, behind, others, budget)
+
+    def _spelled(self, text: str) -> list[int]:
+        """The tokens of a text with marks in it."""
+        found: list[int] = []
+        for part in filter(None, re.split(r"(<\|\w+\|>)", text)):
+            id = self._tokenizer.id_of(part)
+            found += self._tokenizer.encode(part, False) if id is None else [id]
+        return found
+
+
+class HarmonyGuide:
+    """Restricts the message behind the thinking, which stands in one of its own. See Guide."""
+
+    def __init__(
+        self,
+        rest: Guide | None,
+        begin: Sequence[int],
+        end: int,
+        after: Sequence[int],
+        others: Sequence[int],
+        budget: int | None,
+    ) -> None:
+        """`begin`, `after`: the tokens that begin the thinking, and the message behind it;
+        `others`: special tokens that the thinking has none of."""
+        self._rest, self._end, self._after = rest, end, list(after)
+        self._forced, self._thinks = list(begin), True
+        self._others = np.array(others, np.int64)
+        self._left = budget  # tokens of thinking; None: as many as it takes
+
+    def mask(self, scores: NDArray[np.floating[Any]]) -> None:
+        if self._forced or (self._thinks and self._left == 0):
+            only = self._forced[0] if self._forced else self._end
+            score = scores[only]
+            scores[:] = -np.inf
+            scores[only] = score
+        elif self._thinks:
+            scores[self._others[self._others < len(scores)]] = -np.inf
+        elif self._rest is not None:
+            self._rest.mask(scores)
+
+    def take(self, token: int) -> None:
+        if self._forced:
+            self._forced.pop(0)
+        elif self._thinks:
+            if token == self._end:
+                self._thinks, self._forced = False, self._after
+            elif self._left:
+                self._left -= 1
+        elif self._rest is not None:
+            self._rest.take(token)
 
 
 class ThinkingGuide:

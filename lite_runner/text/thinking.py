@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from lite_runner.errors import ConfigError
@@ -20,6 +21,8 @@ class ThinkingMarks:
     end: str
 
 
+# gpt-oss, whose answers are messages in channels: see HarmonyReader.
+HARMONY = ThinkingMarks("<|channel|>analysis<|message|>", "<|end|>")
 # Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and most others; Magistral; Seed-OSS; Command A.
 _KNOWN = (
     ThinkingMarks("<think>", "</think>"),
@@ -31,6 +34,8 @@ _KNOWN = (
 
 def thinking_marks(template: str | None) -> ThinkingMarks | None:
     """The marks that a chat template knows; None: its model does not think."""
+    if HARMONY.begin in (template or ""):
+        return HARMONY
     return next((marks for marks in _KNOWN if marks.end in (template or "")), None)
 
 
@@ -101,6 +106,87 @@ class ThinkingReader:
         text = text if self._begun else text.lstrip(_SPACE)
         self._begun = self._begun or bool(text)
         return text
+
+
+_HEADS = ("<|channel|>", "<|start|>")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", *_HEADS)
+_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w+)"), re.compile(r"to=([\w.-]+)")
+
+
+class HarmonyReader:
+    """Separates the channels of an answer of gpt-oss, as it comes: analysis is thinking; final, and
+    what commentary says to the user, are text; a call to a function stays a message of commentary,
+    whose header is always written alike."""
+
+    def __init__(self) -> None:
+        self._text = ""  # not yet certain
+        self._kind: Literal["thinking", "text", "call"] | None = (
+            None  # of a message; None: a header
+        )
+        self._any = False  # a message has begun
+
+    @property
+    def stage(self) -> Stage:
+        """See ThinkingReader."""
+        if self._kind == "thinking":
+            return "inside"
+        return "over" if self._any else "open"
+
+    def put(self, text: str, *, last: bool = False) -> tuple[str, str]:
+        """See ThinkingReader."""
+        self._text += text
+        thinking = said = ""
+        while self._text:
+            if self._kind is None:
+                header = self._header(last)
+                if self._kind is None:
+                    break
+                said += header
+            part, has_ended = self._body(last)
+            if self._kind == "thinking":
+                thinking += part
+            else:
+                said += part
+            if not has_ended:
+                break
+            said += "<|call|>" if self._kind == "call" else ""
+            self._kind = None
+        return thinking, said
+
+    def _header(self, last: bool) -> str:
+        """Take a header off, once it is whole; of a call it is told."""
+        text = self._text.lstrip(_SPACE)
+        if not text.startswith((*_HEADS, "to=")):
+            if last or not any(one.startswith(text) for one in (*_HEADS, "to=")):
+                self._kind, self._any = "text", True  # without a header
+            return ""
+        header, mark, rest = text.partition("<|message|>")
+        if not mark:
+            self._text = "" if last else self._text
+            return ""
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        to = recipient[1] if recipient else ""
+        self._text, self._any = rest, True
+        if to.startswith("functions."):
+            self._kind = "call"
+            return f"<|channel|>commentary to={to} <|constrain|>json<|message|>"
+        # A message to a tool of the model's own, such as python, is none for the user.
+        silent = to or (channel is not None and channel[1] == "analysis")
+        self._kind = "thinking" if silent else "text"
+        return ""
+
+    def _body(self, last: bool) -> tuple[str, bool]:
+        """What of a message is certain now, and whether it has ended."""
+        places = {self._text.find(end): end for end in _ENDS if end in self._text}
+        if places:
+            place, end = min(places.items())
+            part, rest = self._text[:place], self._text[place:]
+            self._text = rest if end in _HEADS else rest.removeprefix(end)
+            return part, True
+        held = 0 if last else max(overlap(self._text, end) for end in _ENDS)
+        size = len(self._text) - held
+        part, self._text = self._text[:size], self._text[size:]
+        return part, False
 
 
 def overlap(text: str, mark: str) -> int:

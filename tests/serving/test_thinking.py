@@ -223,3 +223,101 @@ def test_calls_come_behind_it(start: Start) -> None:
         message = asked(start_with(start, template, text), tools=tools, tool_choice=choice)
         assert (message["reasoning"], message["content"]) == ("Hm. <tool_call>", None)
         assert [one["function"]["name"] for one in message["tool_calls"]] == ["clock"]
+
+
+# As gpt-oss' published template has it, in short.
+HARMONY = (
+    "{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium')"
+    " + '\\n# Valid channels: analysis, commentary, final.<|end|>' }}"
+    "{%- if tools %}<|start|>developer<|message|># Tools\n{{ tools | tojson }}<|end|>{% endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'assistant' %}"
+    "{%- if message.thinking %}"
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    "{%- endif %}"
+    "{%- if message.tool_calls %}{% set call = message.tool_calls[0].function %}"
+    "{{- '<|start|>assistant to=functions.' + call.name }}"
+    "{{- '<|channel|>commentary json<|message|>' }}"
+    "{{- call.arguments | tojson + '<|call|>' }}"
+    "{%- else %}{{ '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}"
+    "{%- endif %}"
+    "{%- elif message.role == 'tool' %}"
+    "{{- '<|start|>functions.look to=assistant<|channel|>commentary<|message|>' }}"
+    "{{- message.content + '<|end|>' }}"
+    "{%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}"
+    "{%- endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+TOKENS = [
+    f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "return", "call")
+]
+ANALYSIS = "<|channel|>analysis<|message|>Why?<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+LOOKS = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "sea"}<|call|>'
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {
+            "type": "object",
+            "properties": {"at": {"enum": ["sea", "sky"]}},
+            "required": ["at"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def gpt_oss(start: Start, text: str) -> Served:
+    tokenizer = tokenizer_with_chat(HARMONY, TOKENS)
+    return start(says(text, tokenizer), tokenizer=tokenizer)
+
+
+def test_channels_of_gpt_oss(start: Start) -> None:
+    message = asked(gpt_oss(start, f"{ANALYSIS}{FINAL}Yes."))
+    assert (message["reasoning"], message["content"]) == ("Why?", "Yes.")
+    assert message["counted"] == 6  # with the marks around it
+
+
+def test_a_call_behind_the_analysis(start: Start) -> None:
+    served = gpt_oss(start, f"{ANALYSIS}<|channel|>commentary<|message|>I look.<|end|>{LOOKS}")
+    message = asked(served, tools=[LOOK])
+    assert (message["reasoning"], message["content"]) == ("Why?", "I look.")
+    (made,) = message["tool_calls"]
+    assert made["function"] == {"name": "look", "arguments": '{"at": "sea"}'}
+    with served.client.responses.stream(model="base", input="hi", temperature=0) as stream:
+        kinds = [item.type for item in stream.get_final_response().output]
+    assert kinds[:2] == ["reasoning", "message"]
+
+
+@pytest.mark.parametrize("text", ["Oslo is", f"{ANALYSIS}{FINAL}It may be Rome.", ANALYSIS * 3])
+def test_gpt_oss_thinks_before_what_is_restricted(start: Start, text: str) -> None:
+    served = gpt_oss(start, text)
+    message = asked(served, guided_choice=["Oslo", "Rome"], thinking_token_budget=20)
+    assert message["content"] in ("Oslo", "Rome") and message["reasoning"]
+    message = asked(served, tools=[LOOK], tool_choice="required", thinking_token_budget=3)
+    (made,) = message["tool_calls"]
+    assert json.loads(made["function"]["arguments"])["at"] in ("sea", "sky")
+    assert made["function"]["name"] == "look" and len(message["reasoning"]) == 3
+
+
+def test_turns_of_gpt_oss(start: Start) -> None:
+    served = gpt_oss(start, f"{FINAL}Yes.")
+    call_made = {"id": "c", "type": "function"} | {
+        "function": {"name": "look", "arguments": '{"at": "sky"}'}
+    }
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "reasoning": "Hm.", "tool_calls": [call_made]},
+        {"role": "tool", "tool_call_id": "c", "content": "blue"},
+    ]
+    body = {"model": "base", "messages": messages}
+    status, _, content = call(served, "/tokenize", body)
+    assert status == 200
+    text = served.tokenizer.decode(json.loads(content)["tokens"], skip_special_tokens=False)
+    assert text.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+        ' to=functions.look<|channel|>commentary json<|message|>{"at": "sky"}<|call|>'
+        "<|start|>functions.look to=assistant<|channel|>commentary<|message|>blue<|end|>"
+        "<|start|>assistant"
+    )

@@ -4,7 +4,15 @@ import itertools
 
 import pytest
 
-from lite_runner.text.thinking import Stage, ThinkingMarks, ThinkingReader, stage_of, thinking_marks
+from lite_runner.text.thinking import (
+    HARMONY,
+    HarmonyReader,
+    Stage,
+    ThinkingMarks,
+    ThinkingReader,
+    stage_of,
+    thinking_marks,
+)
 
 MARKS = ThinkingMarks("<think>", "</think>")
 
@@ -16,6 +24,8 @@ MARKS = ThinkingMarks("<think>", "</think>")
         ("[THINK]{{ x }}[/THINK]", "[THINK]"),
         ("<seed:think></seed:think>", "<seed:think>"),
         ("<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>"),
+        ("{{- '<|start|>assistant<|channel|>analysis<|message|>' + t }}<|end|>", HARMONY.begin),
+        ("<|user|>{{ x }}<|end|>", None),
         ("I think", None),
         (None, None),
     ],
@@ -70,3 +80,56 @@ def test_thinking_is_told_as_it_comes() -> None:
         reader.put(piece) for piece in ("<think>", "\nI", " see", " </", "b", "</think>", "\nA")
     ]
     assert told == [("", ""), ("I", ""), (" see", ""), ("", ""), (" </b", ""), ("", ""), ("", "A")]
+
+
+CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "rest"),
+    [
+        (
+            "<|channel|>analysis<|message|>I see.<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+            "I see.",
+            "Yes.",
+        ),
+        ("<|channel|>final<|message|>No thought", "", "No thought"),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary"
+            "<|message|>Looking.<|end|><|start|>assistant<|channel|>commentary to=functions.find "
+            '<|constrain|>json<|message|>{"a": 1}<|call|>',
+            "a",
+            "Looking." + CALL.format("find", '{"a": 1}'),
+        ),
+        (  # the recipient in the role
+            "<|start|>assistant to=functions.go<|channel|>commentary json<|message|>{}<|call|>",
+            "",
+            CALL.format("go", "{}"),
+        ),
+        (
+            "<|channel|>commentary to=python code<|message|>1+1<|call|>",
+            "1+1",
+            "",
+        ),
+        ("<|channel|>analysis<|message|>cut <|en", "cut <|en", ""),
+        ("<|channel|>analysis", "", ""),
+        ("plain < text", "", "plain < text"),
+        ("", "", ""),
+    ],
+)
+def test_channels_however_the_text_comes(text: str, thinking: str, rest: str) -> None:
+    for size in range(1, max(2, len(text))):
+        reader = HarmonyReader()
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        read = [*map(reader.put, parts), reader.put("", last=True)]
+        assert ["".join(one) for one in zip(*read, strict=True)] == [thinking, rest], parts
+
+
+def test_channels_are_told_as_they_come() -> None:
+    reader = HarmonyReader()
+    parts = ("<|channel|>", "analysis", "<|message|>", "I", " see", "<|end|>", "<|start|>")
+    parts += ("assistant", "<|channel|>", "final", "<|message|>", "A")
+    told = [(reader.put(part), reader.stage) for part in parts]
+    assert [one for one, _ in told if any(one)] == [("I", ""), (" see", ""), ("", "A")]
+    assert [stage for _, stage in told][1:6] == ["open", "inside", "inside", "inside", "over"]
