@@ -138,7 +138,7 @@ class _Words:
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("--") or word in _OWN_FLAGS
+    return word.startswith("--") or word.partition("=")[0] in _OWN_FLAGS
 
 
 def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:

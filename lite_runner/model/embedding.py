@@ -29,7 +29,7 @@ _HINT = "pooling=mean or last says which"
 
 
 @dataclass(frozen=True)
-class Embedding:
+class EmbeddingConfig:
     """How embeddings are made."""
 
     pooling: Pooling | None = None  # None: the checkpoint does not say
@@ -48,16 +48,16 @@ class Embedding:
         return self.prompts[name]
 
 
-def embedding_of(files: ModelFiles, given: Pooling | None = None) -> Embedding:
+def embedding_of(files: ModelFiles, given: Pooling | None = None) -> EmbeddingConfig:
     """What a checkpoint says, but for a `given` pooling. Raises ArtifactError for what is not
     computed here, or broken."""
     if files.gguf is not None:
         metadata = files.gguf.metadata
         told = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
         kind = _OF_GGUF.get(told) if isinstance(told, int) else None
-        return Embedding(given or _computed(kind, files.gguf.path))
+        return EmbeddingConfig(given or _computed(kind, files.gguf.path))
     if files.path is None or not (listed := files.path / MODULES).is_file():
-        return Embedding(given)
+        return EmbeddingConfig(given)
     modules = read_json(listed, "a list of modules")
     if not isinstance(modules, list) or not all(isinstance(one, dict) for one in modules):
         raise ArtifactError(f"{listed}: expected a list of modules")
@@ -70,7 +70,7 @@ def embedding_of(files: ModelFiles, given: Pooling | None = None) -> Embedding:
             normalize = True
         elif kind != "Transformer":
             raise ArtifactError(f"{listed}: the module {kind} is not computed here")
-    return Embedding(pooling, normalize, *_prompts(files.path / PROMPTS))
+    return EmbeddingConfig(pooling, normalize, *_prompts(files.path / PROMPTS))
 
 
 def _pooling(folder: Path, name: str) -> Pooling | None:

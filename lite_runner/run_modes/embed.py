@@ -28,7 +28,7 @@ from lite_runner.config.schema import (
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished, Request, first_numbers
 from lite_runner.model.adapters import only_adapter
-from lite_runner.model.embedding import Embedding, embedding_of
+from lite_runner.model.embedding import EmbeddingConfig, embedding_of
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
@@ -73,7 +73,7 @@ class EmbedPlan(Plan):
     """The plan with the token ids of each text; without a tokenizer there are none."""
 
     texts: Sequence[NDArray[np.int32]] = ()
-    embedding: Embedding = Embedding()
+    embedding: EmbeddingConfig = EmbeddingConfig()
 
 
 def errors(config: Config) -> Iterator[Invalid]:

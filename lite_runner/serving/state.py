@@ -18,7 +18,7 @@ from lite_runner.config.secret import named_keys
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
-from lite_runner.model.embedding import Embedding
+from lite_runner.model.embedding import EmbeddingConfig
 from lite_runner.records import dataclass
 from lite_runner.serving.engine import EngineThread, Output
 from lite_runner.serving.errors import ApiError, shortened, told
@@ -104,7 +104,7 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     open_adapter: OpenAdapter | None = None  # None: adapters stay as they are
-    embedding: Embedding = Embedding()  # as the checkpoint says
+    embedding: EmbeddingConfig = EmbeddingConfig()  # as the checkpoint says
     adapter_uses: Counter[str] = field(default_factory=Counter)  # requests that are not over
     responses: Responses = field(default_factory=lambda: Responses())
     changing_adapters: set[str] = field(default_factory=set)  # names that come or go now

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken
 
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.model.embedding import Embedding
+from lite_runner.model.embedding import EmbeddingConfig
 from lite_runner.serving.app import application
 from lite_runner.serving.engine import EngineThread, Output, Put
 from lite_runner.serving.metrics import Metrics
@@ -145,7 +145,7 @@ def start() -> Iterator[Start]:
         defaults: GenerationConfig = GenerationConfig(do_sample=True, eos_token_id=(END,)),  # noqa: B008
         *,
         speculate: bool = False,
-        embedding: Embedding = Embedding(),  # noqa: B008
+        embedding: EmbeddingConfig = EmbeddingConfig(),  # noqa: B008
         **settings: Any,
     ) -> Served:
         backend = backend or MockBackend(letters, 4, 256, 4)

@@ -511,11 +511,11 @@ def test_what_the_cache_has_not_taken_yet_is_not_free(
 
     async def parts() -> AsyncIterator[bytes]:
         yield b"x" * (4 * mebibyte)
-        while_read.append(served.server._left())
+        while_read.append(served.server.memory_left())
 
     served.server._reading = asyncio.Lock()  # of this loop
     assert asyncio.run(served.server.read(parts(), len)) == 4 * mebibyte
-    assert [*while_read, served.server._left()] == [196 * mebibyte, 200 * mebibyte]
+    assert [*while_read, served.server.memory_left()] == [196 * mebibyte, 200 * mebibyte]
 
 
 def test_profiles_of_a_window(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.generation import Pooling
-from lite_runner.model.embedding import Embedding
+from lite_runner.model.embedding import EmbeddingConfig
 from tests.conftest import Reference
 from tests.generation.mock import MockBackend
 from tests.paths import FIXTURES
@@ -29,7 +29,7 @@ def qwen3() -> Reference:
 
 def started(start: Start, known: Reference, pooling: Pooling = "last", **settings: Any) -> Served:
     backend: NativeBackend = known.native(2, known.length, cache="fp32", threads=1)
-    return start(backend, embedding=Embedding(pooling), **settings)
+    return start(backend, embedding=EmbeddingConfig(pooling), **settings)
 
 
 def post(served: Served, path: str = "embeddings", **body: Any) -> httpx2.Response:
@@ -148,7 +148,7 @@ def test_prompts_of_the_checkpoint(start: Start, qwen3: Reference) -> None:
     """Before each text, by name; the usual one where none is asked for."""
     prompts = {"query": "Q: ", "document": ""}
     backend: NativeBackend = qwen3.native(2, 40, cache="fp32", threads=1)
-    made = Embedding("last", normalize=False, prompts=prompts, usual="query")
+    made = EmbeddingConfig("last", normalize=False, prompts=prompts, usual="query")
     served = start(backend, embedding=made)
 
     def vector(**body: Any) -> list[float]:
