@@ -83,6 +83,12 @@ def plan(config: Config) -> Plan:
     check_fits(config, model)
     length = _max_length(config, model)
     lora = None
+    if asked.full and model.normed_head:
+        raise ConfigError(
+            f"finetune.full=true: {model.architecture} computes with a head whose rows are divided"
+            " by their lengths, which has no gradients here",
+            "finetune.full=false trains an adapter",
+        )
     if not asked.full:
         lora = _lora(config, model)
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)

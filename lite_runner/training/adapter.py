@@ -97,6 +97,12 @@ def _chosen(model: Decoder, targets: str | Sequence[str] | None) -> dict[str, li
             for place in places
             if place.fused is not None and place.fused.role in ("query", "value")
         }
+        if not wanted:
+            raise ConfigError(
+                f"finetune.lora.targets: {model.architecture} has no modules of query and value"
+                " that adapters may target",
+                "finetune.lora.targets=[o_proj]",
+            )
     else:
         if isinstance(targets, str) and targets.replace("_", "").isalnum():  # a name
             targets = (targets,)

@@ -204,3 +204,10 @@ def test_runs_that_cannot_be(
 ) -> None:
     refused([*RUN, "finetune.steps=8", "finetune_output=out", *changes], 2)
     assert said in capsys.readouterr().err
+
+
+def test_a_normed_head_is_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["run_mode=finetune", "model=baichuan2_7b", "finetune.data=data.jsonl", "dry_run=true"]
+    assert main([*given, "finetune_output=out", "finetune.full=true"]) == 2
+    assert "whose rows are divided by their lengths" in capsys.readouterr().err
+    assert main([*given, "finetune_output=out", "finetune.full=false"]) == 0

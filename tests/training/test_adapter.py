@@ -32,6 +32,7 @@ def lora(targets: str | tuple[str, ...] | None = None, **changes: float) -> Lora
         ("gpt2", ("c_attn",), 2, 6),
         ("gpt2", ("attention.dense1", "attention.dense2", "attention.dense3"), 2, 6),
         ("phi3", None, 2, 6),
+        ("deepseek_v2", ("o_proj",), 2, 2),
     ],
 )
 def test_target_modules(
@@ -49,9 +50,12 @@ def test_target_modules(
         ("llama", ("embed_tokens",), "the embedding and the head are not trained as LoRA"),
         ("gpt2", ("attention.dense1",), "is 3 modules of MindFormers, of which 1 are named"),
         ("mixtral", r".*experts\.1\..*", "experts are not trained as LoRA"),
+        ("deepseek_v2", None, "deepseek_v2 has no modules of query and value"),
     ],
 )
-def test_modules_that_are_not_trained(case: str, targets: str | tuple[str, ...], said: str) -> None:
+def test_modules_that_are_not_trained(
+    case: str, targets: str | tuple[str, ...] | None, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         new_lora(reference_model(case), lora(targets), 0)
 

@@ -143,7 +143,7 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
     table = parameters(config)
     for parameter in table:
         is_embedding = parameter is table[0]
-        is_head = parameter.role == "head"
+        is_head = parameter.role == "head" and parameter.kind == "weight"  # it may have a bias
         if not parameter.is_linear and not is_embedding and not is_head:
             continue
         transposed = is_embedding or parameter.transposed
