@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 from prometheus_client import (
@@ -184,6 +184,18 @@ class RequestStats:
         self.open = len(prompts) * returns  # sequences that are not over
         self._metrics, self._began = metrics, time.perf_counter()
         self._last: dict[tuple[int, int], float] = {}  # time of the newest token
+        self._waited: float | None = None  # seconds in the queue
+        self._first = 0.0  # time of the first token
+
+    def phases(self) -> Iterator[tuple[str, float, float]]:
+        """(name, begin, end) of what is over, by time.perf_counter."""
+        if self._waited is not None:
+            runs = self._began + self._waited
+            yield "queue", self._began, runs
+            if self._last:
+                yield "prefill", runs, self._first
+        if self._last:
+            yield "decode", self._first, max(self._last.values())
 
     async def follow(
         self, outputs: AsyncIterator[tuple[int, Output]]
@@ -221,6 +233,7 @@ class RequestStats:
             metrics.between_tokens.observe(now - before)
         elif not self._last:
             metrics.first_token.observe(now - self._began)
+            self._first = now
         self._last[place, piece.index] = now
 
     def _finish(self, ended: Ended) -> None:
@@ -238,4 +251,5 @@ class RequestStats:
         if ended.index == 0:  # the prompt is computed once for all of its sequences
             self.usage.cached += completion.cached_tokens
             self._metrics.queue.observe(completion.waited_s)
+            self._waited = completion.waited_s
             self._metrics.prefix_hits.inc(completion.cached_tokens)

@@ -34,6 +34,7 @@ from lite_runner.serving.errors import (
     of_validation,
     shortened,
 )
+from lite_runner.serving.tracing import exporter, spans_of, trace_of
 from lite_runner.system.bucket import Bucket
 from lite_runner.system.memory import check_memory, free_memory, return_freed
 
@@ -130,6 +131,7 @@ class Guard:
         self._app, self._server = app, server
         settings = server.settings
         self._limits = {name: RateLimits(settings) for name in (*server.keys, None)}
+        self._exporter = exporter()
         self._wrong_keys = 0  # since the last line of the log on them
         self._last_line = -WRONG_KEY_LINES_S
 
@@ -178,6 +180,20 @@ class Guard:
             elif scope["path"] not in _QUIET and "forwarded" not in state:
                 self._record(scope, status, began)
                 self._log(scope, status, time.perf_counter() - began, id)
+                self._trace(scope, status, began, headers.get("traceparent", ""))
+
+    def _trace(self, scope: Scope, status: int, began: float, parent: str) -> None:
+        """Tell the spans of a request to whoever collects them."""
+        if self._exporter is None or (trace := trace_of(parent)) is None:
+            return
+        path = shortened(scope["path"], MAX_PATH)
+        attributes = {
+            "http.request.method": scope["method"],
+            "url.path": path,
+            "http.response.status_code": status or 499,
+        }
+        name, stats = f"{scope['method']} {path}", scope["state"].get("stats")
+        self._exporter.put(spans_of(trace, name, began, attributes, stats))
 
     @staticmethod
     def _record(scope: Scope, status: int, began: float) -> None:
