@@ -95,10 +95,11 @@ def options(given: dict[str, Any]) -> FinetuneOptions:
 
 
 def test_logits_equal_those_of_the_reference() -> None:
-    """Of every architecture and variant but ChatGLM-6B, which is refused."""
+    """Of every architecture and variant but those that are refused."""
     for folder in sorted(REFERENCE.glob("*/config.json")):
         case = folder.parent.name
-        if (model := reference_model(case)).prefix is not None:
+        model = reference_model(case)
+        if model.prefix is not None or model.recurrent is not None:
             continue
         weights = weights_of(case)
         ids = np.random.default_rng(1).integers(3, model.vocab_size, 20)
