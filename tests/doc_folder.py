@@ -57,6 +57,7 @@ def lay_out(folder: Path) -> None:
     for file in (folder / "path/to/hf-folder").iterdir():
         text = file.read_bytes().replace(b'"model_type": "llama"', b'"model_type": "my_llama"')
         (mine / file.name).write_bytes(text)
+    (folder / "adapters").mkdir()
     (folder / "lora_adapter.json").write_text('{"pirate": "pirate", "french": "french"}\n')
     for seed, name in enumerate(("pirate", "french")):
         write_adapter(folder / name, seed)
