@@ -95,6 +95,14 @@ class NativeBackend:
             memory = CacheMemory(BLOCK, blocks) if blocks < options.slots * one else None
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
+        self._metadata = BatchMetadata(
+            config, length, self._capacity, reproducible=self._reproducible
+        )
+        self._written = [0] * options.slots  # tokens of each slot that have been computed
+        self._states = None  # before others are allocated
+        self._model.resize(options, self._capacity, self._metadata.table)
+        if config.recurrent is not None:
+            self._states = SlotStates(self._model.states, length)
         self.info = BackendInfo(
             engine=f"native, {native.instructions()} kernels",
             vocab_size=config.vocab_size,
@@ -108,16 +116,8 @@ class NativeBackend:
             short_length=config.short_length,
             prefix=config.prefix,
             memory=memory,
-            usable=self._usable if config.recurrent is not None else None,
+            usable=None if self._states is None else self._states.usable,
         )
-        self._metadata = BatchMetadata(
-            config, self.info.max_length, self._capacity, reproducible=self._reproducible
-        )
-        self._written = [0] * options.slots  # tokens of each slot that have been computed
-        self._model.resize(options, self._capacity, self._metadata.table)
-        self._states = None
-        if config.recurrent is not None:
-            self._states = SlotStates(self._model.states, self.info.max_length)
 
     def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
@@ -212,11 +212,6 @@ class NativeBackend:
         stops = () if self._states is None else self._states.stops(every.rows)
         whole = self.info.prefix is not None
         return every.parts(self._capacity, most_logits, whole_rows=whole, stops=stops)
-
-    def _usable(self, slot: int, length: int) -> int:
-        """See BackendInfo.usable."""
-        assert self._states is not None
-        return self._states.usable(slot, length)
 
     def _run(
         self, every: TokenBatch, part: slice, wanted: NDArray[np.int64]
