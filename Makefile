@@ -50,9 +50,9 @@ docs:  ## set up, then build the documentation site in build/site; ARGS=serve sh
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs $(or $(ARGS),build --quiet) --strict
 	@echo build/site/index.html
 
-wheel:  ## set up, then build dist/*.whl, which installs without a compiler in any Python
+wheel:  ## set up, then build dist/*.whl, which installs without a compiler; PLATFORM=aarch64 crosses
 	@scripts/setup.sh dev
-	@.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@$(if $(PLATFORM),CXX=$(PLATFORM)-linux-gnu-g++) .venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
 bundle:  ## a folder that installs and runs a model without a network; ARGS="FOLDER model=... quant=..."

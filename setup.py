@@ -25,6 +25,7 @@ BUILD = runpy.run_path(str(KERNELS / "fingerprint.py"))
 # and newer ones: https://github.com/pypa/auditwheel, policy/manylinux-policy.json.
 MANYLINUX = "manylinux_2_28"
 NEWEST = {b"GLIBC": (2, 28), b"GLIBCXX": (3, 4, 24), b"CXXABI": (1, 3, 11), b"GCC": (8, 0, 0)}
+MACHINES = {62: "x86_64", 183: "aarch64"}  # e_machine of ELF
 SYMBOL = re.compile(rb"\0(GLIBC|GLIBCXX|CXXABI|GCC)_(\d[\d.]*)(?=\0)")
 # GCC finds its own headers uninitialized.
 COMPILE = "-std=c++17 -O3 -fno-math-errno -fvisibility=hidden -fPIC -pthread -Wall -Wextra"
@@ -101,8 +102,13 @@ class Wheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         platform = super().get_tag()[2]
         library = next(Path(self.bdist_dir).glob("**/native/operators.so"), None)
-        if library is not None and runs_elsewhere(library.read_bytes()):
-            platform = platform.replace("linux", MANYLINUX, 1)
+        if library is not None:
+            content = library.read_bytes()
+            machine = int.from_bytes(content[18:20], "little")
+            if machine in MACHINES:  # that of $CXX, which may be a cross compiler
+                platform = f"linux_{MACHINES[machine]}"
+            if runs_elsewhere(content):
+                platform = platform.replace("linux", MANYLINUX, 1)
         return "py3", "none", platform
 
 
