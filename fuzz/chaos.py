@@ -1,0 +1,240 @@
+"""Disturbs a server under load: `python -m fuzz.chaos` (make chaos).
+
+It is stopped, killed and started again, short of memory and of disk, and its adapters are swapped.
+Every answer has to be the one that the request gets alone, or an error that says so: a status and
+a message, or a connection that ends early. A wrong text, a stream that ends as if it were whole, or
+no answer in a minute is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
+from typing import Any
+
+import httpx2
+import psutil
+
+from tests.doc_folder import write_adapter
+from tests.paths import ROOT
+from tests.tiny_gguf import write_tiny_gguf
+
+HANG_S = 60.0
+CLIENTS = 6
+ADAPTERS = ("first", "second")  # folders of what is served as SWAPPED in turn
+SWAPPED = "swapped"
+OPTIONS = (
+    *("run_mode=serve", "model=tiny.gguf", "serve.port=0", "seed=1", "prefix_cache=disk"),
+    *("adapter_path=first", "serve.load_adapters=true", "adapter_root=.", "max_loaded_adapters=3"),
+)
+
+
+class Chaos:
+    """One server, clients that compare its answers, and what was found."""
+
+    def __init__(self, folder: Path, seed: int, seconds: float) -> None:
+        self.folder, self.seconds = folder, seconds
+        self.findings: list[str] = []
+        self.done: dict[str, Counter[str]] = {}  # fault -> outcomes
+        self._random = random.Random(seed)
+        self._bodies = [self._body(number) for number in range(12)]
+        self._alone: dict[str, set[str]] = {}  # body -> texts that are right
+        self._outcomes: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Every fault in turn."""
+        self._start()
+        try:
+            async with httpx2.AsyncClient(timeout=HANG_S) as http:
+                await self._learn(http)
+                for fault in (self.stopped, self.short_of_disk, self.adapters_swapped):
+                    await self._under(fault, http)
+                for fault in (self.short_of_memory, self.killed):
+                    await self._under(fault, http)
+                    await self._under(self.undisturbed, http)
+                self._process.send_signal(SIGTERM)
+                if code := await asyncio.to_thread(self._process.wait, HANG_S):
+                    self.findings.append(f"the end: exit code {code}")
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    async def undisturbed(self, http: httpx2.AsyncClient) -> None:
+        """Afterwards everything is answered again."""
+        await asyncio.sleep(self.seconds)
+
+    async def stopped(self, http: httpx2.AsyncClient) -> None:
+        """The process does not run for a while, three times."""
+        for _ in range(3):
+            self._process.send_signal(SIGSTOP)
+            await asyncio.sleep(self.seconds / 6)
+            self._process.send_signal(SIGCONT)
+            await asyncio.sleep(self.seconds / 6)
+
+    async def killed(self, http: httpx2.AsyncClient) -> None:
+        """Killed in the middle of answers, then started again on what it left."""
+        await asyncio.sleep(self.seconds / 2)
+        self._process.send_signal(SIGKILL)
+        self._process.wait()
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(self._start)
+        await self._load(http, ADAPTERS[0])
+
+    async def short_of_disk(self, http: httpx2.AsyncClient) -> None:
+        """No file may grow: neither the log nor cached prefixes."""
+        await self._limited(resource.RLIMIT_FSIZE, 0)
+
+    async def short_of_memory(self, http: httpx2.AsyncClient) -> None:
+        """No more address space than it has now."""
+        await self._limited(resource.RLIMIT_AS, psutil.Process(self._process.pid).memory_info().vms)
+
+    async def adapters_swapped(self, http: httpx2.AsyncClient) -> None:
+        """Another adapter under the same name, again and again."""
+        ends, place = time.monotonic() + self.seconds, 0
+        while time.monotonic() < ends:
+            place += 1
+            await http.post(f"{self._url}/v1/unload_lora_adapter", json={"lora_name": SWAPPED})
+            await self._load(http, ADAPTERS[place % 2])
+            self._outcomes["swaps"] += 1
+
+    async def _limited(self, kind: int, most: int) -> None:
+        before = resource.prlimit(self._process.pid, kind)
+        resource.prlimit(self._process.pid, kind, (most, before[1]))
+        await asyncio.sleep(self.seconds)
+        resource.prlimit(self._process.pid, kind, before)
+
+    def _start(self) -> None:
+        command = [sys.executable, str(ROOT / "run_lite.py"), *OPTIONS]
+        environment = {**os.environ, "LITE_RUNNER_CACHE": str(self.folder / "cache")}
+        self._process = subprocess.Popen(
+            command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        assert self._process.stderr is not None
+        lines = self._process.stderr
+        found = next(filter(None, (re.search(r"on (http://\S+)", line) for line in lines)), None)
+        assert found is not None, "the server did not start"
+        self._url = found[1]
+        threading.Thread(target=lambda: deque(lines, 0), daemon=True).start()
+
+    async def _learn(self, http: httpx2.AsyncClient) -> None:
+        """What every request gets alone, with either adapter."""
+        for adapter in ADAPTERS:
+            await http.post(f"{self._url}/v1/unload_lora_adapter", json={"lora_name": SWAPPED})
+            await self._load(http, adapter)
+            for body in self._bodies:
+                answer = await http.post(f"{self._url}/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                text = answer.json()["choices"][0]["text"]
+                self._alone.setdefault(json.dumps(body), set()).add(text)
+
+    async def _load(self, http: httpx2.AsyncClient, adapter: str) -> None:
+        made = {"lora_name": SWAPPED, "lora_path": adapter}
+        answer = await http.post(f"{self._url}/v1/load_lora_adapter", json=made)
+        assert answer.status_code == 200, answer.text
+
+    def _body(self, number: int) -> dict[str, Any]:
+        return {
+            "model": ("tiny", "first", SWAPPED)[number % 3],
+            "prompt": [self._random.randint(97, 122) for _ in range(self._random.randint(1, 60))],
+            "max_tokens": self._random.randint(20, 60),
+            "seed": number,
+            "temperature": number % 2 * 1.5,
+        }
+
+    async def _under(
+        self, fault: Callable[[httpx2.AsyncClient], Awaitable[None]], http: httpx2.AsyncClient
+    ) -> None:
+        """A fault while clients ask."""
+        self._outcomes = self.done.setdefault(fault.__name__, Counter())
+        over = asyncio.Event()
+        clients = [asyncio.create_task(self._client(http, over)) for _ in range(CLIENTS)]
+        try:
+            await fault(http)
+        finally:
+            over.set()
+            await asyncio.gather(*clients)
+        outcomes = " ".join(f"{kind}={count}" for kind, count in sorted(self._outcomes.items()))
+        print(f"{fault.__name__.replace('_', ' ')}: {outcomes}", flush=True)
+        if fault.__name__ in ("undisturbed", "stopped") and self._outcomes.keys() - {"right"}:
+            self.findings.append(f"{fault.__name__}: not every request was answered")
+
+    async def _client(self, http: httpx2.AsyncClient, over: asyncio.Event) -> None:
+        while not over.is_set():
+            body = self._random.choice(self._bodies)
+            try:
+                asked = self._streamed if self._random.random() < 0.5 else self._whole
+                outcome = await asked(http, body)
+            except httpx2.TimeoutException:
+                outcome = "hang"
+            except httpx2.TransportError:
+                outcome = "cut off"
+                await asyncio.sleep(0.05)
+            self._outcomes[outcome] += 1
+            if outcome not in ("right", "refused", "cut off"):
+                self.findings.append(f"{outcome}: {json.dumps(body)}")
+
+    async def _whole(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> str:
+        answer = await http.post(f"{self._url}/v1/completions", json=body)
+        if answer.status_code != 200:
+            return "refused" if answer.json()["error"]["message"] else "refused without a reason"
+        right = answer.json()["choices"][0]["text"] in self._alone[json.dumps(body)]
+        return "right" if right else "wrong"
+
+    async def _streamed(self, http: httpx2.AsyncClient, body: dict[str, Any]) -> str:
+        text, ended, told = "", False, False
+        asked = {**body, "stream": True}
+        async with http.stream("POST", f"{self._url}/v1/completions", json=asked) as answer:
+            if answer.status_code != 200:
+                return "refused"
+            async for line in answer.aiter_lines():
+                ended = ended or line == "data: [DONE]"
+                if line.startswith("data: {"):
+                    chunk = json.loads(line.removeprefix("data: "))
+                    told = told or "error" in chunk
+                    text += "".join(choice["text"] for choice in chunk.get("choices", ()))
+        if told:
+            return "refused"
+        if not ended:
+            return "a stream that ends too early"
+        return "right" if text in self._alone[json.dumps(body)] else "wrong"
+
+
+def chaos(folder: Path, seed: int, seconds: float) -> Chaos:
+    """A server in `folder`, with each fault for so long."""
+    write_tiny_gguf(folder / "tiny.gguf")
+    for number, name in enumerate(ADAPTERS):
+        write_adapter(folder / name, number)
+    made = Chaos(folder, seed, seconds)
+    asyncio.run(made.run())
+    return made
+
+
+def main() -> int:
+    """1 where anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m fuzz.chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each fault (10)")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
+    given = parser.parse_args()
+    print(f"seed {given.seed}")
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        found = chaos(Path(folder), given.seed, given.seconds).findings
+    print(*dict.fromkeys(found), f"{len(found)} findings", sep="\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
