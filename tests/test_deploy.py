@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import json
+import os
+import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +85,32 @@ def test_containers_are_the_images() -> None:
 
 def test_systemd_does_not_start_again_in_vain() -> None:
     assert unit()["RestartPreventExitStatus"].split() == ["2", "4"]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "deploy/ascend.Dockerfile"])
+def test_what_an_image_copies_and_cuts_is_there(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
+        for path in line.split():
+            assert (ROOT / path).exists() and f"!{path}" in ignored, path
+    lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8").splitlines()
+    cuts = re.findall(r"sed '/\^(# \w+)\$/q'", text)
+    assert len(cuts) == 2 and all(lock.count(cut) == 1 for cut in cuts)
+
+
+def test_the_image_for_ascend_starts_with_canns_environment(tmp_path: Path) -> None:
+    text = (ROOT / "deploy/ascend.Dockerfile").read_text(encoding="utf-8")
+    (found,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
+    (tmp_path / "set_env.sh").write_text("export ASCEND_HOME_PATH=there\n")
+    program = tmp_path / "run-lite"
+    program.write_text('#!/bin/sh\nprintf "%s|" "$ASCEND_HOME_PATH" "$@"\n')
+    program.chmod(0o755)
+    command = [word.replace("/opt/ascend", str(tmp_path)) for word in json.loads(found)]
+    done = subprocess.run(
+        [*command, "predict_data=two words", "model=x"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.stdout == "there|predict_data=two words|model=x|", done.stderr
