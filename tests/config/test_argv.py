@@ -85,7 +85,7 @@ def test_config_name_is_hydras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert parsed("-cp", "conf", "-cn", "mine.yaml").config_files == ["conf/mine.yaml"]
     assert parsed("-cd", "conf", "-cn", "other").config_files == ["conf/other.yaml"]
     Path("other.yaml").touch()
-    assert parsed("-cd", "conf", "-cn=other").config_files == ["other.yaml"]
+    assert parsed("-cd", "conf", "--config-name=other").config_files == ["other.yaml"]
 
 
 @pytest.mark.parametrize(
