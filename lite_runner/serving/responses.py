@@ -342,7 +342,7 @@ class ResponsesCall:
         self._id, self._created = f"resp_{secrets.token_hex(24)}", int(time.time())
         self._events = 0  # so far
         self._output: list[dict[str, Any]] = []
-        self._before = b"[]"  # JSON of the items that it goes on from
+        self._stores = body.store is not False and server.stores
         if body.previous_response_id is None:
             self._open()
 
@@ -373,21 +373,22 @@ class ResponsesCall:
         if (id := self._body.previous_response_id) is None:
             return
         one = self._server.responses.get(id, self._owner, 400, "previous_response_id")
+        await self._server.aside(
+            lambda: self._open(to_json(from_json(one.items) + from_json(one.response)["output"]))
+        )
 
-        def open() -> None:
-            self._before = to_json(from_json(one.items) + from_json(one.response)["output"])
-            self._open()
-
-        await self._server.aside(open)
-
-    def _open(self) -> None:
+    def _open(self, before: bytes = b"[]") -> None:
+        """`before`: JSON of the items that it goes on from."""
         given = self._body.input
         if isinstance(given, str):
             given = [MessageItem(role="user", content=given)]
-        self._items = [*_ITEMS.validate_json(self._before), *given]
+        items = [*_ITEMS.validate_json(before), *given]
         with _renaming():
-            self._request = chat_request(self._body, self._items)
+            self._request = chat_request(self._body, items)
             self._chat = ChatCompletion(self._server, self._request)
+        # As JSON alone: Python looks through thousands of objects for garbage, and all else waits.
+        self._told = _listed(items) if self._stores else b""
+        self._body = self._body.model_copy(update={"input": ""})
 
     async def _truncate(self, error: ApiError) -> None:
         """Leave out the oldest turns, as few as have to be. Raises `error` where that is not
@@ -490,9 +491,8 @@ class ResponsesCall:
         response["usage"] = _usage(self.stats.usage)
         if response["status"] == "incomplete":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
-        if response["store"]:
-            listed = await self._server.aside(lambda: _listed(self._items))
-            self._server.responses.add(self._id, Stored(to_json(response), listed, self._owner))
+        if self._stores:
+            self._server.responses.add(self._id, Stored(to_json(response), self._told, self._owner))
         return response
 
     def _response(self, status: str) -> dict[str, Any]:
@@ -520,7 +520,7 @@ class ResponsesCall:
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None, **dumped.get("reasoning", {})},
             "service_tier": "default",
-            "store": body.store is not False and self._server.stores,
+            "store": self._stores,
             "temperature": temperature if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"}, **dumped.get("text", {})},
             "tool_choice": dumped.get("tool_choice", "auto"),
