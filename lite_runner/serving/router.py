@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, closing, suppress
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
@@ -80,6 +81,7 @@ class ServedModel:
     used: float = 0.0  # when the last of them was over
     path: str = ""  # of its socket
     loads: asyncio.Task[None] | None = None
+    watch: asyncio.Task[None] | None = None  # notices where the process ends
     process: Any = None
     pipe: Pipe | None = None  # it runs until this is closed
 
@@ -93,7 +95,9 @@ class Models:
 
     def __init__(self, configs: Mapping[str, ServeOptions], settings: Serve, key: bytes | None):
         """`settings`: of the address; those of a model are its own."""
-        self.settings, self.keys = settings, named_keys(key)
+        # Each model's server counts what a key may ask of it.
+        self.settings = replace(settings, requests_per_minute=None, tokens_per_minute=None)
+        self.keys = named_keys(key)
         self.every = {name: ServedModel(name, config) for name, config in configs.items()}
         self.metrics = ServerMetrics()
         loaded = Gauge(
@@ -149,6 +153,8 @@ class Models:
     async def _wait_for(self, model: ServedModel, limit: float | None) -> None:
         if model.loads is None:
             model.loads = asyncio.create_task(self._load(model))
+            # Told already, if nobody waits for it any more.
+            model.loads.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.wait_for(asyncio.shield(model.loads), limit)
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
@@ -208,8 +214,7 @@ class Models:
             raise EnvironmentFault(said["error"], said["hint"])
         model.names, model.max_length = tuple(said["names"]), said["max_length"]
         model.state = "loaded"
-        watch = asyncio.create_task(self._watch(model))
-        watch.add_done_callback(lambda _: None)
+        model.watch = asyncio.create_task(self._watch(model))
         return True
 
     def _fits(self, model: ServedModel) -> bool:

@@ -116,7 +116,8 @@ class Fakes(Models):
 
 def test_the_least_recently_used_model_leaves() -> None:
     async def use() -> None:
-        models = Fakes()
+        models = Fakes(requests_per_minute=1)
+        assert models.settings.requests_per_minute is None  # counted by each model's server
         models.may_start.set()
         for name in "abac":
             await models.ask(name)
