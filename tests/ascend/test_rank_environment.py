@@ -65,7 +65,7 @@ def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dic
         folder,
         Limits(rendezvous=60, exit=20),
         rank_table_file=str(table or ""),
-        ascend=ascend_ranks.variables(cluster, read, 7200),
+        variables=ascend_ranks.variables(cluster, read, 7200),
     )
     return recorded(folder)
 
