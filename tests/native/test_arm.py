@@ -83,6 +83,8 @@ int main() {
     layer.cache.values = memory(number());
     layer.cache.key_scales = memory<float>(number());
     layer.cache.value_scales = memory<float>(number());
+    layer.state_stride = number();
+    layer.state = memory<float>(4 * model.slots * layer.state_stride);
     layer.block = part(number());
   }
   model.layers = layers.data();

@@ -165,7 +165,7 @@ def test_a_run_for_no_backend_names_every_objection(
     assert "no backend can compute this run: backend=native: context.mode=1" in error
     assert "; backend=ms: kv_cache=int8 is of backend=native" in error
     assert "; backend=mslite: " in error and NOTHING_LOADED not in error
-    monkeypatch.setattr(limits, "unsupported", lambda model: ["its heads are odd"])
+    monkeypatch.setattr(limits, "unsupported", lambda model, **_: ["its heads are odd"])
     refused([*SHORT, "backend=ms"], 2)
     error = capsys.readouterr().err
     assert "backend=ms cannot compute this run: its heads are odd" in error

@@ -104,7 +104,7 @@ def test_a_merged_tied_embedding_gets_a_head_of_its_own(run: Run) -> None:
     [
         (["convert_format=peft"], 2, "convert_format=peft needs adapter_path="),
         (["merge=true"], 2, "merge=true needs adapter_path="),
-        ([ADAPTERS], 2, "expected peft or mindformers to convert adapters, or merge=true"),
+        ([ADAPTERS], 2, "expected peft, mindformers or gguf to convert adapters"),
         ([ADAPTERS, "merge=true", "convert_format=peft"], 2, "merge=true writes a checkpoint"),
         ([ADAPTERS, "merge=true"], 2, "lists 5 adapters, one can be merged"),
         (["adapter_id=all"], 2, "adapter_id needs adapter_path=lora_adapter.json"),

@@ -82,8 +82,9 @@ def steps_of(case: str, quant: str, cache: CacheType) -> bytes:
             bytes_of = [
                 next(caches).nbytes if getattr(layer, name) else 0 for name in native_model.CACHE
             ]
-            found += [_numbers(layer.cache_type, layer.cache_length, *bytes_of, block.nbytes)]
-            found += [block.tobytes()]
+            state = layer.state_stride if layer.state else 0
+            found += [_numbers(layer.cache_type, layer.cache_length, *bytes_of)]
+            found += [_numbers(state, block.nbytes), block.tobytes()]
         found += [_numbers(len(calls))]
         for words, table, rows in calls:
             found += [_numbers(len(words), table.size, rows), words.tobytes(), table.tobytes()]
