@@ -25,7 +25,7 @@ _KEYS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _OF_GGUF = {1: "mean", 2: "cls", 3: "lasttoken"}  # llama.cpp's numbers; 0: none, 4: of a reranker
-_HINT = "pooling=mean or last says which"
+_HINT = "embed.pooling=mean or embed.pooling=last says which, of a server serve.pooling="
 
 
 @dataclass(frozen=True)

@@ -130,10 +130,8 @@ def test_memory_of_a_slot_is_taken_as_it_grows_and_given_back() -> None:
         """MiB that the system has given to it."""
         pages = -(-cache._numbers.nbytes // mmap.PAGESIZE)
         resident = (ctypes.c_ubyte * pages)()
-        start = ctypes.c_void_p(cache.address)
-        assert (
-            ctypes.CDLL(None).mincore(start, ctypes.c_size_t(pages * mmap.PAGESIZE), resident) == 0
-        )
+        start, size = ctypes.c_void_p(cache.address), ctypes.c_size_t(pages * mmap.PAGESIZE)
+        assert ctypes.CDLL(None).mincore(start, size, resident) == 0
         return int(np.count_nonzero(np.frombuffer(resident, np.uint8) & 1)) * mmap.PAGESIZE >> 20
 
     cache._numbers[7] = 1.0
