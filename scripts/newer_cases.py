@@ -31,6 +31,7 @@ from transformers import (
     PhiConfig,
     PreTrainedConfig,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     SeedOssConfig,
@@ -297,6 +298,19 @@ def newer_cases() -> list[Windowed]:
                 use_sliding_window=True,
             ),
             CROSSING,
+        ),
+        (
+            "qwen3_5_moe_text",
+            Qwen3_5MoeTextConfig(
+                **{one: value for one, value in own.items() if one != "intermediate_size"},
+                rope_parameters=rope(partial_rotary_factor=0.5),
+                **shared,
+                **delta,
+                layer_types=["linear_attention", "full_attention"],
+                num_experts=4,
+                num_experts_per_tok=2,
+            ),
+            PLAIN,
         ),
         (
             "qwen3_5_text",

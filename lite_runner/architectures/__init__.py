@@ -51,7 +51,12 @@ from lite_runner.architectures.qwen import QWEN
 from lite_runner.architectures.qwen2 import QWEN2, QWEN2_5_VL, QWEN2_VL
 from lite_runner.architectures.qwen2_moe import QWEN2_MOE
 from lite_runner.architectures.qwen3 import QWEN3, QWEN3_VL
-from lite_runner.architectures.qwen3_5 import QWEN3_5, QWEN3_5_TEXT
+from lite_runner.architectures.qwen3_5 import (
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_TEXT,
+)
 from lite_runner.architectures.qwen3_moe import QWEN3_MOE
 from lite_runner.architectures.qwen3_next import QWEN3_NEXT
 from lite_runner.architectures.seed_oss import SEED_OSS
@@ -70,7 +75,7 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
     *(DEEPSEEK_V2, DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
     *(BAICHUAN, FALCON, HUNYUAN_MOE, INTERNLM, INTERNLM2, MINICPM, MPT, QWEN),
-    *(QWEN3_NEXT, GRANITE_HYBRID, QWEN3_5_TEXT, QWEN3_5),
+    *(QWEN3_NEXT, GRANITE_HYBRID, QWEN3_5_TEXT, QWEN3_5, QWEN3_5_MOE_TEXT, QWEN3_5_MOE),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}

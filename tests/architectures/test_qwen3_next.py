@@ -26,10 +26,11 @@ def test_every_fourth_layer_has_attention_unless_layers_are_named() -> None:
     assert model.cached_layers == 2
 
 
-def test_of_a_qwen3_5_with_images_the_text_model_is_read() -> None:
-    raw = json.loads((REFERENCE / "qwen3_5_text/config.json").read_text("utf-8"))
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_of_a_qwen3_5_with_images_the_text_model_is_read(name: str) -> None:
+    raw = json.loads((REFERENCE / f"{name}_text/config.json").read_text("utf-8"))
     rope = raw["rope_parameters"] | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
-    outer = {"model_type": "qwen3_5", "text_config": raw | {"rope_parameters": rope}}
+    outer = {"model_type": name, "text_config": raw | {"rope_parameters": rope}}
     text = model_config_from_hf(raw, "config.json")
     assert model_config_from_hf(outer, "config.json") == text and text.recurrent is not None
 
