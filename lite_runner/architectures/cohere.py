@@ -5,10 +5,11 @@ are."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like, llama_settings, naming
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -77,14 +78,31 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases and norms of heads by their tensors."""
+    own = "blk.0.attn_q_norm.weight" in tensors
+    return llama_like.infer_bias(tensors, given) | {"use_qk_norm": own}
+
+
+_KEYS = llama_like.layer_norm_keys("layer_norm_eps") | {"logit_scale": "logit_scale"}
+_ROWS = naming.interleaved(naming.apart)
 COHERE = Architecture(
     "cohere",
     lambda fields: read(fields, "cohere"),
     NAMES,
     write,
+    gguf=GGUF(_KEYS, infer=infer_from_gguf, name="command-r", rows=_ROWS),
     no_effect={"sliding_window": "of Command-A"},
-    stored_rows=naming.interleaved(naming.apart),
+    stored_rows=_ROWS,
 )
 COHERE2 = dataclasses.replace(
-    COHERE, name="cohere2", read=lambda fields: read(fields, "cohere2"), no_effect={}
+    COHERE,
+    name="cohere2",
+    read=lambda fields: read(fields, "cohere2"),
+    gguf=GGUF(
+        _KEYS | {"sliding_window": "attention.sliding_window"},
+        infer=llama_like.infer_bias,
+        rows=_ROWS,
+    ),
+    no_effect={},
 )

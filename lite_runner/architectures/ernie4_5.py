@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like, naming
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -37,10 +38,17 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors."""
+    return {"use_bias": "blk.0.attn_q.bias" in tensors}
+
+
+_ROWS = naming.interleaved(naming.apart)
 ERNIE4_5 = Architecture(
     "ernie4_5",
     read,
     llama_like.NAMES,
     write,
-    stored_rows=naming.interleaved(naming.apart),
+    gguf=GGUF(llama_like.KEYS, infer=infer_from_gguf, rows=_ROWS),
+    stored_rows=_ROWS,
 )

@@ -3,10 +3,11 @@ with a sliding window in three of four layers, and positions in these alone."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like, llama_settings, olmo2
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -52,4 +53,26 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-EXAONE4 = Architecture("exaone4", read, olmo2.NAMES, write)
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The kinds of layers, of which llama.cpp lists those with a window."""
+    slides = given["slides"]
+    if not given["sliding_window"] or not isinstance(slides, list):
+        return {"sliding_window": given["sliding_window"] or None}
+    kinds = (llama_settings.FULL, llama_settings.SLIDING)
+    return {"layer_types": [kinds[bool(one)] for one in slides]}
+
+
+EXAONE4 = Architecture(
+    "exaone4",
+    read,
+    olmo2.NAMES,
+    write,
+    gguf=GGUF(
+        llama_like.KEYS
+        | {
+            "sliding_window": "attention.sliding_window",
+            "slides": "attention.sliding_window_pattern",
+        },
+        infer=infer_from_gguf,
+    ),
+)

@@ -90,6 +90,18 @@ NO_EFFECT = dict.fromkeys(
 )
 # GGUF metadata by the key of config.json.
 KEYS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+LOCAL_KEYS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+GROUPED_KEYS = {
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "n_shared_experts": "expert_shared_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
 
 
 def fused(given: Names, every: Mapping[Role, FusedExperts]) -> Names:

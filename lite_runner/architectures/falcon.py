@@ -3,10 +3,11 @@ or ALiBi, whose slopes are scaled as the scores are."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import gpt2, llama_like, naming, starcoder2
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Rotary
@@ -26,8 +27,10 @@ NAMES: Names = {
     "norm": Name("model.norm_out", "transformer.ln_f"),
 }
 _TWO_NORMS: Names = {
-    "attention_norm": Name(f"{_OURS}.attention_norm", f"{_LAYER}.ln_attn"),
-    "feed_forward_norm": Name(f"{_OURS}.ffn_norm", f"{_LAYER}.ln_mlp"),
+    "attention_norm": Name(
+        f"{_OURS}.attention_norm", f"{_LAYER}.ln_attn", gguf="blk.{}.attn_norm_2"
+    ),
+    "feed_forward_norm": Name(f"{_OURS}.ffn_norm", f"{_LAYER}.ln_mlp", gguf="blk.{}.attn_norm"),
 }
 
 
@@ -109,11 +112,29 @@ def renamed(model: Decoder) -> Names:
     return _TWO_NORMS if first.parallel and not first.shared_norm else {}
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp has the models alone whose attention is beside the feed-forward network."""
+    two = "blk.0.attn_norm_2.weight" in tensors
+    return {
+        "bias": "blk.0.attn_qkv.bias" in tensors,
+        "new_decoder_architecture": two or given["num_kv_heads"] != 1,
+        "num_ln_in_parallel_attn": 2 if two else 1,
+    }
+
+
 FALCON = Architecture(
     "falcon",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        {
+            "num_kv_heads": "attention.head_count_kv",
+            "ffn_hidden_size": "feed_forward_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        },
+        infer=infer_from_gguf,
+    ),
     renamed=renamed,
     stored_rows=naming.by_head,
 )

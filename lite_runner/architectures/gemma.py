@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lite_runner.architectures import llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -47,6 +47,7 @@ GEMMA = Architecture(
     read,
     llama_like.NAMES,
     write,
+    gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias),
     no_effect={"hidden_activation": "transformers does not read it"},
     norms_less_one=True,
 )

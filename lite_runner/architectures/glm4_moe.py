@@ -3,16 +3,21 @@ and a bias, a network beside them, and dense layers first."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import experts, llama_like, naming, qwen3
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder
 
-NAMES: Names = {**qwen3.NAMES, **experts.GROUPED_NAMES}
+NAMES: Names = {
+    **qwen3.NAMES,
+    **llama_like.POST_ATTENTION_NORM,
+    **experts.GROUPED_NAMES,
+}
 
 # moe_intermediate_size of a config.json that leaves it out, as transformers has it.
 _WIDTH = 1408
@@ -49,11 +54,26 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases and norms of heads by their tensors; the rotated part of a head."""
+    return (
+        llama_like.infer_rotated_share(given)
+        | llama_like.infer_bias(tensors, given)
+        | {"use_qk_norm": "blk.0.attn_q_norm.weight" in tensors}
+    )
+
+
 GLM4_MOE = Architecture(
     "glm4_moe",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        llama_like.KEYS | llama_like.PARTIAL_KEYS | experts.GROUPED_KEYS,
+        infer=infer_from_gguf,
+        name="glm4moe",
+        rows=naming.rotated_first(naming.apart),
+    ),
     no_effect=experts.NO_EFFECT | experts.NEXT_TOKEN,
     stored_rows=naming.rotated_first(naming.apart),
     next_token_layers=True,

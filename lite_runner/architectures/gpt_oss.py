@@ -3,10 +3,11 @@ with biases and a clamped gate, whose matrices files have in one tensor a layer,
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import experts, llama_like, llama_settings
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
@@ -26,6 +27,7 @@ _EXPERTS = experts.names(
 )
 NAMES: Names = {
     **{role: name for role, name in llama_like.NAMES.items() if role not in ("gate", "up", "down")},
+    **llama_like.POST_ATTENTION_NORM,
     "sinks": Name(f"{_LAYER}.attention.sinks.", f"{_LAYER}.self_attn.sinks."),
     **experts.fused(_EXPERTS, _FUSED),
 }
@@ -86,11 +88,38 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors; the ramp of its YaRN ends between dimensions, which metadata has no
+    word for."""
+    rope = {name: given[name] for name in _YARN_KEYS if given[name] is not None}
+    scaling = {"rope_type": "yarn", "truncate": False} | rope if rope.get("factor") else None
+    return llama_like.infer_bias(tensors, given) | {
+        "rope_scaling": scaling or {"rope_type": "default"}
+    }
+
+
+_YARN_KEYS = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
 GPT_OSS = Architecture(
     "gpt_oss",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        llama_like.KEYS
+        | experts.LOCAL_KEYS
+        | _YARN_KEYS
+        | {
+            "intermediate_size": "expert_feed_forward_length",
+            "sliding_window": "attention.sliding_window",
+        },
+        infer=infer_from_gguf,
+        name="gpt-oss",
+    ),
     no_effect=experts.NO_EFFECT
     | {
         "experts_per_token": "num_experts_per_tok is beside it",

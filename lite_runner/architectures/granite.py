@@ -64,6 +64,16 @@ def settings(model: Decoder) -> dict[str, Any]:
     return llama_settings.settings(model) | llama_settings.multipliers(model)
 
 
+KEYS = llama_like.KEYS | {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "embedding_multiplier": "embedding_scale",
+    "attention_multiplier": "attention.scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
+
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors; without attention.scale, llama.cpp's default, not config.json's."""
     found: dict[str, Any] = {
@@ -95,17 +105,5 @@ GRANITE = dataclasses.replace(
         partial(llama_like.decoder, architecture="granite"),
         settings,
     ),
-    gguf=GGUF(
-        llama_like.KEYS
-        | {
-            "hidden_size": "embedding_length",
-            "num_attention_heads": "attention.head_count",
-            "embedding_multiplier": "embedding_scale",
-            "attention_multiplier": "attention.scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
-        permuted=True,
-        infer=infer_from_gguf,
-    ),
+    gguf=GGUF(KEYS, permuted=True, infer=infer_from_gguf),
 )

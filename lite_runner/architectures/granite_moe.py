@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lite_runner.architectures import experts, granite, llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import FusedExperts, Names, Role
@@ -54,4 +54,11 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-GRANITE_MOE = Architecture("granitemoe", read, NAMES, write, no_effect=experts.NO_EFFECT)
+GRANITE_MOE = Architecture(
+    "granitemoe",
+    read,
+    NAMES,
+    write,
+    gguf=GGUF(granite.KEYS | experts.LOCAL_KEYS, permuted=True, infer=granite.infer_from_gguf),
+    no_effect=experts.NO_EFFECT,
+)

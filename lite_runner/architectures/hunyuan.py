@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from lite_runner.architectures import experts, llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names
@@ -121,6 +121,7 @@ HUNYUAN = Architecture(
     read,
     NAMES,
     write,
+    gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias, name="hunyuan-dense"),
     no_effect={
         "eod_token_id": "of the tokenizer",
         "pretraining_tp": KERNEL,
@@ -132,5 +133,10 @@ HUNYUAN_MOE = dataclasses.replace(
     read=lambda fields: read(fields, "hunyuan_v1_moe"),
     names=MOE_NAMES,
     write=write_moe,
+    gguf=GGUF(
+        llama_like.KEYS | {"num_experts": "expert_count", "moe_topk": "expert_used_count"},
+        infer=llama_like.infer_bias,
+        name="hunyuan-moe",
+    ),
     no_effect={**HUNYUAN.no_effect, **experts.NO_EFFECT, "use_mixed_mlp_moe": KERNEL},
 )

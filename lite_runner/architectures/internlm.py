@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
 from lite_runner.architectures import llama_like, llama_settings, naming
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation
@@ -18,9 +18,9 @@ _OURS = "model.layers.{}"
 _FUSED = f"{_OURS}.attention.wqkv"
 NAMES: Names = {
     "embedding": Name("model.tok_embeddings.embedding_weight", "model.tok_embeddings"),
-    "query": Name(f"{_OURS}.attention.wq", _FUSED, 0),
-    "key": Name(f"{_OURS}.attention.wk", _FUSED, 1),
-    "value": Name(f"{_OURS}.attention.wv", _FUSED, 2),
+    "query": Name(f"{_OURS}.attention.wq", _FUSED, 0, gguf="blk.{}.attn_q"),
+    "key": Name(f"{_OURS}.attention.wk", _FUSED, 1, gguf="blk.{}.attn_k"),
+    "value": Name(f"{_OURS}.attention.wv", _FUSED, 2, gguf="blk.{}.attn_v"),
     "attention_out": Name(f"{_OURS}.attention.wo", f"{_OURS}.attention.wo"),
     "gate": Name(f"{_OURS}.feed_forward.w1", f"{_OURS}.feed_forward.w1"),
     "down": Name(f"{_OURS}.feed_forward.w2", f"{_OURS}.feed_forward.w2"),
@@ -58,6 +58,11 @@ def write(model: Decoder) -> dict[str, Any]:
             "rotary": {"base": theta, "type": "origin"},
         }
     return found | {"architectures": ["InternLM2ForCausalLM"]}
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by those of queries; q, k and v are apart."""
+    return {"bias": "blk.0.attn_q.bias" in tensors}
 
 
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
@@ -108,6 +113,7 @@ INTERNLM2 = Architecture(
         translated=llama_settings.TRANSLATED,
         translate=llama_settings.translate,
     ),
+    GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
     no_effect={"pretraining_tp": KERNEL},
     stored_rows=naming.by_head,
 )

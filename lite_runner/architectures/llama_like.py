@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, Literal
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
@@ -52,6 +52,35 @@ KEYS = {
     "head_dim": "attention.key_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
+# Of heads that are rotated in part; see infer_rotated_share.
+PARTIAL_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "partial_rotary_factor": "rope.dimension_count",
+}
+# Where llama.cpp calls the norm before the feed-forward network as Hugging Face does.
+POST_ATTENTION_NORM: Names = {
+    "feed_forward_norm": dataclasses.replace(
+        NAMES["feed_forward_norm"], gguf="blk.{}.post_attention_norm"
+    ),
+}
+
+
+def layer_norm_keys(field: str) -> dict[str, str]:
+    """KEYS of a family with LayerNorm, whose config.json calls the epsilon `field`."""
+    kept = {name: key for name, key in KEYS.items() if name != "rms_norm_eps"}
+    return kept | {field: "attention.layer_norm_epsilon"}
+
+
+def infer_bias(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases of attention by those of queries."""
+    return {"attention_bias": "blk.0.attn_q.bias" in tensors}
+
+
+def infer_rotated_share(given: Mapping[str, Any]) -> dict[str, Any]:
+    """partial_rotary_factor of GGUF metadata by PARTIAL_KEYS, which has a number of dimensions."""
+    head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
+    return {"partial_rotary_factor": (given.get("partial_rotary_factor") or head_dim) / head_dim}
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -39,6 +40,32 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The multipliers as config.json has them; older files leave out those of MiniCPM-2B."""
+    residual, logits = given["residual"], given["logits"]
+    return llama_like.infer_bias(tensors, given) | {
+        "scale_emb": given["scale_emb"] or 12.0,
+        "scale_depth": residual * given["layers"] ** 0.5 if residual else 1.4,
+        "dim_model_base": round(given["hidden_size"] / logits) if logits else 256,
+    }
+
+
 MINICPM = Architecture(
-    "minicpm", read, llama_like.NAMES, write, no_effect={"pretraining_tp": KERNEL}
+    "minicpm",
+    read,
+    llama_like.NAMES,
+    write,
+    gguf=GGUF(
+        llama_like.KEYS
+        | {
+            "hidden_size": "embedding_length",
+            "layers": "block_count",
+            "scale_emb": "embedding_scale",
+            "residual": "residual_scale",
+            "logits": "logit_scale",
+        },
+        permuted=True,
+        infer=infer_from_gguf,
+    ),
+    no_effect={"pretraining_tp": KERNEL},
 )

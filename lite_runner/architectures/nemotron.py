@@ -4,10 +4,11 @@ part of each head."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like, naming
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -46,11 +47,25 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors; the rotated part of a head."""
+    return (
+        llama_like.infer_rotated_share(given)
+        | llama_like.infer_bias(tensors, given)
+        | {"mlp_bias": "blk.0.ffn_up.bias" in tensors}
+    )
+
+
 NEMOTRON = Architecture(
     "nemotron",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        llama_like.layer_norm_keys("norm_eps") | llama_like.PARTIAL_KEYS,
+        infer=infer_from_gguf,
+        rows=naming.rotated_first(naming.apart),
+    ),
     norms_less_one=True,
     stored_rows=naming.rotated_first(naming.apart),
 )

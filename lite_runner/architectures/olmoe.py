@@ -3,10 +3,11 @@ experts."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import experts, llama_like, qwen3
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
@@ -53,4 +54,16 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
-OLMOE = Architecture("olmoe", read, NAMES, write, no_effect=experts.NO_EFFECT)
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp renormalizes never."""
+    return llama_like.infer_bias(tensors, given) | {"norm_topk_prob": False}
+
+
+OLMOE = Architecture(
+    "olmoe",
+    read,
+    NAMES,
+    write,
+    gguf=GGUF(llama_like.KEYS | experts.KEYS, infer=infer_from_gguf),
+    no_effect=experts.NO_EFFECT,
+)

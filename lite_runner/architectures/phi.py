@@ -4,10 +4,11 @@ that share a norm, and a head with a bias."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like, naming, starcoder2
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -64,11 +65,22 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotated part of a head."""
+    return llama_like.infer_rotated_share(given)
+
+
 PHI = Architecture(
     "phi",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        llama_like.layer_norm_keys("layer_norm_eps") | llama_like.PARTIAL_KEYS,
+        infer=infer_from_gguf,
+        name="phi2",
+        rows=naming.rotated_first(naming.apart),
+    ),
     no_effect={"embd_pdrop": TRAINING, "resid_pdrop": TRAINING},
     stored_rows=naming.rotated_first(naming.apart),
 )

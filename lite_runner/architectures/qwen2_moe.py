@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import experts, llama_like, llama_settings
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names
@@ -75,4 +76,25 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
-QWEN2_MOE = Architecture("qwen2_moe", read, NAMES, write, no_effect=experts.NO_EFFECT)
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp renormalizes never, and converts only models with experts in every layer."""
+    return {"qkv_bias": "blk.0.attn_q.bias" in tensors, "norm_topk_prob": False}
+
+
+QWEN2_MOE = Architecture(
+    "qwen2_moe",
+    read,
+    NAMES,
+    write,
+    gguf=GGUF(
+        llama_like.KEYS
+        | experts.KEYS
+        | {
+            "moe_intermediate_size": "expert_feed_forward_length",
+            "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        },
+        infer=infer_from_gguf,
+        name="qwen2moe",
+    ),
+    no_effect=experts.NO_EFFECT,
+)

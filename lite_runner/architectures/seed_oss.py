@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -32,10 +33,19 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors."""
+    return llama_like.infer_bias(tensors, given) | {
+        "attention_out_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+
+
 SEED_OSS = Architecture(
     "seed_oss",
     read,
-    llama_like.NAMES,
+    {**llama_like.NAMES, **llama_like.POST_ATTENTION_NORM},
     write,
+    gguf=GGUF(llama_like.KEYS, infer=infer_from_gguf),
     no_effect={"pretraining_tp": KERNEL, "residual_dropout": TRAINING},
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import llama_like, naming
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder, Norm
 
@@ -42,10 +43,25 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases and norms by their tensors, as in llama.cpp; the rotated part of a head."""
+    return llama_like.infer_rotated_share(given) | {
+        "use_qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
+    }
+
+
 STABLELM = Architecture(
     "stablelm",
     read,
     llama_like.NAMES,
     write,
+    gguf=GGUF(
+        llama_like.layer_norm_keys("layer_norm_eps")
+        | llama_like.PARTIAL_KEYS
+        | {"use_parallel_residual": "use_parallel_residual"},
+        infer=infer_from_gguf,
+        rows=naming.rotated_first(naming.apart),
+    ),
     stored_rows=naming.rotated_first(naming.apart),
 )

@@ -23,6 +23,7 @@ from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor, transposed, with_rows
 
+NEXT_TOKEN = "nextn_predict_layers"
 FREQUENCIES = "rope_freqs.weight"
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # of LongRoPE
 # Metadata below the architecture's name that changes nothing, with the reason; whatever else is not
@@ -35,8 +36,8 @@ NO_EFFECT = {
     "attention.layer_norm_rms_epsilon": "of the other kind of norm",
 }
 NEUTRAL = {
-    "expert_gating_func": 1,  # softmax
     "expert_group_count": 1,
+    "expert_group_used_count": 1,
     "expert_weights_scale": 1.0,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.yarn_attn_factor": 1.0,
@@ -68,7 +69,15 @@ class _Hyperparameters:
 
     def refuse_others(self, config: Decoder) -> None:
         """Fail on what was not read and may change what is computed. Raises ArtifactError."""
+        sparse = config.sparse
+        experts = None if sparse is None else sparse.experts
+        width = 0 if sparse is None else sparse.width
         same = NEUTRAL | {
+            "expert_gating_func": 2 if experts is not None and experts.sigmoid else 1,
+            "expert_weights_norm": experts is not None and experts.renormalized,
+            "expert_shared_count": experts.shared // width if experts else 0,
+            "expert_shared_feed_forward_length": experts.shared if experts else 0,
+            "expert_feed_forward_length": width,
             "attention.head_count_kv": config.n_kv_heads,
             "attention.key_length": config.head_dim,
             "attention.value_length": config.head_dim,
@@ -130,7 +139,7 @@ def _as_hugging_face(
     raw = {
         "vocab_size": vocab_size,
         "hidden_size": value("embedding_length"),
-        "num_hidden_layers": value("block_count"),
+        "num_hidden_layers": _layers(value),
         "num_attention_heads": value("attention.head_count"),
         "max_position_embeddings": value("context_length"),
         "intermediate_size": value("feed_forward_length"),
@@ -143,6 +152,13 @@ def _as_hugging_face(
     }
     given = {name: value(key) for name, key in gguf.keys.items()}
     return raw | given | gguf.infer(file.tensors, given)
+
+
+def _layers(value: Callable[..., Any]) -> Any:
+    """Those of the model; behind them a file may have some that predict a further token."""
+    every, further = value("block_count"), value(NEXT_TOKEN, 0)
+    counted = type(every) is int and type(further) is int and 0 <= further < every
+    return every - further if counted else every
 
 
 def _is_tied(file: GGUFFile) -> bool:
@@ -169,7 +185,11 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
         starts[parameter.name] = start = expected.get(name, (0,))[0]
         expected[name] = (start + rows, *rest)
     positions = tensors_of_scaling(config)
-    found = {name: one.shape for name, one in file.tensors.items() if name not in positions}
+    found = {
+        name: _shape(one.shape, expected.get(name))
+        for name, one in file.tensors.items()
+        if name not in positions and not _of_next_token(name, file, config)
+    }
     head = file.tensors.get("output.weight")
     tied_twice = head is not None and "output.weight" not in expected
     if tied_twice:
@@ -193,6 +213,22 @@ def in_canonical_order(
     return held if rows is None else with_rows(held, held.shape, lambda array: array[rows])
 
 
+def _shape(stored: tuple[int, ...], expected: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The expected shape, if only axes differ: a vector may be a row, or the rows of heads."""
+    vector = expected is not None and 1 in (len(stored), len(expected))
+    same = vector and expected is not None and math.prod(stored) == math.prod(expected)
+    return expected if same and expected is not None else stored
+
+
+def _of_next_token(name: str, file: GGUFFile, config: Decoder) -> bool:
+    """True for a tensor of the layers behind the model's, which predict a further token."""
+    if f"{file.metadata['general.architecture']}.{NEXT_TOKEN}" not in file.metadata:
+        return False
+    block, _, layer = name.partition(".")
+    number = layer.partition(".")[0]
+    return block == "blk" and number.isdecimal() and int(number) >= config.num_layers
+
+
 def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
     """Older files have a tensor for each expert, as blk.0.ffn_gate.7.weight."""
     if parameter.expert is None or parameter.gguf in file.tensors:
@@ -204,10 +240,12 @@ def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
 def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
     """`start`: its first row in a tensor that holds several, one after the other."""
     stored = file.tensors[_name_in_file(parameter, file)]
-    if len(stored.shape) == 3:  # all experts
+    if parameter.expert is not None and len(stored.shape) > len(parameter.shape):  # all experts
         rows = stored.shape[0] * stored.shape[1]
-        stored = replace(stored, shape=(rows, stored.shape[2]))
+        stored = replace(stored, shape=(rows, *stored.shape[2:]))
     whole = parameter.part is None and parameter.expert is None
+    if whole and 1 in (len(stored.shape), len(parameter.shape)):
+        stored = replace(stored, shape=parameter.shape)
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.transposed:
         return transposed(tensor)

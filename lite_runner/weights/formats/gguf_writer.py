@@ -263,6 +263,11 @@ def _metadata(model: Decoder, kind: GGUFKind) -> dict[str, Any]:
         "vocab_size": model.vocab_size,
         **{key: raw[field] for field, key in gguf.keys.items() if raw.get(field) is not None},
     }
+    if model.sparse is not None and (experts := model.sparse.experts) is not None:
+        values["expert_gating_func"] = 2 if experts.sigmoid else 1
+        values["expert_feed_forward_length"] = model.sparse.width
+        if experts.shared:
+            values["expert_shared_feed_forward_length"] = experts.shared
     if (rotary := model.rotary) is not None:
         values["rope.freq_base"] = float(rotary.theta)
         values["rope.dimension_count"] = rotary.dims or model.head_dim

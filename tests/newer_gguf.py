@@ -1,0 +1,203 @@
+"""GGUF files of the tiny models of tests/fixtures/reference that need more than renamed tensors, in
+float32, as llama.cpp's converter lays them out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+Floats = NDArray[np.float32]
+ARCHITECTURES = {
+    "cohere": "COMMAND_R",
+    "cohere2": "COHERE2",
+    "ernie4_5": "ERNIE4_5",
+    "exaone4": "EXAONE4",
+    "falcon": "FALCON",
+    "gemma": "GEMMA",
+    "glm4_moe": "GLM4_MOE",
+    "gpt_oss": "GPT_OSS",
+    "granitemoe": "GRANITE_MOE",
+    "hunyuan_v1_dense": "HUNYUAN_DENSE",
+    "hunyuan_v1_moe": "HUNYUAN_MOE",
+    "internlm2": "INTERNLM2",
+    "minicpm": "MINICPM",
+    "nemotron": "NEMOTRON",
+    "olmoe": "OLMOE",
+    "phi": "PHI2",
+    "qwen2_moe": "QWEN2MOE",
+    "seed_oss": "SEED_OSS",
+    "stablelm": "STABLELM",
+}
+PERMUTED = ("granitemoe", "internlm2", "minicpm")  # rows of q and k
+LESS_ONE = ("gemma", "nemotron")  # norms whose files have weights less 1
+# config.json -> method of the writer, of any family that has the field.
+NUMBERS = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "ffn_hidden_size": "feed_forward_length",
+    "num_attention_heads": "head_count",
+    "num_key_value_heads": "head_count_kv",
+    "rms_norm_eps": "layer_norm_rms_eps",
+    "layer_norm_eps": "layer_norm_eps",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "norm_eps": "layer_norm_eps",
+    "num_experts": "expert_count",
+    "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "n_shared_experts": "expert_shared_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "logit_scale": "logit_scale",
+    "use_parallel_residual": "parallel_residual",
+    "attention_multiplier": "attention_scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "scale_emb": "embedding_scale",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "pad_token_id": "pad_token_id",
+}
+
+
+def write_newer_gguf(path: Path, folder: Path, *, further: bool = False) -> None:
+    """Write the model of a Hugging Face folder; `further`: with a layer behind the model's, which
+    predicts a further token."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kind, layers = config["model_type"], config["num_hidden_layers"]
+    architecture = gguf.MODEL_ARCH[ARCHITECTURES[kind]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    _add_metadata(writer, config | {"num_hidden_layers": layers + further})
+    names = gguf.get_tensor_name_map(architecture, layers)
+    for name, values in _converted(config, load_file(folder / "model.safetensors")):
+        # Command-R's head is never its own there.
+        other = "output.weight" if name == "lm_head.weight" else None
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias")) or other
+        assert stored is not None, name
+        writer.add_tensor(stored, np.ascontiguousarray(values))
+    if further:
+        writer.add_nextn_predict_layers(1)
+        for name in ("attn_norm", "nextn.enorm"):
+            writer.add_tensor(f"blk.{layers}.{name}.weight", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    kind, hidden, heads = (
+        config[name] for name in ("model_type", "hidden_size", "num_attention_heads")
+    )
+    for field, method in NUMBERS.items():
+        if config.get(field) is not None:
+            getattr(writer, f"add_{method}")(config[field])
+    writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
+    rope = config.get("rope_parameters", config)
+    if kind != "falcon":
+        writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    head_dim = config.get("head_dim") or hidden // heads
+    if config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if (share := rope.get("partial_rotary_factor")) is not None:
+        writer.add_rope_dimension_count(int(share * head_dim))
+    if slides := config.get("sliding_window"):
+        writer.add_sliding_window(slides)
+    if kind == "exaone4" and slides:
+        writer.add_sliding_window_pattern(
+            [one == "sliding_attention" for one in config["layer_types"]]
+        )
+    if kind == "falcon":
+        writer.add_tensor_data_layout("jploski")
+        new = config["new_decoder_architecture"]
+        writer.add_head_count_kv(config["num_kv_heads"] if new else 1)
+    if kind == "glm4_moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if kind == "hunyuan_v1_moe":
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_shared_count(1)
+    if kind == "minicpm":
+        writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
+        writer.add_logit_scale(hidden / config["dim_model_base"])
+    if kind == "gpt_oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+
+
+def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tuple[str, Floats]]:
+    """The tensors under names that the package's map knows, in llama.cpp's order of rows."""
+    kind, heads = config["model_type"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    together: dict[str, dict[int, Floats]] = {}
+    for name, values in given.items():
+        if found := _EXPERT.fullmatch(name):
+            together.setdefault(f"{found[1]}.{found[3]}.weight", {})[int(found[2])] = values
+        elif name.endswith(".sinks"):
+            yield f"{name}.weight", values
+        elif name.endswith("e_score_correction_bias"):
+            yield f"{name.removesuffix('_bias')}.bias", values
+        elif ".mlp.experts." in name:  # gpt-oss
+            whole = name.removesuffix("_bias")
+            suffix = ".bias" if name.endswith("_bias") else ".weight"
+            values = values if suffix == ".bias" else values.swapaxes(1, 2)
+            if "gate_up" not in name:
+                yield whole + suffix, values
+                continue
+            for part, start in (("gate_proj", 0), ("up_proj", 1)):
+                yield whole.replace("gate_up_proj", part) + suffix, values[:, start::2]
+        elif ".input_linear." in name:  # GraniteMoE
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                layer = name.split(".")[2]
+                yield f"model.layers.{layer}.mlp.experts.{part}_proj.weight", half
+        elif name.endswith(".query_key_value.weight"):  # Falcon
+            groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
+            each = values.reshape(groups, heads // groups + 2, -1, values.shape[-1])
+            parts = (each[:, :-2], each[:, [-2]], each[:, [-1]])
+            yield name, np.concatenate([one.reshape(-1, values.shape[-1]) for one in parts])
+        elif name.endswith(".wqkv.weight"):  # InternLM2
+            each = values.reshape(kv_heads, heads // kv_heads + 2, -1, values.shape[-1])
+            parts = (each[:, :-2], each[:, -2], each[:, -1])
+            for letter, part, count in zip("qkv", parts, (heads, kv_heads, 0), strict=True):
+                rows = part.reshape(-1, values.shape[-1])
+                own = name.replace("attention.wqkv", f"self_attn.{letter}_proj")
+                yield own, _interleaved(rows, count) if count else rows
+        else:
+            if kind in LESS_ONE and name.endswith("norm.weight"):
+                values = values + np.float32(1)
+            rotary = {"q_proj": heads, "k_proj": kv_heads}.get(name.split(".")[-2], 0)
+            if rotary and kind in PERMUTED:
+                values = _interleaved(values, rotary)
+            yield name, values.reshape(-1) if values.shape[0] == 1 else values
+    for name, experts in together.items():
+        yield name, np.stack([experts[index] for index in range(len(experts))])
+
+
+def _interleaved(values: Floats, heads: int) -> Floats:
+    halves = values.reshape(heads, 2, -1, *values.shape[1:])
+    return halves.swapaxes(1, 2).reshape(values.shape)
