@@ -25,6 +25,26 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_SEED = _QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
+_CONTRACTED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    rf"{_CONTRACTED}"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    rf"{_CONTRACTED}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",  # noqa: RUF001
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_FALCON = (
+    r"[\p{P}$+<=>^~|`]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"[0-9][0-9][0-9]",
+)
 _BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # noqa: RUF001
 
 
@@ -36,11 +56,11 @@ def _single_digits() -> PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _split(pattern: str) -> Callable[[], PreTokenizer]:
+def _split(*patterns: str) -> Callable[[], PreTokenizer]:
     def build() -> PreTokenizer:
         return pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                *(pre_tokenizers.Split(Regex(one), behavior="isolated") for one in patterns),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -63,6 +83,17 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
     "chatglm-bpe": _split(_LLAMA3),
     "glm4": _split(_LLAMA3),
     "bloom": _split(_BLOOM),
+    "phi-2": _gpt2,
+    "olmo": _gpt2,
+    "exaone4": _gpt2,
+    "command-r": _single_digits,
+    "falcon": _split(*_FALCON),
+    "stablelm2": _split(_QWEN2),
+    "hunyuan": _split(_QWEN2),
+    "seed-coder": _split(_SEED),
+    "gpt-4o": _split(_GPT_4O),
+    "deepseek-v3": _split(*_DEEPSEEK_V3),
+    "hunyuan-dense": _split(*_DEEPSEEK_V3),
 }
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 _QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")

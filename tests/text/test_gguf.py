@@ -180,7 +180,11 @@ def test_its_files_are_the_same_tokenizer(
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "chatglm-bpe", "bloom", "none of these"]
+    "pre",
+    [
+        *("gpt-2", "smollm", "llama-bpe", "qwen2", "chatglm-bpe", "bloom", "none of these"),
+        *("falcon", "seed-coder", "gpt-4o", "deepseek-v3"),
+    ],
 )
 def test_a_folder_as_the_keys_of_a_gguf_file(
     write_gguf: Write, bpe_keys: dict[str, Any], texts: list[str], pre: str
@@ -209,6 +213,23 @@ def test_a_folder_as_the_keys_of_a_gguf_file(
     third = load_tokenizer(write_gguf(**written, chat_template=template), model_vocab=None)
     assert_same(third, tokenizer, [*texts, "a<|endoftext|>b"])
     assert third.render_chat([]) == "1"
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("command-r", ["HelloWorld", "'s", " ", "1", "2", "3", "4", " DON", "'", "T", "//", "\n"]),
+        ("falcon", ["HelloWorld", "'", "s", " ", "123", "4", " DON", "'", "T", "//", "\n"]),
+        ("stablelm2", ["HelloWorld", "'s", " ", "1", "2", "3", "4", " DON", "'T", "//\n"]),
+        ("seed-coder", ["HelloWorld", "'s", " ", "1", "2", "3", "4", " DON", "'T", "//", "\n"]),
+        ("gpt-4o", ["Hello", "World's", " ", "123", "4", " DON'T", "//\n"]),
+        ("deepseek-v3", ["HelloWorld", "'s", " ", "123", "4", " DON", "'T", "//\n"]),
+    ],
+)
+def test_texts_are_split_by_the_patterns_of_llama_cpp(pre: str, pieces: list[str]) -> None:
+    found = PRE_TOKENIZERS[pre]().pre_tokenize_str("HelloWorld's 1234 DON'T//\n")
+    plain = str.maketrans({"\u0120": " ", "\u010a": "\n"})  # bytes as GPT-2 spells them
+    assert [piece.translate(plain) for piece, _ in found] == pieces
 
 
 def test_a_sentencepiece_folder_is_no_gguf_tokenizer(
