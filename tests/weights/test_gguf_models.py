@@ -23,6 +23,7 @@ from lite_runner.native.packed_model import pack
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
+from lite_runner.weights.formats.gguf_writer import check_writable, write_gguf
 from lite_runner.weights.formats.hugging_face import shapes_in_files
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.lora.adapter import merged, merged_model
@@ -97,6 +98,19 @@ def test_newer_families(
         return
     model = opened(tmp_path / "x.gguf", known, rounded_input=False)
     assert relative_error(known.run(model), known.logits) <= 1e-5
+
+
+@pytest.mark.parametrize("case", ["cohere_normed", "falcon_new", "glm4_moe", "qwen2_moe", "phi"])
+def test_newer_families_are_written(case: str, tmp_path: Path) -> None:
+    folder = references.REFERENCE / case
+    model = model_config_of(folder)
+    source = open_checkpoint(folder, model)
+    check_writable(model, "Q8_0")
+    write_gguf(tmp_path / "x.gguf", source, model, "Q8_0", {})
+    file = open_gguf(tmp_path / "x.gguf")
+    for name, tensor in from_gguf(file, config_of_gguf(file)).items():
+        found, given = tensor.float32(), source[name].float32()
+        np.testing.assert_allclose(found, given, rtol=0, atol=ERRORS["Q8_0"], err_msg=name)
 
 
 FAMILY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
