@@ -37,6 +37,7 @@ from lite_runner.training.data import ExampleSet, read_data
 from lite_runner.training.network import Example, TrainedNetwork, matrices
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_errors as errors
+from lite_runner.training.shard import AllGather, ModelShard
 from lite_runner.training.tape import Array
 from lite_runner.training.tensorboard import event, event_file, header
 from lite_runner.training.trainer import (
@@ -49,6 +50,7 @@ from lite_runner.training.trainer import (
     step_size,
 )
 from lite_runner.weights.lora.adapter_writer import write_adapters
+from lite_runner.weights.sharding.partition import sliced
 from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import check_folder, write_hugging_face
 
@@ -100,7 +102,7 @@ def plan(config: Config) -> Plan:
             evaluated = _data("eval_data", asked.eval_data, config, model, tokenizer)
     trained = parameter_count(model) if lora is None else sum(a.size for a in lora.arrays.values())
     longest = max((len(text.ids) for text in data.texts), default=0) if data else length
-    memory = _memory(config, model, trained, longest)
+    memory = _memory(config, model.shard(ranks_of(config).tensor), trained, longest)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
     lines["trains"] = f"{trained:,} of {parameter_count(model):,} parameters" + (
         "" if lora is None else f", LoRA of {len(lora.deltas)} weights"
@@ -140,8 +142,11 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     assert plan.memory is not None
     check_memory(plan.memory)
     asked, files, target = config.finetune, plan.model, config.target
-    stored = _stored(files) if asked.dtype == "stored" else {}
-    weights = _weights(files, stored, full=asked.full)
+    shard = None
+    if plan.ranks.tensor > 1:
+        shard = ModelShard(files.model, plan.ranks, _all_gather(plan.ranks))
+    stored = _stored(files, shard) if asked.dtype == "stored" else {}
+    weights = _weights(files, stored, shard, full=asked.full)
     lora = None if asked.full else _lora(config, files.model)
     trained = _learned(files.model, weights) if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
@@ -154,6 +159,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         bfloat16=bfloat16,
         stored=stored,
         recomputes=asked.checkpoint,
+        shard=shard,
     )
     trainer = Trainer(
         network,
@@ -288,6 +294,12 @@ def _gather(ranks: Ranks) -> Gather:
     return gather
 
 
+def _all_gather(ranks: Ranks) -> AllGather:
+    from lite_runner.backends.collectives import all_gather
+
+    return all_gather(ranks)
+
+
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
@@ -330,41 +342,43 @@ def _lora(config: Config, model: Decoder) -> TrainedLora:
     return new_lora(model, asked.lora, config.seed or 0)
 
 
-def _stored(files: ModelFiles) -> dict[str, Callable[[], Array]]:
+def _stored(files: ModelFiles, shard: ModelShard | None) -> dict[str, Callable[[], Array]]:
     """How the float32 of each matrix [out, in] is made."""
     found: dict[str, Callable[[], Array]] = {}
     tensors = files.tensors()
     for name, turned in matrices(files.model).items():
-        tensor = tensors[name]
-        if tensor.integers is not None and files.quantization.rounds:
-            found[name] = tensor.integers.read().float32  # always [out, in]
-        elif turned:
-            found[name] = partial(_turned, tensor)
-        else:
-            found[name] = tensor.float32
+        read = partial(_values, files, name, tensors[name], turned, shard)
+        found[name] = partial(_turned, read) if turned else read
     return found
 
 
-def _turned(tensor: LazyTensor) -> Array:
-    return tensor.float32().T
+def _turned(read: Callable[[], Array]) -> Array:
+    return read().T
 
 
-def _weights(files: ModelFiles, without: Collection[str], *, full: bool) -> dict[str, Array]:
+def _values(
+    files: ModelFiles, name: str, tensor: LazyTensor, turned: bool, shard: ModelShard | None
+) -> Array:
+    """A tensor of the model as it is held, or the shard's part of it."""
+    if tensor.integers is None or not files.quantization.rounds:
+        return (tensor if shard is None else sliced(tensor, shard.bounds(name))).float32()
+    values = tensor.integers.read().float32()  # always [out, in]
+    values = values.T if turned else values
+    return values if shard is None else values[shard.bounds(name)].copy()
+
+
+def _weights(
+    files: ModelFiles, without: Collection[str], shard: ModelShard | None, *, full: bool
+) -> dict[str, Array]:
     """All weights as float32; of the whole model that is trained, arrays of our own."""
     tensors = files.tensors()
     turned = {one.name for one in parameters(files.model) if one.transposed}
     found = {}
     with progress.step("load weights", total=len(tensors), unit="tensors") as step:
         for name, tensor in tensors.items():
-            if name in without:
-                step.advance()
-                continue
-            if tensor.integers is not None and files.quantization.rounds:
-                values = tensor.integers.read().float32()  # always [out, in]
-                values = values.T if name in turned else values
-            else:
-                values = tensor.float32()
-            found[name] = values.copy() if full else values
+            if name not in without:
+                values = _values(files, name, tensor, name in turned, shard)
+                found[name] = values.copy() if full else values
             step.advance()
     return found
 

@@ -23,7 +23,9 @@ from lite_runner.records import dataclass
 from lite_runner.training import mixture
 from lite_runner.training import tape as ops
 from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
+from lite_runner.training.shard import ModelShard, PartOf
 from lite_runner.training.tape import Array, Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
+from lite_runner.weights.tensor import Index
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
 _EXPERTS = ("expert_gate", "expert_up", "expert_down")
@@ -87,14 +89,17 @@ class TrainedNetwork:
         bfloat16: bool = False,
         stored: Mapping[str, Callable[[], Array]] | None = None,
         recomputes: bool = False,
+        shard: ModelShard | None = None,
     ) -> None:
         """`weights` by canonical name; `trained` are some of them, or A and B of `deltas`, which
         are by the weight's name. Arrays of `trained` may change between passes. `bfloat16`:
         products with the matrices of layers and the head, none of which is trained, and which
         `weights` lose; `stored`: matrices of layers that `weights` lack; `recomputes`:
-        a block keeps its input alone, and is computed again for its gradients."""
+        a block keeps its input alone, and is computed again for its gradients; `shard`: whose
+        layers `weights` are parts of, while A and B of `deltas` are whole, and their gradients
+        those of the part."""
         self.model, self.trained, self.deltas = model, trained, deltas
-        self.recomputes = recomputes
+        self.recomputes, self.shard = recomputes, shard
         self._weights = weights
         self._parameters = by_role(model)
         self._experts = {kind: by_expert(model, kind) for kind in _KINDS}
@@ -185,6 +190,8 @@ class _Pass:
         if self.model.attention.alibi:
             attention = self.model.attention
             self.slopes = attention.alibi_scale * alibi_slopes(attention.heads)
+            if network.shard is not None:
+                self.slopes = self.slopes[network.shard.heads]
 
     def loss(self, weight: float) -> float:
         """The sum of the targets' cross entropies; gradients are those of `weight` times it."""
@@ -266,6 +273,7 @@ class _Pass:
         """x [n, hidden_size] -> [n, hidden_size]"""
         if given.latent is not None:
             return self.latent_attention(given, given.latent, x, layer)
+        x = self.entered(x)
         query = self.linear(x, "query", layer, given.qkv_bias)
         key = self.linear(x, "key", layer, given.qkv_bias)
         value = self.linear(x, "value", layer, given.qkv_bias)
@@ -293,7 +301,7 @@ class _Pass:
             slopes=self.slopes,
             sinks=self.value("sinks", layer) if given.sinks else None,
         )
-        return self.linear(mixed, "attention_out", layer, given.out_bias)
+        return self.summed(self.linear(mixed, "attention_out", layer, given.out_bias))
 
     def latent_attention(self, given: Attention, latent: Latent, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
@@ -336,12 +344,13 @@ class _Pass:
         """x [n, hidden_size] -> [n, hidden_size]"""
         if given.experts is not None:
             return self.mixture(given, x, layer)
+        x = self.entered(x)
         up = self.linear(x, "up", layer, given.bias)
         if given.gated:
             inner = self.gated(given, self.linear(x, "gate", layer, given.bias), up)
         else:
             inner = ops.activated(self.tape, given.function, up)
-        return self.linear(inner, "down", layer, given.bias)
+        return self.summed(self.linear(inner, "down", layer, given.bias))
 
     def mixture(self, given: FeedForward, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
@@ -351,6 +360,7 @@ class _Pass:
         logits = self.linear(x, "router", layer, experts.router_bias)
         bias = self.value("choice_bias", layer, "bias").array if experts.choice_bias else None
         chosen, factors = mixture.routed(tape, logits, experts, bias)
+        x, factors = self.entered(x), self.entered(factors)
         parts = []
         for expert in range(experts.count):
             rows, place = np.nonzero(chosen == expert)
@@ -364,7 +374,7 @@ class _Pass:
             inner = self.gated(given, gate, up)
             down = self.expert(inner, "expert_down", layer, expert, given.bias)
             parts.append((rows, place, down))
-        out = mixture.gathered(tape, x.array.shape, parts, factors)
+        out = self.summed(mixture.gathered(tape, x.array.shape, parts, factors))
         if not experts.shared:
             return out
         gate, up = (self.linear(x, role, layer, False) for role in ("shared_gate", "shared_up"))
@@ -391,18 +401,35 @@ class _Pass:
     def linear(self, x: Value, role: Role, layer: int, bias: bool) -> Value:
         """x [n, in] -> [n, out]"""
         network, tape = self.network, self.tape
+        if network.shard is not None and role in ("attention_out", "down"):
+            bias = bias and network.shard.first  # of the ranks' sum
         y = ops.linear(
             tape,
             x,
             self.value(role, layer),
             self.value(role, layer, "bias") if bias else None,
         )
-        delta = network.deltas.get(network.name(role, layer))
+        name = network.name(role, layer)
+        delta = network.deltas.get(name)
         if delta is None:
             return y
         a, b = self.tensor(delta.a), self.tensor(delta.b)
         kept = None if self.dropout is None else self.dropout(delta.a, a.array.shape[1])
+        if network.shard is not None:
+            rows, columns = network.shard.sides(name)
+            kept = None if kept is None else kept[:, columns]
+            a, b = _part(a, (slice(None), columns)), _part(b, (rows, slice(None)))
         return ops.low_rank(tape, y, x, a, b, delta.scale, kept)
+
+    def entered(self, x: Value) -> Value:
+        """What matrices take that ranks have columns of."""
+        shard = self.network.shard
+        return x if shard is None else shard.entered(self.tape, x)
+
+    def summed(self, x: Value) -> Value:
+        """What matrices give that ranks have rows of."""
+        shard = self.network.shard
+        return x if shard is None else shard.summed(self.tape, x)
 
     def norm(
         self,
@@ -449,6 +476,11 @@ class _Pass:
         else:
             cos, sin = angles.scaled(self.positions, np.repeat(self.lengths, self.lengths))
         return cos[:, None].astype(np.float32), sin[:, None].astype(np.float32)
+
+
+def _part(whole: Value, place: Index) -> Value:
+    slot = None if whole.slot is None else PartOf(whole.slot, whole.array.shape, place)
+    return Value(whole.array[place], slot)
 
 
 class _Turned(Slot):

@@ -111,6 +111,11 @@ class TrainOptions(OverwriteOptions):
     finetune_output: OutputPath
 
     @property
+    def vocab_parallel(self) -> bool:
+        """Each rank has the whole embedding and head."""
+        return False
+
+    @property
     def target(self) -> Path:
         """The folder to write."""
         return Path(self.finetune_output).expanduser()
@@ -139,12 +144,14 @@ def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
             f"backend={config.backend} is not available with run_mode=finetune, which computes on"
             " the CPU by itself; expected backend=auto",
         )
-    if config.use_parallel and (tensor := config.parallel_config.model_parallel) > 1:
+    tensor = config.parallel_config.model_parallel if config.use_parallel else 1
+    if tensor > 1 and config.finetune.full:
         yield invalid(
-            ("parallel_config.model_parallel", "parallel", "use_parallel"),
-            f"parallel_config.model_parallel: got {tensor}, expected 1: each rank of a fine-tuning"
-            " has the whole model, and examples of its own; parallel_config.data_parallel="
-            f"{tensor * config.parallel_config.data_parallel}",
+            ("parallel_config.model_parallel", "parallel", "use_parallel", "finetune.full"),
+            f"parallel_config.model_parallel: got {tensor}, expected 1 with finetune.full=true:"
+            " ranks share the layers of a model that an adapter is trained for;"
+            f" parallel_config.data_parallel={tensor * config.parallel_config.data_parallel}, or"
+            " finetune.full=false",
         )
     if config.context.device_target == "Ascend":
         yield invalid(

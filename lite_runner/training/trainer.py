@@ -114,7 +114,8 @@ class Trainer:
     def run(self) -> Generator[StepMetrics, None, None]:
         """The steps that are left; each is complete when it is yielded."""
         # A full gradient a thread would take as much memory as the model: BLAS has the threads.
-        workers = 1 if self.options.full else self.threads
+        # Ranks that share a model compute the same chunk at a time.
+        workers = 1 if self.options.full or self.ranks.tensor > 1 else self.threads
         if self.network.in_bfloat16:
             set_threads(self.threads)
         with blas_threads(self.threads // workers), ThreadPoolExecutor(workers) as pool:
@@ -136,7 +137,7 @@ class Trainer:
         """The mean cross entropy of the texts to evaluate, of which each rank has its share."""
         own = self.evaluated[self.ranks.data_index :: self.ranks.data]
         parts = [[own[i] for i in chunk] for chunk in _chunks(own, CHUNK)] if own else []
-        loss = sum(pool.map(self.network.loss, parts))
+        loss = sum(self._mapped(pool)(self.network.loss, parts))
         loss, _ = self._totals(loss, False)
         loss /= sum(text.targets for text in self.evaluated)
         if loss < self.best_loss:
@@ -166,10 +167,10 @@ class Trainer:
 
         loss, gradients = 0.0, dict[str, Array]()
         # In the order of the chunks: the sum is the same however many threads there are.
-        for found, some in pool.map(work, _chunks(texts, CHUNK)):
+        for found, some in self._mapped(pool)(work, _chunks(texts, CHUNK)):
             loss += found
             _add(gradients, some)
-        if self.ranks.data > 1:
+        if self.ranks.size > 1:
             loss, self._stops = self._totals(loss, interrupted)
             self._add_up(gradients)
         norm = clipped(gradients, options.clip)
@@ -187,10 +188,15 @@ class Trainer:
             self.done, loss / count, norm, speed, tokens, time.perf_counter() - began
         )
 
+    def _mapped(self, pool: ThreadPoolExecutor) -> Callable[..., Iterator[Any]]:
+        """Ranks exchange values in the main thread alone."""
+        return map if self.ranks.tensor > 1 else pool.map
+
     def _totals(self, loss: float, interrupted: bool) -> tuple[float, bool]:
         """The loss of all ranks, and whether one of them is interrupted."""
         said = [np.frombuffer(one) for one in self._gather(np.array([loss, interrupted]).tobytes())]
-        return float(sum(one[0] for one in said)), any(one[1] for one in said)
+        once = said[:: self.ranks.tensor]  # ranks that share a model say the same
+        return float(sum(one[0] for one in once)), any(one[1] for one in said)
 
     def _add_up(self, gradients: dict[str, Array]) -> None:
         """Put the sums of all ranks in place of this one's. They are added in the order of the

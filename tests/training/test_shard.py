@@ -1,0 +1,119 @@
+"""Ranks that share a model train the adapter that one process trains; here they are threads."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from lite_runner.config.parallel import Ranks
+from lite_runner.training.adapter import TrainedLora, new_lora
+from lite_runner.training.network import TrainedNetwork
+from lite_runner.training.options import LoraOptions
+from lite_runner.training.shard import ModelShard
+from lite_runner.training.trainer import Gather, StepMetrics, Trainer
+from tests.models import reference_model
+from tests.training.options import OPTIONS
+from tests.training.test_network import examples, options, weights_of
+
+Said = TypeVar("Said")
+# Between them they have all that a shard may have.
+CASES = ("bloom", "cohere", "falcon", "gemma2", "gpt2", "llama", "mixtral", "starcoder2")
+
+
+class Meeting:
+    """An all-gather between threads."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count, timeout=60)
+        self._said: list[Any] = [None] * count
+
+    def gather(self, index: int, own: Said) -> list[Said]:
+        self._said[index] = own
+        self._barrier.wait()
+        found = [*self._said]
+        self._barrier.wait()
+        return found
+
+
+def trained(
+    case: str, ranks: Ranks, gather: Gather, shard: ModelShard | None, **changes: Any
+) -> tuple[list[StepMetrics], TrainedLora]:
+    """Two steps of a model's adapter, by 6 examples each."""
+    model, weights = reference_model(case), weights_of(case)
+    asked = {"r": 4, "alpha": 8.0, "dropout": 0.3, "targets": "all-linear", "rslora": False}
+    lora = new_lora(model, LoraOptions(**asked), 0)
+    if shard is not None:
+        weights = {name: one[shard.bounds(name)] for name, one in weights.items()}
+    recomputes = changes.pop("checkpoint", False)
+    network = TrainedNetwork(
+        model, weights, lora.arrays, lora.deltas, recomputes=recomputes, shard=shard
+    )
+    given = {**OPTIONS, "steps": 2, "batch_size": 6, "learning_rate": 0.01, "lora": asked}
+    texts = examples(model.vocab_size)
+    trainer = Trainer(
+        network,
+        [[text] for text in texts],
+        options(given | changes | {"eval_data": "x", "eval_steps": 2}),
+        evaluated=texts[:5],
+        seed=1,
+        threads=1,
+        ranks=ranks,
+        gather=gather,
+    )
+    return list(trainer.run()), lora
+
+
+def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], TrainedLora]]:
+    """What two ranks that share a model give, of each of `data` replicas."""
+    data = changes.pop("data", 1)
+    world, replicas = Meeting(2 * data), [Meeting(2) for _ in range(data)]
+
+    def rank(index: int) -> tuple[list[StepMetrics], TrainedLora]:
+        ranks = Ranks(index, data=data, tensor=2)
+
+        def all_gather(own: NDArray[np.float32]) -> NDArray[np.float32]:
+            return np.stack(replicas[ranks.data_index].gather(ranks.tensor_index, own))
+
+        def gather(payload: bytes) -> list[bytes]:
+            return world.gather(index, payload)
+
+        shard = ModelShard(reference_model(case), ranks, all_gather)
+        return trained(case, ranks, gather, shard, **changes)
+
+    with ThreadPoolExecutor(2 * data) as pool:
+        return list(pool.map(rank, range(2 * data)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_train_as_one_process(case: str) -> None:
+    expected, one = trained(case, Ranks(), lambda payload: [payload], None)
+    (steps, lora), (others, other) = on_ranks(case)
+    for name in ("loss", "grad_norm", "eval_loss"):
+        values, found, same = (
+            [getattr(step, name) for step in some if getattr(step, name) is not None]
+            for some in (expected, steps, others)
+        )
+        assert found == same
+        assert found == pytest.approx(values, rel=1e-4)
+    for name, array in lora.arrays.items():
+        assert np.array_equal(array, other.arrays[name])
+        np.testing.assert_allclose(array, one.arrays[name], atol=1e-3, err_msg=name)
+
+
+def test_two_replicas_of_two_ranks() -> None:
+    expected, _ = trained("llama", Ranks(), lambda payload: [payload], None)
+    found = on_ranks("llama", data=2, batch_size=3)
+    losses = [[step.loss for step in steps] for steps, _ in found]
+    assert all(one == losses[0] for one in losses)
+    assert losses[0] == pytest.approx([step.loss for step in expected], rel=1e-5)
+
+
+def test_a_recomputed_block_asks_the_ranks_again() -> None:
+    (kept, _), _ = on_ranks("llama")
+    (again, _), _ = on_ranks("llama", checkpoint=True)
+    assert [step.loss for step in again] == [step.loss for step in kept]
