@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +39,7 @@ from lite_runner.training.network import Example, TrainedNetwork, matrices
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_errors as errors
 from lite_runner.training.shard import AllGather, ModelShard
-from lite_runner.training.tape import Array
+from lite_runner.training.tape import Array, Bfloat16Matrix, Value
 from lite_runner.training.tensorboard import event, event_file, header
 from lite_runner.training.trainer import (
     CHECKPOINT,
@@ -118,6 +119,14 @@ def plan(config: Config) -> Plan:
             f" {steps * batch / len(packs):.2f} epochs,"
             f" some {round(steps * batch * mean):,} tokens"
         )
+        if config.dry_run:
+            work = _operations(config, model, data) * steps * batch / len(packs)
+            speed = _speed(config, model)
+            lines["time"] = (
+                f"some {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
+                f" products, at the {speed / 1e9:.0f} GFLOP/s of one that was measured now"
+                + (f", by {ranks.size} ranks as fast as this" if ranks.size > 1 else "")
+            )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
     lines["writes"] = f"{target}, {'a Hugging Face folder' if asked.full else 'a PEFT adapter'}"
     plan = TrainPlan(
@@ -301,7 +310,9 @@ def _all_gather(ranks: Ranks) -> AllGather:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
 
 
 def _summary(trainer: Trainer, steps: list[StepMetrics], seconds: float) -> Mapping[str, object]:
@@ -459,6 +470,41 @@ def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memor
         process=PROCESS,
         work=4 * workers * (tokens * (per_token + seen) + logits),
     )
+
+
+def _operations(config: Config, model: Decoder, data: ExampleSet) -> float:
+    """Floating-point operations of the products of an epoch, two for each multiplication."""
+    experts = None if model.sparse is None else model.sparse.experts
+    share = 1.0 if experts is None else experts.chosen / experts.count
+    names = matrices(model)
+    head = model.vocab_size * model.hidden_size
+    weights = 0.0  # of the layers, that a token is multiplied with
+    for one in parameters(model):
+        if one.name in names and one.role != "head":
+            size = math.prod(one.shape)
+            weights += size * share if (one.role or "").startswith("expert_") else size
+    again = 1 if config.finetune.checkpoint else 0
+    passes = 3 if config.finetune.full else 2  # forwards, to inputs, and to weights
+    # Each token sees half of its text, in two products; backwards these are four.
+    seen = sum(len(text.ids) ** 2 / 2 for text in data.texts)
+    width = sum(block.attention.heads * block.attention.head_dim for block in model.blocks)
+    work = data.tokens * weights * (passes + again) + data.targets * head * passes
+    return 2 * (work + seen * width * 2 * (3 + again))
+
+
+def _speed(config: Config, model: Decoder) -> float:
+    """Floating-point operations a second of a product as the layers have it."""
+    width = max(model.hidden_size, min(4 * model.hidden_size, model.intermediate_size or 0))
+    weight = np.ones((width, model.hidden_size), np.float32)
+    x = np.ones((CHUNK, model.hidden_size), np.float32)
+    bfloat16 = config.finetune.dtype == "bfloat16"
+    value = Value(weight, packed=Bfloat16Matrix(weight) if bfloat16 else None)
+    least = math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        value.times(x)
+        least = min(least, time.perf_counter() - began)
+    return 2 * weight.size * CHUNK / least
 
 
 def _identity(config: Config, data: ExampleSet, evaluated: Sequence[Example]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -142,13 +143,14 @@ def test_the_whole_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "11111" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_tokens_steps_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_tokens_steps_memory_and_time(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["finetune.steps=6", "finetune_output=adapter", "dry_run=true"]
     assert main([*RUN, *given]) == 0
     said = capsys.readouterr().out
     assert "4 of 4 examples, 36 tokens, 24 of them targets" in said
     assert "6 of 4 examples, 6.00 epochs, some 216 tokens" in said
     assert "memory" in said
+    assert re.search(r"some \d+ s, an estimate: [\d.]+ GFLOP of products, at the \d+ GFLOP/s", said)
     assert not Path("adapter").exists()
 
 
