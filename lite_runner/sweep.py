@@ -30,16 +30,27 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, setup_globals
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from hydra.types import HydraContext, RunMode
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lite_runner.bench import charts
 from lite_runner.bench.report import Spread, number
 from lite_runner.config.argv import CommandLine, Setting, is_of_hydra, override
-from lite_runner.config.choices import read_config, user_folders
-from lite_runner.config.groups import options_of
+from lite_runner.config.choices import (
+    OF_HYDRA,
+    ConfigFile,
+    read_config,
+    take_hydra,
+    user_folders,
+)
+from lite_runner.config.fields import raise_errors
+from lite_runner.config.grammar import value_of
+from lite_runner.config.groups import options_named_in, options_of, own_groups, paths_of
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -57,6 +68,7 @@ from lite_runner.system import packages
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.signals import Terminated
 
+_PARAMS = "hydra.sweeper.params"
 JOB = "job.json"  # in the folder of each job
 RUN = "run"  # beside it: a link to the job's run folder
 # Figures of result.json that the table shows where a job has them, and the chart draws.
@@ -68,6 +80,7 @@ FIGURES = {
 }
 # Hydra's logs go to standard output, between the texts; with other launchers to standard error.
 _SILENT: dict[str, Any] = {"version": 1, "incremental": True, "root": {}}
+_QUOTED = re.compile(r"(['\"])([^'\"]*)\1")
 _ABSENT = re.compile(r"Could not find '(hydra/\w+)/([\w.-]+)'")
 
 Run = Callable[[CommandLine, Path], int]  # a job and where to link its run folder -> exit code
@@ -96,7 +109,7 @@ class SweptJob:
         keys = {setting.key for setting in chosen}
         settings = [s for s in self.line.settings if s.key not in keys]
         folder, began = Path(hydra.runtime.output_dir), time.time()
-        line = replace(self.line, action="run", settings=[*settings, *chosen])
+        line = replace(self.line, settings=[*settings, *chosen])
         code = self.run(line, folder / RUN)
         figures = _figures(folder / RUN / RESULT)
         job = {
@@ -121,10 +134,12 @@ class SweptJob:
 class _Loader(ConfigLoaderImpl):
     """Hydra's own settings, composed by Hydra; the keys of a job are composed by the job."""
 
-    def __init__(self, line: CommandLine) -> None:
-        super().__init__(create_config_search_path(None))
-        file = read_config(line.config_files, None, schemas().is_of_a_run)
-        self.folders = user_folders(line, file)
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = folders
+        path = create_config_search_path(None)
+        for folder in folders:  # hydra/launcher/NAME.yaml of the user's own
+            path.prepend("lite-runner", f"file://{folder}")
+        super().__init__(path)
 
     def load_sweep_config(
         self, master_config: DictConfig, sweep_overrides: list[str]
@@ -148,14 +163,16 @@ class _Loader(ConfigLoaderImpl):
 
 def run_sweep(line: CommandLine, run: Run) -> int:
     """Run all jobs of a command line; returns their worst exit code. Raises RunnerError."""
-    hydra = [setting for setting in line.settings if is_of_hydra(setting)]
+    typed = [setting for setting in line.settings if is_of_hydra(setting)]
     line = replace(line, settings=[s for s in line.settings if not is_of_hydra(s)])
-    sweeps = any(s.key.startswith(("hydra/sweeper", "hydra.sweeper")) for s in hydra)
+    config, loader, sweeps = _hydra(line, typed)
+    line = _with_params(line, config, sweeps)
     jobs = None if sweeps else jobs_of(line)
     configs = [config for _, config, _ in jobs or ()]
     writes = jobs is None or any(c.leaves_folder and not c.dry_run for c in configs)
     with TemporaryDirectory() as temporary:
-        config, context = _hydra(line, hydra, _folder(line, configs) if writes else temporary)
+        keys = [setting.key for setting in typed]
+        context = _opened(config, loader, keys, _folder(line, configs) if writes else temporary)
         folder, began = Path(config.hydra.sweep.dir), time.time()
         task = SweptJob(line, None if jobs is None else len(jobs), run)
         context.callbacks.on_multirun_start(config=config, config_name=None)
@@ -188,32 +205,114 @@ def _folder(line: CommandLine, configs: Sequence[RunConfig]) -> str:
     return str(RunFolder.create(output, "sweep", mode).path)
 
 
-def _hydra(
-    line: CommandLine, settings: Sequence[Setting], folder: str
-) -> tuple[DictConfig, HydraContext]:
-    """Hydra's own config, with its launcher and sweeper. Raises RunnerError."""
+def _hydra(line: CommandLine, typed: Sequence[Setting]) -> tuple[DictConfig, _Loader, bool]:
+    """Hydra's own config, of the files of --config and as typed, and whether a sweeper chooses the
+    jobs. Raises RunnerError."""
     version.setbase("1.3")
     setup_globals()
     JobRuntime.instance().set("name", "run_lite")
-    words = [*map(_word, settings)]
-    usual = ["hydra.output_subdir=null", "hydra.mode=MULTIRUN"]
-    loader = _Loader(line)
-    try:
-        config = loader.load_configuration(None, [*usual, *words], RunMode.MULTIRUN)
+    file = read_config(line.config_files, None, schemas().is_of_a_run)
+    folders = user_folders(line, file)
+    for setting in line.settings:  # +experiment=NAME goes over the files
+        if setting.prefix == "+" and setting.key in own_groups(folders):
+            for path in paths_of(setting.key, str(setting.value), folders):
+                take_hydra(file, str(path), read_yaml(path))
+                named = options_named_in(path).items()
+                file.hydra_choices.update((g, name) for g, name in named if g in OF_HYDRA)
+    raise_errors(file.errors)
+    params, rest = _params(typed)
+    keys = {setting.key for setting in rest}
+    chosen = [f"{group}={name}" for group, name in file.hydra_choices.items() if group not in keys]
+    usual = ["hydra.output_subdir=null", "hydra.mode=MULTIRUN", "hydra.sweep.dir=''"]
+    words = [*usual, *chosen, *map(_word, rest)]
+    loader = _Loader(folders)
+    with _told():
+        config = loader.load_configuration(None, words, RunMode.MULTIRUN)
         own = config.hydra
+        for section in ("launcher", "sweeper", "sweep"):
+            above = dict(file.hydra.get(section, {}))
+            if section == "sweeper":
+                params = {**(own.sweeper.get("params") or {}), **above.pop("params", {}), **params}
+            if f"hydra/{section}" not in keys:  # else they are of another launcher or sweeper
+                left = {k: v for k, v in above.items() if f"hydra.{section}.{k}" not in keys}
+                own[section] = OmegaConf.merge(own[section], left)
         with open_dict(own):
-            if not any(word.startswith("hydra.sweep.dir=") for word in words):
-                own.sweep.dir = folder
-            own.sweep.dir = str(Path(own.sweep.dir).absolute())
-            if not any("job_logging" in word for word in words):
-                own.job_logging = _SILENT
-            if not any("hydra_logging" in word for word in words):
-                if own.launcher._target_.endswith(".BasicLauncher"):
-                    own.hydra_logging = _SILENT
-                else:
-                    own.hydra_logging.handlers.console.stream = "ext://sys.stderr"
+            own.callbacks = OmegaConf.merge(own.callbacks, _callbacks(file))
+            if params:
+                own.sweeper.params = {name: str(value) for name, value in params.items()}
+        sweeper = any(word.startswith("hydra/sweeper") for word in words)
+        return config, loader, sweeper or own.sweeper.get("max_batch_size") is not None
+
+
+def _params(settings: Sequence[Setting]) -> tuple[dict[str, str], list[Setting]]:
+    """hydra.sweeper.params as typed, whole or key by key, and the other settings."""
+    params: dict[str, str] = {}
+    for setting in settings:
+        _, found, key = setting.key.partition(_PARAMS)
+        if not found or not isinstance(setting.value, str):
+            continue
+        if key:
+            quoted = _QUOTED.fullmatch(setting.value)
+            params[key.removeprefix(".")] = quoted[2] if quoted else setting.value
+            continue
+        try:
+            value = value_of(setting.value, dict[str, str])
+        except ValueError as error:
+            raise ConfigError(f"{setting}: {error}") from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{setting}: expected a mapping, as {_PARAMS}={{seed: '1,2'}}")
+        params |= {str(name): str(one) for name, one in value.items()}
+    return params, [setting for setting in settings if not setting.key.startswith(_PARAMS)]
+
+
+def _callbacks(file: ConfigFile) -> dict[str, Any]:
+    """The callbacks of a file, each of which is a class of that kind."""
+    callbacks = dict(file.hydra.get("callbacks", {}))
+    for name, callback in callbacks.items():
+        target = callback.get("_target_") if isinstance(callback, Mapping) else None
+        try:
+            found = get_object(str(target))
+        except Exception as error:  # whatever an import raises
+            raise ConfigError(f"hydra.callbacks.{name}: {' '.join(str(error).split())}") from None
+        if not (isinstance(found, type) and issubclass(found, Callback)):
+            raise ConfigError(f"hydra.callbacks.{name}: {target} is no callback of Hydra's")
+    return callbacks
+
+
+def _with_params(line: CommandLine, config: DictConfig, sweeps: bool) -> CommandLine:
+    """A line with what the sweeper is to vary; what is typed goes over it."""
+    params = config.hydra.sweeper.get("params") or {}
+    typed = {setting.key for setting in line.settings}
+    left = {key: value for key, value in params.items() if key.lstrip("+~") not in typed}
+    if sweeps and params:
+        config.hydra.sweeper.params = left
+    if sweeps:
+        return line
+    varied = [override(f"{key}={value}") for key, value in left.items()]
+    return replace(line, settings=[*varied, *line.settings])
+
+
+def _opened(config: DictConfig, loader: _Loader, typed: Sequence[str], folder: str) -> HydraContext:
+    """Hydra with the folder and the logs of a sweep. Raises RunnerError."""
+    own = config.hydra
+    with _told(), open_dict(own):
+        own.sweep.dir = str(Path(own.sweep.dir or folder).absolute())
+        if not any("job_logging" in key for key in typed):
+            own.job_logging = _SILENT
+        if not any("hydra_logging" in key for key in typed):
+            if own.launcher._target_.endswith(".BasicLauncher"):
+                own.hydra_logging = _SILENT
+            else:
+                own.hydra_logging.handlers.console.stream = "ext://sys.stderr"
         HydraConfig.instance().set_config(config)
-        return config, HydraContext(loader, Callbacks(config))
+        return HydraContext(loader, Callbacks(config))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Hydra's errors as ours."""
+    try:
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         told = " ".join(str(error.__cause__ or error).split())
         if absent := _ABSENT.search(told):

@@ -108,6 +108,73 @@ def test_callbacks_and_folders_are_hydras() -> None:
     assert Notes.events == ["mine start", "seed=1", "seed=2", "end"]
 
 
+def test_a_file_has_what_hydra_reads_of_a_sweep() -> None:
+    Notes.events.clear()
+    Path("my.yaml").write_text(
+        f"""
+defaults: [override hydra/launcher: basic]
+hydra:
+  sweeper: {{params: {{seed: "1,2", max_new_tokens: 3, temperature: 0.5}}}}
+  sweep: {{dir: swept, subdir: "job${{hydra.job.num}}"}}
+  launcher: {{none_such: 1}}
+  callbacks: {{mine: {{_target_: {Notes.__module__}.{Notes.__qualname__}, prefix: yours}}}}
+"""
+    )
+    basic = "hydra/launcher=basic"  # the file's keys of another one are left out
+    code, jobs, _ = sweep("--config", "my.yaml", "temperature=1", basic)
+    assert code == 0
+    # What is typed goes over it, as max_new_tokens=2 of TINY.
+    seen = [(job["seed"], job["max_new_tokens"], job["temperature"]) for job in jobs.seen]
+    assert seen == [("1", "2", "1"), ("2", "2", "1")]
+    assert {path.name for path in Path("swept").iterdir()} >= {"job0", "job1"}
+    assert Notes.events[0] == "yours start"
+    words = ["hydra.sweep.dir=other", "hydra/sweeper=basic", basic]
+    code, jobs, _ = sweep("--config", "my.yaml", *words)
+    assert [job["seed"] for job in jobs.seen] == ["1", "2"] and Path("other/job1").is_dir()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "hydra.sweeper.params={seed:'1,2'}",
+        "hydra.sweeper.params.seed=1,2",
+        "+hydra.sweeper.params.seed='1,2'",
+    ],
+)
+def test_params_of_the_sweeper_are_typed(word: str) -> None:
+    assert [job["seed"] for job in sweep(word)[1].seen] == ["1", "2"]
+
+
+def test_a_folder_of_options_has_launchers_and_sweeps() -> None:
+    for name, text in {
+        "hydra/launcher/mine": "defaults: [basic]",
+        "experiment/quick": "# @package _global_\nhydra: {sweeper: {params: {seed: '5,6'}}}",
+    }.items():
+        path = Path("conf", f"{name}.yaml")
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    words = ["--config-dir", "conf", "+experiment=quick", "hydra/launcher=mine"]
+    assert [job["seed"] for job in sweep(*words)[1].seen] == ["5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("callbacks: {a: {_target_: os.system}}", "os.system is no callback of Hydra's"),
+        ("callbacks: {a: {_target_: no_such.Module}}", "hydra.callbacks.a: .*no_such"),
+        ("callbacks: {a: {_target_: x.Y, b: [{_target_: os.system}]}}", "expected one _target_"),
+        ("launcher: {_target_: os.system}", "_target_ is not taken from a file"),
+        ("launcher: {setup: [rm]}", "hydra.launcher.setup: lists and sections"),
+        ("sweeper: {none: 1}", "'none' not in"),
+        ("sweep: 3", "hydra.sweep: got 3, expected a section"),
+    ],
+)
+def test_a_file_runs_no_code(text: str, expected: str) -> None:
+    Path("my.yaml").write_text(f"hydra: {{{text}}}")
+    with pytest.raises(ConfigError, match=expected):
+        sweep("--config", "my.yaml")
+
+
 def test_a_dry_run_leaves_nothing() -> None:
     assert sweep("seed=1,2", "dry_run=true")[0] == 0
     assert not Path("outputs").exists()

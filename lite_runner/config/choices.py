@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, get_args
@@ -49,6 +49,8 @@ from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 
 _SELF = "_self_"
+OF_HYDRA = ("hydra/launcher", "hydra/sweeper")
+_OF_SWEEPS = ("callbacks", "launcher", "sweep", "sweeper")  # of `hydra` in a file
 # Keys by which a file says of which model it is, and sizes that tell two models apart.
 _NAMES = ("model.arch.type", "model.model_config.type", "trainer.model_name")
 _SIZES = ("hidden_size", "num_layers", "num_heads", "vocab_size")
@@ -64,6 +66,8 @@ class ConfigFile:
     searchpath: list[str] = field(default_factory=list)
     errors: list[Invalid] = field(default_factory=list)
     flags: frozenset[str] = frozenset()  # keys in `raw` that are of the command line
+    hydra: dict[str, Any] = field(default_factory=dict)  # of --multirun, not interpolated
+    hydra_choices: dict[str, str] = field(default_factory=dict)  # hydra/launcher -> option
 
     def fail(self, text: str) -> None:
         """Add a validation error."""
@@ -83,6 +87,7 @@ def read_config(
     config = ConfigFile(" and ".join(paths) or ("the flags" if held is None else "the config"))
     files = [(path, read_yaml(Path(path))) for path in paths] or [("", dict(held or {}))]
     for path, raw in files:
+        take_hydra(config, path, raw)
         if path and not is_literal(raw):
             raw = with_environment(raw, f" (in {path})", config.errors)
         _take_defaults(config, path, raw)
@@ -143,6 +148,8 @@ def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
             group = str(group).removeprefix("override ").lstrip("/")
             if group in GROUPS:
                 config.choices[group] = str(option)
+            elif group in OF_HYDRA:
+                config.hydra_choices[group] = str(option)
             else:
                 listed = ", ".join(GROUPS)
                 config.fail(f"defaults: got {group}{where}, expected one of {listed}")
@@ -159,8 +166,52 @@ def _take_defaults(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
             config.searchpath += folders
         else:
             config.fail(f"hydra.searchpath: got {show(folders)}{where}, expected a list")
-    for key in raw.pop("hydra", None) or {}:
-        config.fail(f"hydra.{key}: Hydra's own settings are not used here{where}")
+    raw.pop("hydra", None)
+
+
+def take_hydra(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
+    """Move what Hydra reads of a sweep from a file's data to `config`, with its references."""
+    where = f" (in {path})" if path else ""
+    section = raw.get("hydra")
+    if not isinstance(section, Mapping):
+        return
+    own = {key: value for key, value in section.items() if key != "searchpath"}
+    raw["hydra"] = {key: value for key, value in section.items() if key == "searchpath"}
+    for text in _hydra_errors(own):
+        config.fail(text + where)
+    config.hydra = merged(config.hydra, {key: own[key] for key in own if key in _OF_SWEEPS})
+
+
+def _hydra_errors(section: Mapping[str, Any]) -> Iterator[str]:
+    """Validation errors of a file's `hydra`: a file that came from elsewhere runs no code."""
+    for key, value in section.items():
+        if key not in _OF_SWEEPS:
+            yield f"hydra.{key}: Hydra's own settings are not used here"
+            continue
+        if key != "callbacks" and "_target_" in _names(value):
+            yield f"hydra.{key}: _target_ is not taken from a file: override hydra/{key}: NAME"
+        if not isinstance(value, Mapping):
+            yield f"hydra.{key}: got {show(value)}, expected a section"
+        elif key == "launcher":
+            for name in (name for name, part in value.items() if isinstance(part, list | Mapping)):
+                yield (
+                    f"hydra.launcher.{name}: lists and sections, which may hold commands, are not"
+                    " taken from a file: type them"
+                )
+        elif key == "callbacks":
+            for name, part in value.items():
+                inner = part.values() if isinstance(part, Mapping) else [part]
+                if "_target_" in set().union(*map(_names, inner)):
+                    yield f"hydra.callbacks.{name}: expected one _target_, a callback of Hydra's"
+
+
+def _names(value: Any, depth: int = MAX_DEPTH) -> set[str]:
+    """Every key in nested data."""
+    inner = value.values() if isinstance(value, Mapping) else value
+    if not depth or not isinstance(value, Mapping | list):
+        return set()
+    own = set(map(str, value)) if isinstance(value, Mapping) else set()
+    return own.union(*(_names(one, depth - 1) for one in inner))
 
 
 _GLOBAL = "# @package _global_"  # without it keys are below the group's name

@@ -173,6 +173,8 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     if "infer" not in {field.name for field in dataclasses.fields(schema)}:
         raw.pop("infer", None)  # of the group ge
     composed = Composed(raw, schemas, schema, choices, own, folders, early)
+    if line.action == "run" and (file.hydra or file.hydra_choices):
+        composed.notes.append(Note(f"hydra (in {file.source}) has an effect with --multirun alone"))
     if "ge" in choices and "infer" not in raw:
         composed.fail("ge", composed.no_effect("ge", "infer.ge_preset"))
     if file.raw:
@@ -236,7 +238,7 @@ def jobs_of(
         swept = [s for s, axis in zip(settings, axes, strict=True) if len(axis) > 1]
         label = " ".join(map(str, swept))
         try:
-            job = dataclasses.replace(line, action="run", settings=settings)
+            job = dataclasses.replace(line, settings=settings)
             config, notes = resolve(job, schemas)
         except ConfigError as error:
             errors.append(f"{label}: {error.message}" if label else error.message)
