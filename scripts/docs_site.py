@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ PAGES = {
     **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
 }
 API = "api.md"
+SCHEMA = "schema.json"
 REFERENCE = ("LLM", "Output", "pipeline", "AutoModel", "AutoTokenizer", "register")
 _LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]+)\)")
 _CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -40,6 +42,7 @@ def on_files(files: Any, config: Any) -> Any:
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, target, content=text))
     files.append(File.generated(config, API, content=api_page()))
+    files.append(File.generated(config, SCHEMA, content=schema()))
     return files
 
 
@@ -52,6 +55,12 @@ def api_page() -> str:
     """The reference of the Python API, which mkdocstrings fills from docstrings."""
     parts = (f"## {name}\n\n::: lite_runner.api.{_module(name)}.{name}\n" for name in REFERENCE)
     return "\n".join(["# Python API: reference\n", *parts])
+
+
+def schema() -> str:
+    """The JSON schema of a yaml, as the project's own environment prints it."""
+    command = [ROOT / ".venv/bin/python", ROOT / "run_lite.py", "schema"]
+    return subprocess.run(command, capture_output=True, check=True, encoding="utf-8").stdout
 
 
 def _module(name: str) -> str:

@@ -47,6 +47,7 @@ usage: run_lite.py [key=value ...] [flags]
   run_lite.py run_mode=quantize model=smollm2_135m quant=a16w8 quantize_output=smollm2_a16w8
   run_lite.py run_mode=eval model=smollm2_135m eval_data=text.txt
   run_lite.py verify outputs/latest
+  run_lite.py schema > lite-runner.schema.json
   run_lite.py --config FILE --run_mode predict --load_checkpoint X --predict_data 'Hi'
 """
 _FLAGS = """\

@@ -24,7 +24,7 @@ _OF_MINDFORMERS = "Of MindFormers' yaml: accepted, without effect here."
 
 
 def schema_text(schemas: Schemas) -> str:
-    """The schema as --cfg schema prints it."""
+    """The schema as run_lite.py schema prints it."""
     return json.dumps(json_schema(schemas), indent=1)
 
 
@@ -44,7 +44,10 @@ def json_schema(schemas: Schemas) -> dict[str, Any]:
     for mode in modes:
         maker.describe(schemas.config_of(mode), "", listed)
     properties = {name: _described(listed.get(name), _any_of(kinds[name])) for name in kinds}
-    ours = {"defaults": {"type": "array", "description": "Options of groups to build on."}}
+    ours = {
+        "defaults": {"type": "array", "description": "Options of groups to build on."},
+        "hydra": {"type": "object", "description": "searchpath; of --multirun: launcher, sweeper"},
+    }
     theirs = {name.partition(".")[0]: {"description": _OF_MINDFORMERS} for name in IGNORED}
     return {
         "$schema": _DRAFT,

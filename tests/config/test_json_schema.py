@@ -105,6 +105,9 @@ def test_keys_have_meanings_and_defaults(schema: dict[str, Any]) -> None:
     assert re.search("MindFormers", schema["properties"]["lr_schedule"]["description"])
 
 
-def test_cfg_schema_prints_it(schema: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(["--cfg", "schema"]) == 0
+@pytest.mark.parametrize("words", [["schema"], ["--cfg", "schema"]])
+def test_a_command_prints_it(
+    words: list[str], schema: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(words) == 0
     assert json.loads(capsys.readouterr().out) == schema

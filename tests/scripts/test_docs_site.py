@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from collections import Counter
@@ -63,6 +64,10 @@ def test_a_file_of_the_repository_is_a_link_where_its_address_is_known() -> None
 def test_code_stays_as_it_is() -> None:
     page = "```\n[a](../b.py)\n```\n`[a](../b.py)` [`x`](../b.py)\n"
     assert SITE["with_links"](page, "models.md", "") == page.replace("[`x`](../b.py)", "`x`")
+
+
+def test_the_schema_is_published() -> None:
+    assert json.loads(SITE["schema"]())["title"] == "lite-runner"
 
 
 def test_the_reference_names_what_the_package_exports() -> None:
