@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from lite_runner.errors import RunnerError
     from lite_runner.mindir.graph_inputs import CommonInputsOfInfer
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "LLM",
