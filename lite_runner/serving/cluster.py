@@ -1,8 +1,9 @@
 """serve.engine=ray: a deployment of Ray Serve, which starts, routes to and replaces replicas.
 
-A replica is the whole ASGI application over a model of its own. The ingress reads which adapter a
-request names, which Ray Serve needs to prefer a replica that has it loaded (model multiplexing),
-and passes the messages of ASGI on; everything else, such as keys and limits, is the application's.
+A replica is the whole ASGI application over a model of its own. The ingress reads what a request is
+routed by, and passes the messages of ASGI on; it asks all replicas where a request concerns each:
+adapters that come and go, and metrics. Everything else, such as keys and limits, is the
+application's.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from ray import serve as ray_serve
 from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import RayServeException
+from ray.serve.request_router import RequestRouter
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from lite_runner import progress
 from lite_runner.config.secret import read_key
@@ -30,22 +33,28 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins, registered
-from lite_runner.serving.app import application, event
+from lite_runner.serving.app import application, event, load_lora, unload_lora
 from lite_runner.serving.errors import ApiError
-from lite_runner.serving.middleware import check_values, read_body
+from lite_runner.serving.metrics import merged
+from lite_runner.serving.middleware import read_body
 from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.planning import listen, plan_serving
+from lite_runner.serving.routing import key_of_body, ranked
+from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.server import open_server
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.signals import offered
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+    from ray.serve.request_router import PendingRequest, RunningReplica
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 APP = "lite-runner"
 _RETRIES = 2  # of a replica that cannot be started
 _ONGOING = 10_000  # requests of a replica: its engine refuses what is too much, with 429
+_LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_METRICS_S = 5.0  # for the metrics of all replicas; those that are late are left out
 # What the application reads of a request; the rest of Ray's scope cannot be sent.
 _SCOPE = (
     *("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string"),
@@ -72,7 +81,7 @@ def serve_on_ray(plan: Plan) -> None:
                 "serve shutdown ends what Ray Serve runs there",
             )
         try:
-            _deploy(config, plan, key, logs)
+            _deploy(config, key, logs)
             shown = f"[{host}]" if ":" in host else host
             progress.note(
                 f"serving {config.served_names[0]} on http://{shown}:{port} with"
@@ -85,10 +94,8 @@ def serve_on_ray(plan: Plan) -> None:
             ray_serve.shutdown()
 
 
-def _deploy(config: ServeOptions, plan: Plan, key: bytes | None, logs: dict[str, object]) -> None:
+def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) -> None:
     """Start replicas and ingress, and wait until they are ready."""
-    adapters = plan.work.adapters
-    names = tuple(one.name for one in adapters.adapters) if adapters else ()
     ending = {
         "graceful_shutdown_timeout_s": config.serve.drain_timeout,
         "graceful_shutdown_wait_loop_s": 0.1,
@@ -100,6 +107,7 @@ def _deploy(config: ServeOptions, plan: Plan, key: bytes | None, logs: dict[str,
         num_replicas=config.serve.replicas,
         ray_actor_options={"num_cpus": config.context.threads or 1},
         health_check_period_s=1,
+        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         **ending,
     )
     ingress = ray_serve.deployment(
@@ -107,7 +115,7 @@ def _deploy(config: ServeOptions, plan: Plan, key: bytes | None, logs: dict[str,
     )
     bound = replicas.bind(config.to_dict(), registered(), str(Path.cwd()), key)
     try:
-        ray_serve.run(ingress.bind(bound, names), name=APP, logging_config=logs)
+        ray_serve.run(ingress.bind(bound), name=APP, logging_config=logs)
     except RuntimeError as error:
         raise EnvironmentFault(
             f"serve.engine=ray: the replicas do not start: {str(error).strip()}",
@@ -150,6 +158,44 @@ def _stopping() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, before)
 
 
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's
+    """Routes a request by the key that is the last argument of its call."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """See RequestRouter."""
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True  # where none takes it
+        named = {one.replica_id.unique_id: one for one in candidate_replicas}
+        # Requests that were sent and are not over; unknown where none was for some seconds.
+        lengths = self.replica_queue_len_cache
+        running = {name: lengths.get(one.replica_id) or 0 for name, one in named.items()}
+        return [[named[name]] for name in ranked(pending_request.args[-1], running)]
+
+
+class AdapterFolders(NamedTuple):
+    """The adapters that all replicas are to have."""
+
+    version: int  # how often they have changed
+    folders: Mapping[str, str | None]  # by their names; None: it has been there from the start
+
+
+class Whole(NamedTuple):
+    """The whole answer of a replica."""
+
+    replica: str
+    start: Message
+    body: bytes
+
+    @property
+    def done(self) -> bool:
+        return bool(self.start["status"] == 200)
+
+
 class Replica:
     """A server of one model."""
 
@@ -168,19 +214,53 @@ class Replica:
         self._server = open_server(plan, backend, key)
         self._server.engine.start()
         self._app = application(self._server)
-        slots = 1 if backend.adapters is None else backend.adapters.slots
-        # Ray routes by the names that went through this; the scheduler loads adapters itself.
-        self._hold = ray_serve.multiplexed(max_num_models_per_replica=slots)(_name)
+        self._folders: dict[str, str | None] = dict.fromkeys(self._server.adapters)
+        self._adapters, self._following = AdapterFolders(0, {**self._folders}), asyncio.Lock()
 
     async def check_health(self) -> None:
         """Raises where the engine has failed: Ray replaces this replica then."""
         if self._server.engine.failure is not None:
             raise RuntimeError("the engine has failed")
 
-    async def answer(self, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
-        """The messages that the application sends for a request."""
-        if (adapter := ray_serve.get_multiplexed_model_id()) in self._server.adapters:
-            await self._hold(adapter)
+    async def adapters(self) -> AdapterFolders:
+        """Those that this replica was told to have."""
+        return self._adapters
+
+    async def follow(self, adapters: AdapterFolders) -> None:
+        """Load and unload what others have while this replica was not there."""
+        async with self._following:
+            if adapters.version <= self._adapters.version:
+                return
+            server, wanted = self._server, adapters.folders
+            for name, folder in list(self._folders.items()):
+                if name not in wanted or wanted[name] != folder:
+                    await unload_lora(server, UnloadAdapter(lora_name=name))
+                    del self._folders[name]
+            for name, folder in wanted.items():
+                if name not in self._folders and folder is not None:
+                    try:
+                        await load_lora(server, LoadAdapter(lora_name=name, lora_path=folder))
+                        self._folders[name] = folder
+                    except ApiError as error:
+                        progress.note(f"adapter {name}: not loaded on this replica: {error}")
+            self._adapters = adapters
+
+    async def whole(self, scope: Scope, body: bytes, adapters: AdapterFolders) -> Whole:
+        """The application's answer to a request that concerns each replica."""
+        messages = [message async for message in self.answer(scope, body, adapters, b"")]
+        parts = [message.get("body", b"") for message in messages]
+        replica = ray_serve.get_replica_context().replica_id.unique_id
+        found = Whole(replica, messages[0], b"".join(parts))
+        if found.done and scope["path"] in (_LOAD, _UNLOAD):
+            _apply(scope["path"], body, self._folders)
+        return found
+
+    async def answer(
+        self, scope: Scope, body: bytes, adapters: AdapterFolders, key: bytes
+    ) -> AsyncGenerator[Message, None]:
+        """The messages that the application sends for a request; `key`: what it was routed by."""
+        if adapters.version > self._adapters.version:
+            await self.follow(adapters)
         asked: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
 
@@ -201,15 +281,13 @@ class Replica:
             await asyncio.wait({task})
 
 
-async def _name(name: str) -> str:
-    return name
-
-
 class Ingress:
     """The door: one for all replicas."""
 
-    def __init__(self, replicas: DeploymentHandle, adapters: Sequence[str]) -> None:
-        self._replicas, self._adapters = replicas, adapters
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._replicas = replicas
+        self._adapters: AdapterFolders | None = None  # None: the replicas know
+        self._changing = asyncio.Lock()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         async def forward(scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,17 +299,29 @@ class Ingress:
         return forward
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, answer = scope["path"], None
         try:
             data = bytearray()
             await read_body(_parts(receive), data)
-            body = bytes(data)
-            await asyncio.to_thread(check_values, body)
-        except ApiError as refusal:
-            await JSONResponse(refusal.body(scope["path"]), refusal.status)(scope, receive, send)
+            body, asked = bytes(data), {name: scope.get(name) for name in _SCOPE}
+            adapters = await self._known()
+            key = await asyncio.to_thread(key_of_body, path, body, adapters.folders)
+            if path in (_LOAD, _UNLOAD):
+                answer = await self._change(asked, body)
+            elif path == "/metrics":
+                answer = await self._metrics(asked)
+        except (RayError, RayServeException) as failure:
+            answer = _refusal(_failed(failure), path)
+        except ApiError as error:
+            answer = _refusal(error, path)
+        if answer is not None:
+            await answer(scope, receive, send)
             return
-        named = self._named(body)
-        handle = self._replicas.options(stream=True, multiplexed_model_id=named)
-        messages = handle.answer.remote({name: scope.get(name) for name in _SCOPE}, body)
+        call = self._replicas.options(stream=True).answer
+        await self._pass(call.remote(asked, body, adapters, key), scope, receive, send)
+
+    async def _pass(self, messages: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the messages of a replica as they come."""
         streams: bool | None = None  # None: nothing has been sent
         try:
             async for message in messages:
@@ -242,24 +332,95 @@ class Ingress:
                     del headers["X-Request-Id"]  # Ray's proxy adds it
                 await send(message)
         except (RayError, RayServeException) as failure:
-            progress.note(f"a replica has failed: {type(failure).__name__}")
-            error = ApiError(503, "the replica of this request has failed", code="unavailable")
+            error = _failed(failure)
             if streams is None:
-                answer = JSONResponse(error.body(scope["path"]), 503, headers=error.headers)
-                await answer(scope, receive, send)
+                await _refusal(error, scope["path"])(scope, receive, send)
                 return
             last = event(error.body(scope["path"])) if streams else b""
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             messages.cancel()  # of effect where the client has left
 
-    def _named(self, body: bytes) -> str:
-        """The adapter that a request names; "": none, or none that is known."""
+    async def _known(self) -> AdapterFolders:
+        """The adapters that all replicas are to have."""
+        if self._adapters is None:
+            told = await self._replicas.broadcast("adapters").results_async(return_exceptions=True)
+            found = [one for one in told if isinstance(one, AdapterFolders)]
+            if not found:
+                raise _UNAVAILABLE
+            if self._adapters is None:  # nobody else has asked meanwhile
+                self._adapters = max(found, key=lambda one: one.version)
+        return self._adapters
+
+    async def _all(self, asked: Scope, body: bytes, seconds: float | None = None) -> list[Whole]:
+        """The answers of all replicas but those that fail. Raises ApiError where none answers."""
+        calls = self._replicas.broadcast("whole", asked, body, await self._known())
         try:
-            named: Any = parse_json(body)["model"]
-        except (ValueError, TypeError, KeyError):
-            return ""  # the application says what is wrong with it
-        return named if named in self._adapters else ""
+            found = await calls.results_async(timeout_s=seconds, return_exceptions=True)
+        except TimeoutError:
+            raise ApiError(503, "not all replicas have answered", code="unavailable") from None
+        for one in found:
+            if isinstance(one, Exception):
+                _failed(one)
+        answers = [one for one in found if isinstance(one, Whole)]
+        if not answers:
+            raise _UNAVAILABLE
+        return answers
+
+    async def _metrics(self, asked: Scope) -> Response:
+        answers = await self._all(asked, b"", _METRICS_S)
+        for one in answers:
+            if not one.done:  # such as a wrong key
+                return _response(one)
+        texts = [({"replica": one.replica}, one.body.decode()) for one in answers]
+        whole = await asyncio.to_thread(merged, texts)
+        return Response(whole, media_type="text/plain; version=0.0.4")
+
+    async def _change(self, asked: Scope, body: bytes) -> Response:
+        """Load or unload an adapter on all replicas. One that some cannot load stays on none."""
+        async with self._changing:
+            answers = await self._all(asked, body)
+            done = [one for one in answers if one.done]
+            refused = [one for one in answers if not one.done]
+            if not done:
+                return _response(refused[0])
+            version, folders = await self._known()
+            folders = {**folders}
+            undone = asked["path"] == _LOAD and refused
+            if not undone:
+                _apply(asked["path"], body, folders)
+            self._adapters = AdapterFolders(version + 1, folders)
+            if undone:
+                calls = self._replicas.broadcast("follow", self._adapters)
+                await calls.results_async(return_exceptions=True)
+            return _response((refused if undone else done)[0])
+
+
+_UNAVAILABLE = ApiError(503, "the replica of this request has failed", code="unavailable")
+
+
+def _failed(failure: Exception) -> ApiError:
+    progress.note(f"a replica has failed: {type(failure).__name__}")
+    return _UNAVAILABLE
+
+
+def _refusal(error: ApiError, path: str) -> Response:
+    return JSONResponse(error.body(path), error.status, headers=error.headers)
+
+
+def _response(answer: Whole) -> Response:
+    made = Response(answer.body, answer.start["status"])
+    made.raw_headers = [one for one in answer.start["headers"] if one[0] != b"x-request-id"]
+    return made
+
+
+def _apply(path: str, body: bytes, folders: dict[str, str | None]) -> None:
+    """Note in `folders` what a request has done that loads or unloads an adapter."""
+    given = parse_json(body)
+    if path == _LOAD:
+        folders[given["lora_name"]] = given["lora_path"]
+    else:
+        folders.pop(given["lora_name"], None)
 
 
 async def _parts(receive: Receive) -> AsyncIterator[bytes]:

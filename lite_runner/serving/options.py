@@ -154,12 +154,6 @@ class Serve:
             yield invalid("serve.batch", "serve.batch needs serve.engine=local")
         if self.batch_output and not self.batch:
             yield invalid("serve.batch_output", "serve.batch_output needs serve.batch=FILE")
-        if self.engine == "ray" and self.load_adapters:
-            yield invalid(
-                "serve.load_adapters",
-                "serve.load_adapters=true needs serve.engine=local: with several replicas one alone"
-                " would load an adapter",
-            )
         if self.watch_adapters and (self.engine == "ray" or self.batch):
             other = "serve.batch= has" if self.batch else "replicas on a Ray cluster have"
             yield invalid(

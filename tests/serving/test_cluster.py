@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 import openai
 import pytest
 from openai.types import Completion
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.paths import ROOT
 from tests.run_modes.test_slora import WIDTHS, write_adapter
@@ -142,16 +144,40 @@ class Served:
         """The process that has logged a request."""
         return int(self.until(rf"Replica pid=(\d+)\).*\bid={request} .*status=200")[1])
 
-    async def text(self, model: str, id: str = "", tokens: int = 40) -> str:
+    async def text(self, model: str, id: str = "", tokens: int = 40, prompt: str = "hello") -> str:
         """The greedy answer of a model, streamed. Raises openai.APIError."""
-        async with await self.answer(model, id, tokens) as stream:
+        async with await self.answer(model, id, tokens, prompt) as stream:
             return await rest(stream)
 
-    async def answer(self, model: str, id: str, tokens: int) -> openai.AsyncStream[Completion]:
+    def models(self, id: str) -> tuple[set[str], int]:
+        """The models that a replica lists, and its process."""
+        client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0)
+        cards = client.models.list(extra_headers={"X-Request-Id": id}).data
+        return {card.id for card in cards}, self.replica_of(id)
+
+    def post(self, path: str, **body: str) -> str:
+        """Raises openai.APIStatusError."""
+        client = openai.OpenAI(base_url=self.url, api_key="none", max_retries=0)
+        return client.post(path, body=body, cast_to=str)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """The value of a metric in each replica."""
+        with urllib.request.urlopen(self.url.removesuffix("v1") + "metrics") as answer:
+            text = answer.read().decode()
+        return {
+            sample.labels["replica"]: sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        }
+
+    async def answer(
+        self, model: str, id: str, tokens: int, prompt: str = "hello"
+    ) -> openai.AsyncStream[Completion]:
         client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
         return await client.completions.create(
             model=model,
-            prompt="hello",
+            prompt=prompt,
             max_tokens=tokens,
             temperature=0,
             stream=True,
@@ -202,12 +228,74 @@ def served(
         write_adapter(folder / name, rank, WIDTHS, 2.0)
     listing = {name: name for name in NAMES[1:]}
     (folder / "lora_adapter.json").write_text(json.dumps(listing))
-    options = ("adapter_path=lora_adapter.json", "model.model_config.seq_length=8192")
+    write_adapter(folder / "later", 2, WIDTHS, 3.0)
+    options = (
+        *("adapter_path=lora_adapter.json", "model.model_config.seq_length=8192"),
+        *("serve.load_adapters=true", "adapter_root=."),
+    )
     with Served(cluster, ray_python, folder, "tiny_llama", "model=tiny_llama", *options) as made:
         yield made
 
 
+def test_texts_that_begin_alike_go_to_one_replica(served: Served) -> None:
+    async def run() -> None:
+        homes: set[int] = set()
+        for number in itertools.count():
+            begin, found = f"{number} is how this begins. " * 60, set()
+            for turn in range(2):
+                id = f"begins-{number}-{turn}"
+                await served.text("tiny_llama", id, 2, begin + "More of it. " * turn)
+                found.add(served.replica_of(id))
+            assert len(found) == 1
+            homes |= found
+            if len(homes) == 2:
+                break
+
+    asyncio.run(run())
+    queries = sum(served.metrics("vllm:prefix_cache_queries_total").values())
+    hits = sum(served.metrics("vllm:prefix_cache_hits_total").values())
+    assert hits > 0.4 * queries  # of the second ones, nearly all
+
+
+def test_metrics_are_those_of_all_replicas(served: Served) -> None:
+    before = served.metrics("vllm:generation_tokens_total")
+    asyncio.run(served.text("tiny_llama", tokens=7))
+    after = served.metrics("vllm:generation_tokens_total")
+    assert len(before) == len(after) == 2
+    assert sum(after.values()) == sum(before.values()) + 7
+
+
+def test_an_adapter_is_loaded_on_all_replicas_or_none(served: Served) -> None:
+    known, asked = {*NAMES}, 0
+
+    def lists(expected: set[str]) -> bool:
+        """Whether both replicas list these models."""
+        nonlocal asked
+        seen = set()
+        while len(seen) < 2:
+            asked += 1
+            names, replica = served.models(f"listed-{asked}")
+            assert names == expected
+            seen.add(replica)
+        return True
+
+    with pytest.raises(openai.BadRequestError, match="lora_path"):
+        served.post("/load_lora_adapter", lora_name="later", lora_path="nothing")
+    assert lists(known)
+    said = served.post("/load_lora_adapter", lora_name="later", lora_path="later")
+    assert said == "Success: LoRA adapter 'later' added successfully."
+    assert lists(known | {"later"})
+    served.post("/unload_lora_adapter", lora_name="zh")
+    assert lists((known | {"later"}) - {"zh"})
+    with pytest.raises(openai.NotFoundError, match="no adapter 'zh'"):
+        served.post("/unload_lora_adapter", lora_name="zh")
+    served.post("/load_lora_adapter", lora_name="zh", lora_path="zh")
+    assert lists(known | {"later"})
+
+
 def test_a_replica_that_dies_is_replaced(served: Served) -> None:
+    """The new one has the adapters that clients have loaded."""
+
     async def run() -> None:
         alone = {name: await served.text(name) for name in NAMES}
         assert len(set(alone.values())) == len(NAMES)
@@ -235,11 +323,12 @@ def test_a_replica_that_dies_is_replaced(served: Served) -> None:
                 assert "the replica of this request has failed" in str(answer)
         assert any(isinstance(answer, str) for answer in answers)
         # All goes on, and another replica takes its share.
-        number = 0
-        while served.replicas <= known:
+        number, replica = 0, victim
+        while replica in known:
             number += 1
-            await served.text("tiny_llama", f"again-{number}", tokens=2)
-            served.replica_of(f"again-{number}")
+            await served.text("tiny_llama", f"again-{number}", 2, f"hello {number}")
+            names, replica = await asyncio.to_thread(served.models, f"listed-again-{number}")
+            assert names == {*NAMES, "later"}
         for name in NAMES:
             assert await served.text(name) == alone[name]
 
@@ -255,7 +344,7 @@ def test_it_is_the_same_application(served: Served) -> None:
         with urllib.request.urlopen(served.url.removesuffix("v1") + path) as answer:
             assert answer.status == 200
     client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
-    assert [card.id for card in client.models.list()] == list(NAMES)
+    assert {card.id for card in client.models.list()} == {*NAMES, "later"}
     with pytest.raises(openai.NotFoundError, match="no model 'nobody'"):
         client.completions.create(model="nobody", prompt="hello")
     with pytest.raises(openai.BadRequestError, match="top_p: Input should be greater than 0"):
@@ -283,13 +372,9 @@ def test_without_the_extra_it_says_how_to_get_it(cli: Callable[..., object]) -> 
         found = cli("run_mode=serve", "model=tiny_llama", "serve.engine=ray")
         assert found.returncode == 3
         assert "ray[serve] is not installed in this Python" in found.stderr
-        assert f'{sys.executable} -m pip install "ray[serve]>=2.40"' in found.stderr
+        assert f'{sys.executable} -m pip install "ray[serve]>=2.60"' in found.stderr
 
 
 def test_replicas_are_of_ray(cli: Callable[..., object]) -> None:
     found = cli("run_mode=serve", "model=tiny_llama", "serve.replicas=2")
     assert found.returncode == 2 and "serve.replicas=2 needs serve.engine=ray" in found.stderr
-    loading = ("serve.load_adapters=true", "adapter_root=.", "adapter_path=lora_adapter.json")
-    found = cli("run_mode=serve", "model=tiny_llama", "serve.engine=ray", *loading)
-    assert found.returncode == 2
-    assert "serve.load_adapters=true needs serve.engine=local" in found.stderr
