@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak chaos fuzz mutants lock clean
+.PHONY: help run test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak chaos calls fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -216,6 +216,10 @@ soak:  ## 20,000 requests to a server, many of them ill-behaved; its memory must
 chaos:  ## stop, kill, starve a server under load, swap its adapters; ARGS="--seconds 60 --seed 7"
 	@scripts/setup.sh dev
 	@.venv/bin/python -m fuzz.chaos $(ARGS)
+
+calls:  ## force 10,000 tool calls of random schemas, of all families, and read them; ARGS=500 fewer
+	@scripts/setup.sh dev
+	@.venv/bin/python -m tests.serving.test_tool_formats $(or $(ARGS),10000)
 
 fuzz:  ## read damaged files of every format for SECONDS=120; ARGS="--seed 7" repeats one
 	@scripts/setup.sh dev
