@@ -100,7 +100,9 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
         from lite_runner.verify import verify
 
         return verify(args[1:])
-    line = parse(["--cfg", "schema"] if args == ["schema"] else args, heads())
+    if args[:1] == ["schema"]:
+        args = ["--cfg", *args]
+    line = parse(args, heads())
     line.mindformer = mindformer
     if line.action == "help":
         from lite_runner.config.help import help_text
