@@ -33,7 +33,8 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins, registered
-from lite_runner.serving.app import application, event, load_lora, unload_lora
+from lite_runner.serving.adapters import load_lora, unload_lora
+from lite_runner.serving.app import application, event
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.middleware import read_body
