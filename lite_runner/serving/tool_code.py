@@ -188,6 +188,10 @@ _GEMMA_TOKEN = re.compile(
     rf'{ESCAPE}(?P<text>.*?){ESCAPE}|(?P<json>"(?:[^"\\]|\\.)*")|(?P<name>[^\W\d][\w.-]*)(?=\s*:)',
     re.DOTALL,
 )
+# Texts, those that do not end yet too, and the end of a call.
+_GEMMA_PARTS = re.compile(
+    rf'{ESCAPE}.*?(?:{ESCAPE}|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|{GEMMA_END}', re.DOTALL
+)
 
 
 def gemma(_: Tools) -> Parser:
@@ -207,10 +211,8 @@ def _gemma_call(text: str) -> Call | None:
 
 def _gemma_end(text: str) -> int:
     """Where a call ends, if not in a text; -1: nowhere yet."""
-    at = text.find(GEMMA_END)
-    while at >= 0 and text.count(ESCAPE, 0, at) % 2:
-        at = text.find(GEMMA_END, at + 1)
-    return at
+    ends = (found.start() for found in _GEMMA_PARTS.finditer(text) if found[0] == GEMMA_END)
+    return next(ends, -1)
 
 
 def _gemma_token(found: re.Match[str]) -> str:

@@ -220,6 +220,13 @@ SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
         "",
         [("clock", {"a": "it's {x:1}", "b": [1, {"c": ""}]})],
     ),
+    (  # marks in texts, in both forms
+        "gemma",
+        '<start_function_call>call:clock{a:[{"b":"\\"<escape> <end_function_call>"}],'
+        'c:<escape>"<end_function_call><escape>}<end_function_call>',
+        "",
+        [("clock", {"a": [{"b": '"<escape> <end_function_call>'}], "c": '"<end_function_call>'})],
+    ),
     (
         "pythonic",
         "[clock(a='x', b=[1]), clock()]",
