@@ -110,6 +110,8 @@ class Recorder:
         self._steps = _Steps()
         self._layers: list[_Layers] = []
         self._left_out = 0
+        self._copies: list[tuple[Any, bytes]] = []  # the times of a step's layers, as they were
+        self._copied = 0  # layers in these
 
     @contextmanager
     def phase(self, name: str, event: str = "") -> Iterator[None]:
@@ -183,17 +185,29 @@ class Recorder:
 
     def layers(self, times: Any) -> None:
         """The layers of a step that is over, for the trace."""
-        if len(self._events) >= self.most_events:
+        if self._room() <= 0:
             self._left_out += len(times)
             return
-        ((costs, told),) = ((one.costs, one.told) for one in self._layers if one.times is times)
-        for cost, one in zip(costs, times, strict=True):
-            self._event(cost.name, "native", one.began / 1e9, one.ended / 1e9, {})
-            last = one.exchange
-            if last.began >= one.began > 0:
-                waiting = {"waiting_ms": last.last_waited / 1e6} if told else {}
-                began, ended = last.began / 1e9, last.ended / 1e9
-                self._event(cost.collective, "collective", began, ended, waiting)
+        # Events are made of it in `report`: many a step, they would cost a rank some percent.
+        self._copies.append((times, bytes(times)))
+        self._copied += len(times)
+
+    def _room(self) -> int:
+        """Events that there is room for."""
+        return self.most_events - len(self._events) - self._copied
+
+    def _layer_events(self) -> Iterator[Event]:
+        """Of the steps that `layers` was told of."""
+        for times, copied in self._copies:
+            ((costs, told),) = ((one.costs, one.told) for one in self._layers if one.times is times)
+            then = (LayerTime * len(costs)).from_buffer_copy(copied)
+            for cost, one in zip(costs, then, strict=True):
+                yield cost.name, "native", one.began / 1e9, one.ended / 1e9, {}
+                last = one.exchange
+                if last.began >= one.began > 0:
+                    waiting = {"waiting_ms": last.last_waited / 1e6} if told else {}
+                    began, ended = last.began / 1e9, last.ended / 1e9
+                    yield cost.collective, "collective", began, ended, waiting
 
     @property
     def has_layers(self) -> bool:
@@ -244,13 +258,13 @@ class Recorder:
             met=met,
             began=self.began,
             profile=self.report(bandwidth, peak),
-            events=self._events,
+            events=[*self._events, *self._layer_events()],
         )
 
     def _event(
         self, name: str, phase: str, began: float, ended: float, more: Mapping[str, Any]
     ) -> None:
-        if len(self._events) < self.most_events:
+        if self._room() > 0:
             self._events.append((name, phase, began, ended, more))
         else:
             self._left_out += 1
