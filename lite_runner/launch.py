@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lite_runner import profiler, progress
 from lite_runner.config.composed import kept, with_input
@@ -23,17 +23,20 @@ from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.config.sections import Parallel
 from lite_runner.distributed.ascend_ranks import with_rank_table
-from lite_runner.distributed.join import Joined
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
-from lite_runner.profile import Process, job_profile, job_table, trace, with_rates
 from lite_runner.run_modes import run_mode
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment, packages
 from lite_runner.system.files import memory_file
 from lite_runner.system.versions import versions
 from lite_runner.weights.caches import default_limit, trim
+
+if TYPE_CHECKING:
+    from lite_runner.distributed.join import Joined
+    from lite_runner.profile import Process
+    from lite_runner.recorder import Recorder
 
 EXIT_S = 20.0  # for ranks that are done to exit by themselves
 RANK_PROGRAM = Path(__file__).with_name("__main__.py")
@@ -126,6 +129,7 @@ def write_ranks_profile(folder: RunFolder, joined: Joined, *, in_haste: bool) ->
     """The same of a job of several ranks, all of which call it; the first one writes. `in_haste`:
     this machine is not measured."""
     from lite_runner.backends.collectives import gather
+    from lite_runner.profile import Process, job_profile, job_table, with_rates
 
     recorder = profiler.recorder
     assert recorder is not None
@@ -144,7 +148,7 @@ def write_ranks_profile(folder: RunFolder, joined: Joined, *, in_haste: bool) ->
     _write(folder, processes, job_profile(processes), job_table(processes))
 
 
-def _rates(recorder: profiler.Recorder, processes: int = 1) -> tuple[float, float]:
+def _rates(recorder: Recorder, processes: int = 1) -> tuple[float, float]:
     """Bytes and multiply-adds per second of this machine, for each of so many processes at once; 0
     where no native layer was timed."""
     if not recorder.has_layers:
@@ -161,6 +165,7 @@ def _write(
     lines: Sequence[str],
 ) -> None:
     from lite_runner.bench import charts
+    from lite_runner.profile import trace
 
     folder.write_text(TRACE, trace(processes))
     measured = next((one for one in processes if one.profile.bandwidth), None)

@@ -38,14 +38,17 @@ ALLOWED: dict[str, set[str]] = {
     "records": set(),
     "progress": {"errors"},
     "profile": set(),
-    "profiler": {"profile", "progress"},
+    "profiler": {"progress", "recorder"},
+    "recorder": {"profile"},
     "system": {"errors"},
     "plugins": {"errors", "system"},
     "architectures": {"errors"},
     "config": {"architectures", "errors", "progress", "system"},
     "weights": {"architectures", "config", "errors", "progress", "system"},
     "text": {"errors", "system", "weights"},
-    "native": {"architectures", "config", "errors", "profiler", "system", "weights"},
+    "native": {
+        *("architectures", "config", "errors", "profiler", "recorder", "system", "weights"),
+    },
     "networks": {"architectures", "config", "native", "weights"},
     "mindir": {"architectures", "config", "errors", "native", "networks", "system", "weights"},
     "sizing": {"architectures", "config", "errors", "system"},
@@ -118,7 +121,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "launch": {
         *("backends", "bench", "config", "distributed", "native", "output", "plan", "profile"),
-        *("profiler", "progress", "run_modes", "sizing", "system", "weights"),
+        *("profiler", "progress", "recorder", "run_modes", "sizing", "system", "weights"),
     },
     "joined": {
         *("backends", "config", "distributed", "launch", "output", "plan", "profiler"),

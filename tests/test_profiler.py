@@ -14,6 +14,7 @@ import pytest
 from lite_runner import profiler, progress
 from lite_runner.app import main
 from lite_runner.profile import Process, job_profile, job_table, trace
+from lite_runner.recorder import Recorder
 
 RUN = ["model=tiny_llama", "load_checkpoint=random", "backend=native", "predict_data=hello there"]
 RUN += ["max_new_tokens=6", "profile=true"]
@@ -87,7 +88,7 @@ def test_there_is_none_of_doctor(faults: Callable[..., str]) -> None:
 
 def recorded(name: str, began: float, machine: str, met: float) -> Process:
     """A process of a job, of ten seconds on its clock."""
-    recorder = profiler.Recorder(began)
+    recorder = Recorder(began, profiler.MOST_EVENTS)
     recorder.ended = began + 10.0
     recorder.slice("prefill", "prefill", began + 1.0, began + 3.0)
     recorder.step(began + 3.0, began + 5.0, began + 5.5, rows=1, prompt=0, new=1)

@@ -20,7 +20,7 @@ from lite_runner.native.structs import (
     Kind,
     RecurrentLayer,
 )
-from lite_runner.profiler import LayerCost
+from lite_runner.recorder import LayerCost
 from lite_runner.system import memory
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Iterable, Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
-from typing import Any
+from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,10 @@ from lite_runner.native.lora_pool import LoraSize, NativePools
 from lite_runner.native.packed_model import Packed
 from lite_runner.native.peers import LOST, Peers
 from lite_runner.native.structs import PANEL, HeadLayer, aligned
-from lite_runner.profiler import LayerTime, Recorder
 from lite_runner.records import dataclass
+
+if TYPE_CHECKING:
+    from lite_runner.recorder import Recorder
 
 BLOCK = 128  # keys that are reduced together: the cache length is a multiple
 _PAGE = mmap.PAGESIZE
@@ -90,7 +92,7 @@ class BoundModel(Structure):
         ("adapter_slots", c_int64),
         ("peers", c_void_p),
         ("first_token", c_int64),
-        ("times", POINTER(LayerTime)),
+        ("times", c_void_p),
     ]
 
 
@@ -213,7 +215,8 @@ class NativeModel:
 
     def _time(self, recorder: Recorder | None) -> None:
         """Time the layers for a recorder from now on; None: no more."""
-        self._recorder, self._times = recorder, None
+        self._recorder = recorder
+        self._times = self._model.times = None
         if recorder is not None:
             from lite_runner.native.costs import layer_costs  # not for runs that nobody records
 
@@ -223,7 +226,7 @@ class NativeModel:
                 layer_costs(self._blocks, vocabulary, self._number_bytes),
                 waiting_told=peers is None or peers.all_gather is None,
             )
-        self._model.times = self._times
+            self._model.times = addressof(self._times)
 
     def block_bytes(self, cache: CacheType) -> int:
         """Bytes of BLOCK positions of a slot, of all layers."""
