@@ -34,6 +34,7 @@ TRANSLATED = {
         f"model.model_config.{name}"
         for name in (
             *("extend_method", "has_bias", "hidden_act", "moe_config", "multiple_of"),
+            *("boost_model_name", "out_proj_has_bias", "wo_has_bias"),
             *("pet_config", "quantization_config", "scaling_factor"),
         )
     ),

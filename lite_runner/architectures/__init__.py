@@ -65,6 +65,7 @@ from lite_runner.architectures.smollm3 import SMOLLM3
 from lite_runner.architectures.spec import Decoder
 from lite_runner.architectures.stablelm import STABLELM
 from lite_runner.architectures.starcoder2 import STARCODER2
+from lite_runner.architectures.telechat import TELECHAT, TELECHAT3
 
 # In this order messages list them.
 _BUILT_IN: tuple[Architecture, ...] = (
@@ -76,6 +77,7 @@ _BUILT_IN: tuple[Architecture, ...] = (
     *(DEEPSEEK_V2, DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
     *(BAICHUAN, FALCON, HUNYUAN_MOE, INTERNLM, INTERNLM2, MINICPM, MPT, QWEN),
     *(QWEN3_NEXT, GRANITE_HYBRID, QWEN3_5_TEXT, QWEN3_5, QWEN3_5_MOE_TEXT, QWEN3_5_MOE),
+    *(TELECHAT, TELECHAT3),
 )
 # By model_type; lite_runner.register adds to it.
 KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}

@@ -10,7 +10,7 @@ from lite_runner.architectures import llama_like, llama_settings
 from lite_runner.architectures.architecture import Architecture, MindFormers
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.settings import PREFIX, Translation
+from lite_runner.architectures.settings import PREFIX, Translation, network_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import dataclass
 
@@ -73,13 +73,7 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
 
 def claims(raw: Mapping[str, Any]) -> bool:
     """True if a yaml of MindFormers, whose config class is a Llama's, names one of the networks."""
-    return _network(raw) in _NETWORKS
-
-
-def _network(raw: Mapping[str, Any]) -> Any:
-    model = raw.get("model")
-    arch = model.get("arch") if isinstance(model, Mapping) else None
-    return arch.get("type") if isinstance(arch, Mapping) else None
+    return network_of(raw) in _NETWORKS
 
 
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
@@ -88,7 +82,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
         result.assignments |= {
             f"{PREFIX}type": BaichuanSettings.type,
             f"{PREFIX}normed_head": True,
-            f"{PREFIX}alibi": _network(raw) == _NETWORKS[1],
+            f"{PREFIX}alibi": network_of(raw) == _NETWORKS[1],
         }
 
 

@@ -12,7 +12,7 @@ from lite_runner.architectures.architecture import Architecture, MindFormers
 from lite_runner.architectures.fields import KERNEL, MAX_EXPERTS, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows
-from lite_runner.architectures.settings import PREFIX, Error, Translation, error
+from lite_runner.architectures.settings import PREFIX, Error, Translation, error, network_of
 from lite_runner.architectures.spec import Decoder, Experts, Latent, Norm, Rotary
 from lite_runner.errors import show
 from lite_runner.records import Count, Index, Positive, Range, dataclass
@@ -267,31 +267,16 @@ def _mindformers(section: type[DeepseekSettings], architecture: str) -> MindForm
     }
 
     def claims(raw: Mapping[str, Any]) -> bool:
-        model = raw.get("model")
-        arch = model.get("arch") if isinstance(model, Mapping) else None
-        return isinstance(arch, Mapping) and arch.get("type") == network
+        return bool(network_of(raw) == network)
 
     def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
-        where, given = experts.moe_config(raw)
         own = raw["model"]["model_config"]
-        names = {**_MOE, **{one: one for one in _SAME}}
-        if given.get("topk_method") == "greedy":
-            names = {key: one for key, one in names.items() if key not in ("n_group", "topk_group")}
+        names, others = {**_MOE, **{one: one for one in _SAME}}, ["topk_method"]
+        if experts.moe_config(raw)[1].get("topk_method") == "greedy":
+            others += ["n_group", "topk_group"]
+            names = {key: one for key, one in names.items() if key not in others}
             result.assignments |= {f"{PREFIX}n_group": 1, f"{PREFIX}topk_group": 1}
-        if given:
-            result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
-        result.assignments |= {
-            f"{PREFIX}{one}": given[key] for key, one in names.items() if key in given
-        }
-        for key, expected in fixed.items():
-            if given.get(key) not in expected:
-                wanted = f"expected {show(expected[-1])}, as in a {name}"
-                result.errors.append(f"{where}.{key}: got {show(given[key])}, {wanted}")
-        known = {*_MOE, *_SAME, *fixed, *experts.MOE_NO_EFFECT, "topk_method"}
-        result.errors += [
-            f"{where}.{key}: no such key of experts" for key in sorted(given.keys() - known)
-        ]
-        result.ignored += [f"{where}.{key}" for key in given if key in experts.MOE_NO_EFFECT]
+        experts.translate(raw, result, name, names, fixed, others)
         # As in config.json: scores are scaled by the square of mscale_all_dim's.
         scaling = own.get("scaling_factor")
         if own.get("extend_method") == "YARN" and isinstance(scaling, Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -10,7 +10,7 @@ from lite_runner.architectures.fields import MAX_EXPERTS, TRAINING, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.llama_settings import LlamaLikeSettings
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
-from lite_runner.architectures.settings import PREFIX, Error, error
+from lite_runner.architectures.settings import PREFIX, Error, Translation, error, network_of
 from lite_runner.architectures.spec import Decoder, Experts
 from lite_runner.errors import show
 from lite_runner.records import Count, Index, Range, dataclass
@@ -207,6 +207,7 @@ GROUPED_NAMES: Names = {
 # MindFormers' sections of the experts, of which the first that is there counts.
 SECTIONS = (f"{PREFIX}moe_config", "moe_config")
 COUNT, CHOSEN = "expert_num", "num_experts_chosen"
+MOE_NAMES = {COUNT: "num_experts", CHOSEN: "num_experts_per_tok"}  # and ours
 # Of training, and of how devices share the work. No token is dropped here, whatever the capacity.
 MOE_NO_EFFECT = frozenset(
     """
@@ -228,6 +229,38 @@ def moe_config(raw: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         if isinstance(found, Mapping):
             return section, found
     return SECTIONS[-1], {}
+
+
+def translate(
+    raw: Mapping[str, Any],
+    result: Translation,
+    what: str,
+    names: Mapping[str, str],
+    fixed: Mapping[str, tuple[Any, ...]],
+    others: Collection[str] = (),
+) -> None:
+    """What moe_config says, under our names; `fixed`: what else the router of `what` is, of which
+    None means that the key may be missing; `others`: keys that were read already."""
+    section, given = moe_config(raw)
+    if given:
+        result.ignored = [key for key in result.ignored if key not in SECTIONS]
+    result.assignments |= {
+        f"{PREFIX}{ours}": given[key] for key, ours in names.items() if key in given
+    }
+    for key, expected in fixed.items():
+        if (value := given.get(key)) not in expected:
+            wanted = f"expected {show(expected[-1])}, as in a {what}"
+            result.errors.append(f"{section}.{key}: got {show(value)}, {wanted}")
+    unknown = sorted(given.keys() - {*names, *fixed, *others, *MOE_NO_EFFECT})
+    result.errors += [f"{section}.{key}: no such key of experts" for key in unknown]
+    result.ignored += [f"{section}.{key}" for key in given if key in MOE_NO_EFFECT]
+
+
+def is_llama(raw: Mapping[str, Any]) -> bool:
+    """True if a yaml of MindFormers describes a Llama whose layers have experts: a Mixtral or a
+    Qwen2-MoE."""
+    network = network_of(raw)
+    return network in ("LlamaForCausalLM", "ParallelLlamaForCausalLM") and has_experts(raw)
 
 
 def has_experts(raw: Mapping[str, Any]) -> bool:

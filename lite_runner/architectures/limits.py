@@ -17,7 +17,7 @@ def undivided(model: Decoder) -> str:
         return "norms queries and keys over all heads, which ranks share"
     if model.attention.qk_norm_apart or model.attention.sinks:
         return "has weights of each head besides matrices, which are not divided yet"
-    if experts is not None and (experts.shared or (model.sparse and model.sparse.bias)):
+    if experts is not None and (experts.shared or (model.sparse and model.sparse.biased_down)):
         return "has experts with biases or a network beside them, which are not divided yet"
     return ""
 

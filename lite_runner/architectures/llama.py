@@ -15,7 +15,9 @@ from lite_runner.architectures.llama_settings import (
     mindformers,
     translate,
 )
+from lite_runner.architectures.settings import PREFIX, Translation, network_of
 from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import show
 from lite_runner.records import dataclass
 
 
@@ -55,6 +57,26 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     return {"model_type": "llama", "attention_bias": qkv and out, "mlp_bias": mlp_bias}
 
 
+_BOOSTED = "LlmBoostForCausalLM"  # the same, computed by Ascend's ATB library in MindFormers
+
+
+def claims(raw: Mapping[str, Any]) -> bool:
+    """True if a yaml of MindFormers is of that network."""
+    return bool(network_of(raw) == _BOOSTED)
+
+
+def _boosted(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """The models of that network are a Llama and a Qwen2, which has biases of q, k and v."""
+    translate(raw, defaults, result)
+    if claims(raw):
+        name = raw["model"]["model_config"].get("boost_model_name")
+        if name not in ("Llama", "Qwen"):
+            expected = "expected 'Llama' or 'Qwen'"
+            result.errors.append(f"{PREFIX}boost_model_name: got {show(name)}, {expected}")
+        result.assignments[f"{PREFIX}type"] = LlamaSettings.type
+        result.assignments.setdefault(f"{PREFIX}qkv_has_bias", name == "Qwen")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LlamaSettings(LlamaLikeSettings):
     """Settings of Llama, Qwen2, Mistral and SmolLM2."""
@@ -72,10 +94,11 @@ LLAMA = Architecture(
         "LlamaForCausalLM",
         "llama2_7b",
         decoder,
-        also=("ParallelLlamaForCausalLM",),
+        also=("ParallelLlamaForCausalLM", _BOOSTED),
+        claims=claims,
         unread=frozenset({"kv_channels"}),
         translated=TRANSLATED,
-        translate=translate,
+        translate=_boosted,
     ),
     GGUF(
         KEYS | experts.KEYS | {"sliding_window": "attention.sliding_window"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from lite_runner.architectures import experts, llama, llama_like, llama_settings
@@ -74,10 +74,7 @@ class MixtralSettings(experts.MixtureSettings):
     type: Literal["MixtralConfig"] = "MixtralConfig"
 
 
-# MindFormers has a Llama with experts for it.
-_LLAMA = ("LlamaForCausalLM", "ParallelLlamaForCausalLM")
-# What else a router would compute, by the values with which it is a Mixtral's: null means that the
-# key may be missing, which is MindFormers' default.
+# What else a router would compute, by the values with which it is a Mixtral's.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "balance_via_topk_bias": (None, False),
     "enable_cold_hot_expert": (None, False),
@@ -95,11 +92,8 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 
 def claims(raw: Mapping[str, Any]) -> bool:
-    """True if a yaml of MindFormers describes a Llama whose layers have experts."""
-    model = raw.get("model")
-    arch = model.get("arch") if isinstance(model, Mapping) else None
-    named = arch.get("type") if isinstance(arch, Mapping) else None
-    return named in _LLAMA and experts.has_experts(raw)
+    """True if a yaml of MindFormers has the experts of a Mixtral."""
+    return experts.is_llama(raw) and not experts.moe_config(raw)[1].get("use_shared_expert_gating")
 
 
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
@@ -107,43 +101,24 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
     if not claims(raw):
         return
     section, given = experts.moe_config(raw)
-    chosen = given.get(experts.CHOSEN, 1)
-    result.ignored = [key for key in result.ignored if key not in experts.SECTIONS]
-    result.ignored += [f"{section}.{name}" for name in given if name in experts.MOE_NO_EFFECT]
-    result.errors += _errors(section, given, result.assignments.get(f"{PREFIX}intermediate_size"))
-    result.assignments |= {
-        f"{PREFIX}type": MixtralSettings.type,
-        f"{PREFIX}num_experts": given[experts.COUNT],
-        f"{PREFIX}num_experts_per_tok": chosen,
-    }
-
-
-def _errors(section: str, given: Mapping[str, Any], width: Any) -> Iterator[str]:
-    """What a Mixtral does not compute; `width`: the intermediate_size of the model."""
+    width = result.assignments.get(f"{PREFIX}intermediate_size")
     chosen = given.get(experts.CHOSEN, 1)
     if type(chosen) is int and chosen < 2:
-        yield (
+        result.errors.append(
             f"{section}.{experts.CHOSEN}: got {chosen}, expected 2 or more: the probability of a"
             " single expert is not divided by itself in MindFormers, and is in a Mixtral"
         )
-    for name, expected in _FIXED.items():
-        if (value := given.get(name)) not in expected:
-            wanted = show(expected[-1])
-            yield f"{section}.{name}: got {show(value)}, expected {wanted}, as in a Mixtral"
     if given.get("moe_intermediate_size", width) != width:
-        yield (
+        result.errors.append(
             f"{section}.moe_intermediate_size: got {show(given['moe_intermediate_size'])}, expected"
             f" the intermediate_size of {show(width)}, which a Mixtral's experts have"
         )
-    known = {
-        *_FIXED,
-        *experts.MOE_NO_EFFECT,
-        experts.COUNT,
-        experts.CHOSEN,
-        "moe_intermediate_size",
+    result.assignments |= {
+        f"{PREFIX}type": MixtralSettings.type,
+        f"{PREFIX}num_experts_per_tok": chosen,
     }
-    for name in sorted(given.keys() - known):
-        yield f"{section}.{name}: no such key of experts"
+    others = ["moe_intermediate_size"]
+    experts.translate(raw, result, "Mixtral", experts.MOE_NAMES, _FIXED, others)
 
 
 MIXTRAL = dataclasses.replace(

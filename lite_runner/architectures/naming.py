@@ -275,7 +275,7 @@ def _of_block(
             return
     if feed_forward.experts is None:
         linears["up"] = (feed_forward.width, hidden, feed_forward.bias, "outputs")
-        linears["down"] = (hidden, feed_forward.width, feed_forward.bias, "inputs")
+        linears["down"] = (hidden, feed_forward.width, feed_forward.biased_down, "inputs")
         if feed_forward.gated:
             linears["gate"] = linears["up"]
     # What a norm of each head by the same weights has.
@@ -419,7 +419,7 @@ def _of_experts(
             stacked=f"{name.stacked.format(layer)}.weight",
             fused=name.fused and replace(name.fused, name=name.fused.name.format(layer)),
         )
-        if given.bias:
+        if given.biased_down if down else given.bias:
             yield Parameter(
                 f"{name.mindformers.format(layer, expert)}.bias",
                 (hidden if down else given.width,),

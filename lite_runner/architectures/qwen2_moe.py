@@ -1,18 +1,22 @@
-"""Qwen2-MoE: a Qwen2 with experts, and a network beside them that every token takes in part."""
+"""Qwen2-MoE: a Qwen2 with experts, and a network beside them that every token takes in part. In
+MindFormers it is a Llama with them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lite_runner.architectures import experts, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder, Experts
+from lite_runner.records import Count, dataclass
 
-_LAYER, _MLP = "model.layers.{}", "feed_forward.shared_expert"
+_LAYER, _MLP = "model.layers.{}", "feed_forward.shared_experts"
 NAMES: Names = {
     **llama_like.NAMES,
     **experts.names(
@@ -81,11 +85,88 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     return {"qkv_bias": "blk.0.attn_q.bias" in tensors, "norm_topk_prob": False}
 
 
+_SHARED = "shared_expert_intermediate_size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen2MoeSettings(experts.MixtureSettings):
+    """Settings of Qwen2 with experts."""
+
+    type: Literal["Qwen2MoeConfig"] = "Qwen2MoeConfig"
+    shared_expert_intermediate_size: Count  # of the network that every token takes
+
+
+def settings(model: Decoder) -> dict[str, Any]:
+    """MindFormers settings besides the shared ones."""
+    found = llama_settings.settings(model) | experts.to_settings(model)
+    return found | {_SHARED: write(model)[_SHARED]}
+
+
+def from_settings(given: Mapping[str, Any]) -> Decoder:
+    """The inverse of `settings`."""
+    mixture = experts.from_settings(given)
+    chosen = dataclasses.replace(mixture.experts, shared=given[_SHARED], shared_gate=True)
+    return llama_like.decoder(
+        architecture="qwen2_moe",
+        mixture=dataclasses.replace(mixture, experts=chosen),
+        **llama_settings.sizes_of_settings(given),
+    )
+
+
+def claims(raw: Mapping[str, Any]) -> bool:
+    """True if a yaml of MindFormers has such experts."""
+    gated = experts.moe_config(raw)[1].get("use_shared_expert_gating")
+    return experts.is_llama(raw) and gated is True
+
+
+# What else a router would compute.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "balance_via_topk_bias": (None, False),
+    "first_k_dense_replace": (None, False, 0),
+    "n_group": (None,),
+    "routed_scaling_factor": (None, 1, 1.0),
+    "routing_policy": ("TopkRouterV2",),
+    "topk_group": (None,),
+    "topk_method": (None, "greedy"),
+    "use_gating_sigmoid": (None, False),
+    "use_shared_expert_gating": (True,),
+}
+
+
+def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
+    """The network beside the experts is as wide as several of them."""
+    if not claims(raw):
+        return
+    given, own = experts.moe_config(raw)[1], raw["model"]["model_config"]
+    width = given.get("moe_intermediate_size", own.get("intermediate_size"))
+    shared = given.get("shared_expert_num", 0)
+    numbers = isinstance(shared, int | float) and isinstance(width, int)
+    result.assignments |= {
+        f"{PREFIX}type": Qwen2MoeSettings.type,
+        f"{PREFIX}norm_topk_prob": given.get("norm_topk_prob", True),
+        f"{PREFIX}moe_intermediate_size": width,
+        f"{PREFIX}{_SHARED}": int(shared * width) if numbers else shared,
+    }
+    others = ["norm_topk_prob", "moe_intermediate_size", "shared_expert_num"]
+    experts.translate(raw, result, "Qwen2-MoE", experts.MOE_NAMES, _FIXED, others)
+
+
 QWEN2_MOE = Architecture(
     "qwen2_moe",
     read,
     NAMES,
     write,
+    MindFormers(
+        Qwen2MoeSettings,
+        "Qwen2MoeForCausalLM",
+        "llama",
+        settings,
+        from_settings,
+        model="qwen2_57b_a14b",
+        hidden_act=("silu",),
+        claims=claims,
+        translate=translate,
+    ),
     gguf=GGUF(
         llama_like.KEYS
         | experts.KEYS

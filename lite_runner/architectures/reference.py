@@ -297,7 +297,7 @@ def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) ->
         inner = gated(given, linear(x, weights, "gate", layer, given.bias), up)
     else:
         inner = activated(given.function, up)
-    return linear(inner, weights, "down", layer, given.bias)
+    return linear(inner, weights, "down", layer, given.biased_down)
 
 
 def gated(given: FeedForward, gate: Floats, up: Floats) -> Floats:
@@ -352,7 +352,8 @@ def mixture(
 
     def multiplied(rows: Floats, role: Role, expert: int) -> Floats:
         y = rows @ weights.expert(role, layer, expert).T
-        return y + weights.expert(role, layer, expert, "bias") if given.bias else y
+        biased = given.biased_down if role == "expert_down" else given.bias
+        return y + weights.expert(role, layer, expert, "bias") if biased else y
 
     out = np.zeros_like(x)
     for expert in range(experts.count):

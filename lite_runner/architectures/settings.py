@@ -6,7 +6,7 @@ conf/; here are types, ranges, and what does not go together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -163,6 +163,13 @@ def _rope_errors(rope: RopeScaling) -> Iterator[Error]:
 def error(text: str, *names: str) -> Error:
     """A sentence about settings, and their dotted keys."""
     return tuple(f"{PREFIX}{name}" for name in names), f"{PREFIX}{text}"
+
+
+def network_of(raw: Mapping[str, Any]) -> Any:
+    """The network that a yaml of MindFormers names; None: it names none."""
+    model = raw.get("model")
+    arch = model.get("arch") if isinstance(model, Mapping) else None
+    return arch.get("type") if isinstance(arch, Mapping) else None
 
 
 @dataclass

@@ -175,11 +175,17 @@ class FeedForward:
 
     width: int  # of each expert, where there are experts
     gated: bool
-    bias: bool
+    bias: bool  # of gate and up, and of down unless `down_bias` says
     activation: Activation | None = None  # None: SiLU if gated, else GELU
     experts: Experts | None = None  # gated networks of this width; None: a single network
     # Gates are at most this, ups from -limit to limit, and f(gate) is times up + 1.
     limit: float | None = None
+    down_bias: bool | None = None  # None: as `bias`
+
+    @property
+    def biased_down(self) -> bool:
+        """Whether down has a bias."""
+        return self.bias if self.down_bias is None else self.down_bias
 
     @property
     def function(self) -> Activation:

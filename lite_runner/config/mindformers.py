@@ -53,31 +53,28 @@ _IGNORED = {
     "model.arch": "auto_register",
     "model.model_config": """
         add_qkv_bias apply_rope_fusion architectures attention_bias attention_dropout
-        attention_dropout_rate attention_softmax_in_fp32 auto_map auto_register
-        batch_size bias_dropout_fusion bias_swiglu_fusion block_size boost_model_name
-        calculate_per_token_loss
-        chunk_prefill compute_in_2d emb_dropout_prob embed_parallel_config embedding_dropout_prob
-        embedding_init_type embedding_type enable_high_performance enable_slice_dp extend_method
-        ffn_concat ffn_dim_multiplier fine_grain_interleave has_bias
-        fp32_residual_connection fused_norm fused_rms_norm gmask_token_id
-        hidden_act hidden_dropout hidden_dropout_rate hidden_size_per_attention_head ignore_index
-        ignore_token_id init_method_std initializer_range
-        input_sliced_sig is_dynamic is_enhanced_encoder is_flexible_shape layernorm_compute_dtype
-        layernorm_compute_type llm_backend mask_type max_position_embedding
+        attention_dropout_prob attention_dropout_rate attention_softmax_in_fp32 auto_map
+        auto_register batch_size bias_dropout_fusion bias_swiglu_fusion block_size boost_model_name
+        calculate_per_token_loss chunk_prefill compute_in_2d emb_dropout_prob embed_dropout_prob
+        embed_parallel_config embedding_dropout_prob embedding_init_type embedding_type
+        enable_high_performance enable_slice_dp extend_method ffn_concat ffn_dim_multiplier
+        fine_grain_interleave fp32_residual_connection fused_norm fused_rms_norm gmask_token_id
+        has_bias hidden_act hidden_dropout hidden_dropout_prob hidden_dropout_rate
+        hidden_size_per_attention_head ignore_index ignore_token_id init_method_std
+        initializer_range input_sliced_sig is_dynamic is_enhanced_encoder is_flexible_shape
+        layernorm_compute_dtype layernorm_compute_type llm_backend mask_type max_position_embedding
         max_position_embeddings mlp_concat model_type moe_config moe_router_fusion multiple_of
         no_recompute_layers num_block num_blocks num_labels offset op_parallel_config
-        output_router_logits parallel_config parallel_optimizer param_init_type params_dtype
-        pet_config pipeline_stage pp_interleave_num prefix_name pretrain_seqlen qkv_concat
-        quantization_config recompute residual_dtype rmsnorm_compute_2d rotary_dtype
-        rotary_emb_base router_aux_loss_coef router_dense_type scaling_factor
-        softmax_compute_dtype softmax_compute_type unk_token_id use_attn_mask_compression
-        untie_embeddings_and_output_weights use_cache
-        use_contiguous_weight_layout_attention use_eod_attn_mask_compression
-        use_flash_attention use_fused_mla use_fused_rope use_fused_swiglu
-        use_incre_flash_attention use_kbk_infer
-        use_kvcache_op use_load_balance use_pad_tokens use_paged_attention use_past_shard
-        use_prompt_flash_attention use_ring_attention use_rope_slice use_select_recompute
-        use_seq_parallel
+        out_proj_has_bias output_router_logits parallel_config parallel_optimizer param_init_type
+        params_dtype pet_config pipeline_stage pp_interleave_num prefix_name pretrain_seqlen
+        qkv_concat quantization_config recompute res_dtype residual_dtype rmsnorm_compute_2d
+        rotary_dtype rotary_emb_base router_aux_loss_coef router_dense_type scaling_factor
+        softmax_compute_dtype softmax_compute_type unk_token_id untie_embeddings_and_output_weights
+        use_attn_mask_compression use_cache use_contiguous_weight_layout_attention
+        use_eod_attn_mask_compression use_flash_attention use_fused_mla use_fused_rope
+        use_fused_swiglu use_incre_flash_attention use_kbk_infer use_kvcache_op use_load_balance
+        use_pad_tokens use_paged_attention use_past_shard use_prompt_flash_attention
+        use_ring_attention use_rope_slice use_select_recompute use_seq_parallel wo_has_bias
     """,
     "generation_config": "bos_token_id pad_token_id",
     "infer": "device_id dynamic infer_type model_name target",
@@ -151,6 +148,7 @@ TOKENIZERS = {
     "LlamaProcessor": "LlamaTokenizer",
     "PreTrainedTokenizerFast": "AutoTokenizer",
     "QwenTokenizer": "AutoTokenizer",
+    "TelechatTokenizer": "AutoTokenizer",
 }
 # parallel_mode by number.
 PARALLEL_MODES = {

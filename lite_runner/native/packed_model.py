@@ -404,7 +404,7 @@ class _Packer:
         packed = packing.feed_forward(
             fields,
             upward,
-            self._packed(down, self._summed_bias("down", layer, parts.bias)),
+            self._packed(down, self._summed_bias("down", layer, parts.biased_down)),
             self._shared_norm or self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
@@ -441,7 +441,7 @@ class _Packer:
         fields.shared, fields.shared_gate = experts.shared, experts.shared_gate
         biases: dict[Role, list[Floats | None]] = {
             role: [self._weights.vector(one.name) for one in self._biases[role, layer]]
-            if block.feed_forward.bias
+            if (role, layer) in self._biases
             else [None] * experts.count
             for role in _EXPERTS
         }

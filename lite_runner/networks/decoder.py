@@ -149,7 +149,7 @@ class Parts:
             return [self._weights(one.name) for one in self._experts[role, layer]]
 
         def biases_of(role: Role) -> list[Array] | None:
-            if not given.bias:
+            if (role, layer) not in self._biases:
                 return None
             return [self._weights(one.name) for one in self._biases[role, layer]]
 
@@ -158,7 +158,7 @@ class Parts:
 
         router, gates = self.tensor("router", layer), every("expert_gate")
         downs, ups = every("expert_down"), every("expert_up")
-        fused = self.options.fused and self.options.dtype in TYPES and not given.bias
+        fused = self.options.fused and self.options.dtype in TYPES and not given.biased_down
         build = GroupedMixture if fused else DenseMixture
         down_biases = biases_of("expert_down")
         biases = MixtureBiases(
@@ -267,7 +267,8 @@ class BlockCell(nn.Cell):
             return parts.dense(role, layer, bias=attention.qkv_bias)
 
         def dense(role: Role, combine: Combine | None = None) -> Dense:
-            return parts.dense(role, layer, bias=feed_forward.bias, combine=combine)
+            biased = feed_forward.biased_down if role == "down" else feed_forward.bias
+            return parts.dense(role, layer, bias=biased, combine=combine)
 
         self.inputs = inputs
         self.head_dim = attention.head_dim

@@ -350,7 +350,7 @@ class _Pass:
             inner = self.gated(given, self.linear(x, "gate", layer, given.bias), up)
         else:
             inner = ops.activated(self.tape, given.function, up)
-        return self.summed(self.linear(inner, "down", layer, given.bias))
+        return self.summed(self.linear(inner, "down", layer, given.biased_down))
 
     def mixture(self, given: FeedForward, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
@@ -372,7 +372,7 @@ class _Pass:
                 for role in ("expert_gate", "expert_up")
             )
             inner = self.gated(given, gate, up)
-            down = self.expert(inner, "expert_down", layer, expert, given.bias)
+            down = self.expert(inner, "expert_down", layer, expert, given.biased_down)
             parts.append((rows, place, down))
         out = self.summed(mixture.gathered(tape, x.array.shape, parts, factors))
         if not experts.shared:

@@ -140,9 +140,30 @@ def minicpm(t: Tensors, raw: dict[str, Any]) -> Array:
     return x @ t["model.embed_tokens.weight"].T
 
 
+def telechat(t: Tensors, raw: dict[str, Any]) -> Array:
+    x = t["transformer.word_embeddings.weight"][TOKENS]
+    # Texts of the training's length: four times the base's make the base 7 times as large.
+    alpha = 2 ** np.ceil(np.log2(raw["training_seqlen"] / raw["base_seqlen"]) + 1) - 1
+    theta = 10000.0 * alpha ** (8 / 6)
+    for layer in ("transformer.h.0.", "transformer.h.1."):
+        h = normed(x, t[f"{layer}input_layernorm.weight"])
+        q = (h @ t[f"{layer}self_attention.query.weight"].T).reshape(len(x), 4, 8)
+        mixed = (h @ t[f"{layer}self_attention.key_value.weight"].T).reshape(len(x), 2, 16)
+        k, v = np.split(mixed, 2, axis=-1)
+        h = attended(rotated(q, theta), rotated(k, theta), v)
+        x = x + h @ t[f"{layer}self_attention.dense.weight"].T
+        x = x + t[f"{layer}self_attention.dense.bias"]
+        h = normed(x, t[f"{layer}post_attention_layernorm.weight"])
+        x = x + llama_mlp(h, t, layer) + t[f"{layer}mlp.down_proj.bias"]
+    return normed(x, t["transformer.ln_f.weight"]) @ t["lm_head.weight"].T
+
+
 NORMED = {"vocab_size": baichuan.NORMED_VOCABULARY}
 WITHOUT_POSITIONS = SIZES | {"rms_norm_eps": 1e-5}
 QWEN = {"kv_channels": 8, "seq_length": 64, "layer_norm_epsilon": 1e-5, "intermediate_size": 96}
+TELECHAT = {"n_layer": 2, "n_head": 4, "ffn_hidden_size": 48, "num_key_value_heads": 2}
+TELECHAT |= {"training_seqlen": 64, "base_seqlen": 16, "layer_norm_epsilon": 1e-5}
+TELECHAT |= {name: SIZES[name] for name in ("vocab_size", "hidden_size", "tie_word_embeddings")}
 SCALES = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 8, "num_key_value_heads": 2}
 TYPED: dict[str, tuple[Callable[[Tensors, dict[str, Any]], Array], dict[str, Any]]] = {
     "internlm": (internlm, SIZES | EPS | {"rotary": {"base": 500, "type": "dynamic"}}),
@@ -151,6 +172,7 @@ TYPED: dict[str, tuple[Callable[[Tensors, dict[str, Any]], Array], dict[str, Any
     "baichuan alibi": (baichuan_of, WITHOUT_POSITIONS | {"model_max_length": 64}),
     "baichuan normed": (baichuan_of, SIZES | EPS | NORMED),
     "qwen": (qwen, SIZES | QWEN),
+    "telechat": (telechat, TELECHAT),
     "minicpm": (minicpm, SIZES | EPS | SCALES | {"tie_word_embeddings": True}),
 }
 

@@ -17,9 +17,10 @@ import pytest
 import yaml
 
 from lite_runner.app import main
+from lite_runner.architectures import KNOWN
 from lite_runner.config.argv import parse
 from lite_runner.config.mindformers import IGNORED
-from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads
 from lite_runner.run_modes import resolve as resolve_line
@@ -59,7 +60,7 @@ def test_the_page_counts_them() -> None:
     for named in outcomes()["sizes"].values():
         counts.update({text: len(names) for text, names in named.items()})
     for kinds in outcomes()["folder"].values():
-        counts.update("runs" if (REFERENCE / kind).is_dir() else "other" for kind in kinds.values())
+        counts.update("runs" if kind in KNOWN else "other" for kind in kinds.values())
     run, lora, every = counts["runs"], counts[LORA], counts.total()
     page = (ROOT / "docs/mindformers.md").read_text(encoding="utf-8")
     told = " ".join(page[page.index("## Yaml files") : page.index("- Keys for training")].split())
@@ -72,7 +73,7 @@ def test_the_page_counts_them() -> None:
     run = held.count("runs")
     foreign = sum("is not supported" in said for said in held)
     assert f"has {len(held)} more to predict or export with: {run} pass it, {foreign}" in repository
-    assert len(held) - run - foreign == 4 + 1  # named on the page
+    assert len(held) - run - foreign == 4  # named on the page
 
 
 def test_each_file_of_the_repository_is_taken_or_names_the_missing(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_each_file_of_the_repository_is_taken_or_names_the_missing(tmp_path: Pat
     path = tmp_path / "file.yaml"
     now = {name: mindformers_repository.outcome(raw, path) for name, _, raw in files}
     assert {name: text.partition("; there are")[0] for name, text in now.items()} == said
-    assert len(said) == len(files) and mindformers_repository.FILE.stat().st_size < 100_000
+    assert len(said) == len(files) and mindformers_repository.FILE.stat().st_size < 120_000
 
 
 ALWAYS = {"seq_length": 64, "eos_token_id": 1, "bos_token_id": 2, "pad_token_id": 0}
@@ -202,24 +203,21 @@ def test_all_parameters_of_config_classes_are_known(
 
 
 @pytest.mark.parametrize("release", outcomes()["folder"])
-def test_each_file_of_a_folder_runs_or_names_the_model(
+def test_each_file_of_a_folder_runs(
     mindformers_package: Packages, release: str, tmp_path: Path
 ) -> None:
     configs, expected = mindformers_package(release), outcomes()["folder"][release]
     assert {name for name, folder in files_of_ours(configs) if folder} == expected.keys()
     for name, kind in expected.items():
         folder = REFERENCE / kind
-        if not folder.is_dir():
+        if kind == "telechat3":  # a Llama of that name
+            config = json.loads((REFERENCE / "llama/config.json").read_text(encoding="utf-8"))
             folder = tmp_path / kind
             folder.mkdir()
-            (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+            (folder / "config.json").write_text(json.dumps(config | {"model_type": kind}))
         line = ["--config", str(configs / f"{name}.yaml"), *HERE, *RANDOM]
         config, _ = resolve_line(parse([*line, "--pretrained_model_dir", str(folder)], heads()))
-        if folder.parent == REFERENCE:
-            assert locate(config.source).model.architecture == kind
-        else:
-            with pytest.raises(RunnerError, match=f"model_type.*{kind}"):
-                locate(config.source)
+        assert locate(config.source).model.architecture == kind
 
 
 @pytest.mark.parametrize(
