@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from lite_runner.architectures import model_of, of_mindformers
+from lite_runner.architectures import of_mindformers
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import (
@@ -131,7 +131,7 @@ def _model(config: RunConfig) -> Iterator[Invalid]:
                 "processor.tokenizer.type: ByteTokenizer is for the tiny models",
             )
     else:
-        model = model_of(settings)
+        model = config.model.decoder
         assert model is not None
         yield from fits_model(config, model)
         is_byte = config.processor.tokenizer.type == "ByteTokenizer"

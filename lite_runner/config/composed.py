@@ -63,6 +63,12 @@ class Schemas:
         """The dotted keys of all run modes, without the common ones."""
         return frozenset().union(*self.keys.values())
 
+    @cached_property
+    def heads(self) -> list[str]:
+        """The first parts of all accepted keys: groups, our keys, MindFormers' keys."""
+        known = (*GROUPS, *leaves(RunConfig), *self.every_key, *IGNORED)
+        return sorted({key.partition(".")[0] for key in known})
+
     def run_modes_with(self, key: str) -> list[str]:
         """The run modes that have a dotted key."""
         return [mode for mode, keys in self.keys.items() if key in keys]
@@ -78,10 +84,6 @@ class Schemas:
         return self.config_of(mode)
 
 
-def heads(schemas: Schemas) -> list[str]:
-    """The first parts of all accepted keys: groups, our keys, MindFormers' keys."""
-    known = (*GROUPS, *leaves(RunConfig), *schemas.every_key, *IGNORED)
-    return sorted({key.partition(".")[0] for key in known})
 
 
 @dataclass

@@ -195,7 +195,7 @@ def _misfit(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Non
 
 
 def _is_section(annotation: Any) -> bool:
-    return dataclasses.is_dataclass(annotation)
+    return hasattr(annotation, "__dataclass_fields__")
 
 
 def _is_choice(annotation: Any) -> bool:
@@ -235,6 +235,7 @@ def _own_hints(section: type) -> dict[str, Any]:
     return inspect.get_annotations(section, eval_str=True)
 
 
+@functools.cache
 def variant_names(section: Any) -> tuple[str, ...]:
     """The values of `type` that a variant stands for."""
     return get_args(hints_of(section).get("type"))
@@ -270,21 +271,41 @@ def _fields(section: Any) -> list[tuple[str, Any, list[Any], bool]]:
     return found
 
 
-def leaves(section: Any, raw: Mapping[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
+# Of plain data: the sections that it has, by name, each with its class and the sections in it.
+_Shape = tuple[tuple[str, tuple[Any, "_Shape"]], ...]
+
+
+def leaves(section: Any, raw: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
     """Every dotted key below `section` with its annotation.
 
     With `raw` only the keys that fit its variants, and nothing below a section that is null.
     """
+    return _leaves(section, None if raw is None else _shape(section, raw), "")
+
+
+def _shape(section: Any, raw: Mapping[str, Any]) -> _Shape:
+    found: list[tuple[str, tuple[Any, _Shape]]] = []
+    for name, annotation, sections, _ in _fields(section):
+        value = raw.get(name) if sections else None
+        if isinstance(value, Mapping) and (chosen := variant(annotation, value)) is not None:
+            found.append((name, (chosen, _shape(chosen, value))))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _leaves(section: Any, shape: _Shape | None, prefix: str) -> Mapping[str, Any]:
+    """`leaves` below a prefix, of data of this shape; None: of any."""
     found: dict[str, Any] = {}
+    chosen = dict(shape or ())
     for name, annotation, sections, plain in _fields(section):
         if plain:
             found[prefix + name] = annotation
-        value = None if raw is None else raw.get(name)
-        if raw is not None and sections:
-            chosen = variant(annotation, value)
-            sections = [chosen] if chosen is not None and isinstance(value, Mapping) else []
-        for member in sections:
-            found |= leaves(member, value, f"{prefix}{name}.")
+        if shape is None:
+            below: list[tuple[Any, _Shape | None]] = [(member, None) for member in sections]
+        else:
+            below = [chosen[name]] if name in chosen else []
+        for member, inner in below:
+            found |= _leaves(member, inner, f"{prefix}{name}.")
     return found
 
 
@@ -308,9 +329,9 @@ def accepts(annotation: Any, kind: Any) -> bool:
 
 def section_errors(config: Any) -> Iterator[Invalid]:
     """Validation errors that the sections of a config find in themselves (`errors`)."""
-    for field in dataclasses.fields(config):
-        section = getattr(config, field.name)
-        if not _is_section(section):
+    for name, _, sections, _ in _fields(type(config)):
+        section = getattr(config, name)
+        if not sections or not _is_section(section):
             continue
         if hasattr(section, "errors"):
             yield from (Invalid(*error) for error in section.errors())
@@ -319,16 +340,25 @@ def section_errors(config: Any) -> Iterator[Invalid]:
 
 def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, Any]]:
     """The paths, and lists of paths, that a config has: dotted key, kind and value."""
-    cls: Any = type(section)
-    for name, annotation in hints_of(cls).items():
+    for name, kind in _path_fields(type(section)):
         value = getattr(section, name)
-        if _is_section(value):
-            yield from paths_of(value, f"{prefix}{name}.")
-        elif kind := _path_kind(annotation):
+        if kind is not None:
             yield f"{prefix}{name}", kind, value
+        elif _is_section(value):
+            yield from paths_of(value, f"{prefix}{name}.")
 
 
 @functools.cache
+def _path_fields(section: Any) -> list[tuple[str, PathText | None]]:
+    """The fields that hold paths, each with its kind, and those that hold sections."""
+    found: list[tuple[str, PathText | None]] = []
+    for name, annotation, sections, _ in _fields(section):
+        kind = _path_kind(annotation)
+        if kind is not None or sections:
+            found.append((name, kind))
+    return found
+
+
 def _path_kind(annotation: Any) -> PathText | None:
     for member in _members(annotation):
         item = get_args(member)[0] if get_origin(member) is tuple else member

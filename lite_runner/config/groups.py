@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,12 @@ _VARIABLE = re.compile(rb"oc\.env:(\w+)")
 
 def conf_dir() -> Path:
     """The folder conf/: beside run_lite.py in a checkout, in the package where installed."""
-    package = Path(__file__).resolve().parent.parent
+    return _conf_of(__file__)
+
+
+@cache
+def _conf_of(module: str) -> Path:
+    package = Path(module).resolve().parent.parent
     beside = package.parent
     # Beside an installed package, a folder conf/ may be anybody's.
     checkout = (beside / "run_lite.py").is_file() and not (package / "conf").is_dir()
@@ -194,6 +200,7 @@ def downloaded_weights(model: str) -> Path | None:
     return folder if holds else None
 
 
+@cache
 def _order(name: str) -> tuple[str, float]:
     size = re.fullmatch(r"(.+)_([\d.]+)([mb])", name)
     if size is None:
@@ -207,9 +214,15 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
     conf, others = conf_dir(), tuple(folders)
     if others:  # a user's folder may hold anything: what changed in it is not searched for
         return _composed(conf, others, choices)
-    name = " ".join((str(conf), *_overrides(choices)))
-    plain: dict[str, Any] = remembered(name, _state(conf), lambda: _composed(conf, (), choices))
+    plain: dict[str, Any] = json.loads(_text_of(conf, tuple(choices.items()), _state(conf)))
     return plain
+
+
+@lru_cache(maxsize=64)
+def _text_of(conf: Path, choices: tuple[tuple[str, str], ...], state: str) -> str:
+    """What Hydra composes of conf/ in this state, as JSON; this process reads it once."""
+    name = " ".join((str(conf), *_overrides(dict(choices))))
+    return json.dumps(remembered(name, state, lambda: _composed(conf, (), dict(choices))))
 
 
 def graphs_of_model(model: str, folders: Sequence[Path] = ()) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from lite_runner.architectures import model_of
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Invalid, read
@@ -250,7 +249,7 @@ class RunConfig:
 
     def model_config(self) -> Decoder | None:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
-        return model_of(self.model.model_config)
+        return self.model.decoder
 
     def weights_dtype(self, device_target: str) -> DType:
         """The type that matrices have on a device ("CPU" or "Ascend"), wider ones rounded to it."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import ModelSettings, Network, can_untie_head
+from lite_runner.architectures import ModelSettings, Network, can_untie_head, model_of
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Invalid, did_you_mean, invalid, nearest, show, size_errors
@@ -32,6 +33,11 @@ class Arch:
 class Model:
     arch: Arch
     model_config: ModelSettings
+
+    @cached_property
+    def decoder(self) -> Decoder | None:
+        """The model's sizes; None for model=auto, whose checkpoint has them."""
+        return model_of(self.model_config)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lite_runner.config import compose, composed
+from lite_runner.config import compose
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.checks import common_errors
 from lite_runner.config.composed import Schemas
@@ -102,7 +102,7 @@ def from_dict(raw: dict[str, Any]) -> RunConfig:
 
 def heads() -> list[str]:
     """The first part of every dotted key that a user may type."""
-    return composed.heads(schemas())
+    return schemas().heads
 
 
 def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:

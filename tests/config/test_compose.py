@@ -311,6 +311,7 @@ def test_the_conf_of_a_checkout_and_of_an_installed_package(
     assert groups.conf_dir() == tmp_path / "lite_runner/conf"
     (tmp_path / "lite_runner/conf/config.yaml").unlink()
     (tmp_path / "lite_runner/conf").rmdir()
+    groups._conf_of.cache_clear()
     assert groups.conf_dir() == tmp_path / "conf"
 
 
