@@ -22,12 +22,12 @@ import numpy as np
 from random_gguf import Type, random_blocks
 
 from lite_runner.architectures import parameters
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.quantization import Quantization
 from lite_runner.native.packed_model import WHOLE, Share, pack
 from lite_runner.native.peers import meet_peers
 from lite_runner.run_modes import heads, resolve

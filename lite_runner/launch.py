@@ -20,7 +20,6 @@ from lite_runner.config.fields import Note, bytes_of
 from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import ExportedOptions, RunConfig
-from lite_runner.config.secret import KEY, encryption_key
 from lite_runner.config.sections import Parallel
 from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
@@ -30,6 +29,7 @@ from lite_runner.run_modes import run_mode
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment, packages
 from lite_runner.system.files import memory_file
+from lite_runner.system.secret import KEY, encryption_key
 from lite_runner.system.versions import versions
 from lite_runner.weights.caches import default_limit, trim
 

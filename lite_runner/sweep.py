@@ -50,7 +50,6 @@ from lite_runner.config.fields import raise_errors
 from lite_runner.config.grammar import value_of
 from lite_runner.config.groups import options_named_in, options_of, own_groups, paths_of
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -67,6 +66,7 @@ from lite_runner.run_modes import jobs_of, schemas, swept_settings
 from lite_runner.system import packages
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.signals import Terminated
+from lite_runner.system.yaml_file import read_yaml
 
 _PARAMS = "hydra.sweeper.params"
 JOB = "job.json"  # in the folder of each job

@@ -31,10 +31,10 @@ from tests import left_behind
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
+    from lite_runner.architectures.quantization import Quant
     from lite_runner.backends.base import Backend
     from lite_runner.backends.mindspore.backend import MindSporeBackend
     from lite_runner.backends.native.backend import NativeBackend
-    from lite_runner.config.quantization import Quant
     from lite_runner.config.schema import DType, RunConfig
     from lite_runner.weights.tensor import LazyTensor
 
@@ -284,7 +284,7 @@ class Reference:
         self.logits_no_cache = expected.get("logits_no_cache", self.logits)
 
     def tensors(self, quant: Quant = "none", dtype: DType = "float32") -> dict[str, LazyTensor]:
-        from lite_runner.config.quantization import Quantization
+        from lite_runner.architectures.quantization import Quantization
         from lite_runner.weights.checkpoint import open_checkpoint
         from lite_runner.weights.quantization.quantize import with_matrices_in, with_quantization
 

@@ -24,7 +24,7 @@ from pathlib import Path
 if os.environ["MS_ROLE"] == "MS_WORKER":
     import json
     from lite_runner.config.argv import parse
-    from lite_runner.config.secret import encryption_key
+    from lite_runner.system.secret import encryption_key
     from lite_runner.distributed.events import FOLDER_VARIABLE, MET, connect
     from lite_runner.run_modes import heads, resolve
     rank = int(os.environ["RANK_ID"])

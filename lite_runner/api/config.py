@@ -18,6 +18,7 @@ from lite_runner.config.fields import (
     did_you_mean,
     nearest,
     nearest_key,
+    put_at,
     raise_errors,
     read,
 )
@@ -27,7 +28,6 @@ from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.schema import Exported, GenerateOptions
 from lite_runner.config.sections import RANDOM, ParallelConfig
-from lite_runner.config.yaml_file import put_at
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import errors, export, finetune, predict, resolve
 from lite_runner.run_modes import eval as eval_mode

@@ -9,13 +9,12 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.fields import Invalid, did_you_mean, hints_of, leaves, nearest, read
+from lite_runner.config.fields import Invalid, did_you_mean, hints_of, leaves, nearest, put_at, read
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import IGNORED, translate
 from lite_runner.config.model_dir import only_yaml
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.config.sections import Context
-from lite_runner.config.yaml_file import put_at
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import predict, resolve
 

@@ -14,14 +14,14 @@ from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TextGenerationPipeline, check_task
 from lite_runner.api.settings import read_batch_size
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config.fields import at, did_you_mean, nearest
 from lite_runner.config.mindformers_training import evaluation_of
 from lite_runner.config.model_dir import MANIFEST
-from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.evaluation.tasks import built_in
 from lite_runner.output.report import RESULT
 from lite_runner.system.json_file import read_json_object
+from lite_runner.system.yaml_file import read_yaml
 
 # MindFormers' settings of training alone; those of _FINETUNE are what `finetune` takes, the others
 # change nothing.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lite_runner.config.fields import NEAR_NAME, did_you_mean, nearest, nearest_flag
-from lite_runner.config.secret import hidden, means_key
 from lite_runner.records import dataclass
+from lite_runner.system.secret import KEY, hidden
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
 
@@ -83,8 +83,13 @@ class Setting:
 
     def __str__(self) -> str:
         value = self.value if isinstance(self.value, str) else " ".join(self.value)
-        value = hidden(value) if means_key(self.key) else value
+        value = hidden(value) if _means_key(self.key) else value
         return f"--{self.key} {value}" if self.flag else f"{self.prefix}{self.key}={value}"
+
+
+def _means_key(name: str) -> bool:
+    """True if a dotted key is `infer.enc_key`, or that misspelt: its value may be a key."""
+    return nearest(name.rpartition(".")[2], [KEY.rpartition(".")[2]], NEAR_NAME) is not None
 
 
 @dataclass

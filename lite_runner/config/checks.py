@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from lite_runner.architectures import of_mindformers
+from lite_runner.architectures.quantization import matrices_of, schemes
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import (
@@ -20,7 +21,6 @@ from lite_runner.config.fields import (
     show,
 )
 from lite_runner.config.parallel import division_errors, parallel_errors, without_ranks
-from lite_runner.config.quantization import matrices_of, schemes
 from lite_runner.config.sampling_checks import beyond_context, context_errors
 from lite_runner.config.schema import (
     ExportedOptions,

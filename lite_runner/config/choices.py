@@ -26,6 +26,7 @@ from lite_runner.config.argv import (
 from lite_runner.config.fields import (
     MAX_DEPTH,
     Invalid,
+    at,
     did_you_mean,
     hints_of,
     invalid,
@@ -44,9 +45,9 @@ from lite_runner.config.groups import (
 )
 from lite_runner.config.mindformers import arch_of, base_model
 from lite_runner.config.sections import RANDOM
-from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+from lite_runner.system.yaml_file import read_yaml
 
 _SELF = "_self_"
 OF_HYDRA = ("hydra/launcher", "hydra/sweeper")

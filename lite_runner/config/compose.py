@@ -37,10 +37,13 @@ from lite_runner.config.fields import (
     Note,
     accepts,
     annotation_of,
+    at,
     leaves,
+    put_at,
     raise_errors,
     read,
     show,
+    without,
 )
 from lite_runner.config.generation import without_effect
 from lite_runner.config.grammar import is_sweep, swept_values, value_of, with_references
@@ -69,7 +72,6 @@ from lite_runner.config.prompts import STANDARD_INPUT
 from lite_runner.config.sampling_checks import typed_errors
 from lite_runner.config.schema import ExportedOptions, RunConfig, SamplingOptions
 from lite_runner.config.sections import ASCEND_KEYS
-from lite_runner.config.yaml_file import at, put, put_at, without
 from lite_runner.errors import ConfigError
 
 MAX_JOBS = 1_000
@@ -489,8 +491,15 @@ def move_mindformers_flags(line: CommandLine, file: ConfigFile) -> tuple[Command
     """Move flags of keys that only MindFormers has to its yaml."""
     raw = copy.deepcopy(file.raw)
     moved = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]
+    if moved:
+        import yaml
+
     for setting in moved:
-        put(raw, setting.key, str(setting.value))
+        try:
+            value = yaml.safe_load(str(setting.value))
+        except yaml.YAMLError:
+            value = str(setting.value)
+        put_at(raw, setting.key, value)
     kept = [setting for setting in line.settings if setting not in moved]
     return replace(line, settings=kept), replace(
         file, raw=raw, flags=frozenset(setting.key for setting in moved)

@@ -20,6 +20,7 @@ from lite_runner.config.fields import (
     Note,
     accepts,
     annotation_of,
+    at,
     describe,
     did_you_mean,
     free_mapping,
@@ -27,6 +28,7 @@ from lite_runner.config.fields import (
     leaves,
     nearest_key,
     paths_of,
+    put_at,
     read,
     show,
 )
@@ -35,10 +37,9 @@ from lite_runner.config.groups import GROUPS, keys_by_run_mode, options_of
 from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.prompts import STANDARD_INPUT, is_file, prompt_file, read_prompts
 from lite_runner.config.schema import GenerateOptions, RunConfig
-from lite_runner.config.secret import KEY
-from lite_runner.config.yaml_file import at, put_at
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+from lite_runner.system.secret import KEY
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,6 @@ class Schemas:
             expected = ", ".join(self.keys)
             raise ConfigError(f"conf/: run_mode: got {show(mode)}, expected one of {expected}")
         return self.config_of(mode)
-
-
 
 
 @dataclass

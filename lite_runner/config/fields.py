@@ -329,7 +329,8 @@ def accepts(annotation: Any, kind: Any) -> bool:
 
 def section_errors(config: Any) -> Iterator[Invalid]:
     """Validation errors that the sections of a config find in themselves (`errors`)."""
-    for name, _, sections, _ in _fields(type(config)):
+    cls: Any = type(config)
+    for name, _, sections, _ in _fields(cls):
         section = getattr(config, name)
         if not sections or not _is_section(section):
             continue
@@ -340,7 +341,8 @@ def section_errors(config: Any) -> Iterator[Invalid]:
 
 def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, Any]]:
     """The paths, and lists of paths, that a config has: dotted key, kind and value."""
-    for name, kind in _path_fields(type(section)):
+    cls: Any = type(section)
+    for name, kind in _path_fields(cls):
         value = getattr(section, name)
         if kind is not None:
             yield f"{prefix}{name}", kind, value
@@ -369,6 +371,34 @@ def _path_kind(annotation: Any) -> PathText | None:
 
 def _plain(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def put_at(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested data; what is there already as a section stays one."""
+    *sections, name = key.split(".")
+    for section in sections:
+        below = raw.get(section)
+        raw[section] = dict(below) if isinstance(below, Mapping) else {}
+        raw = raw[section]
+    raw[name] = value
+
+
+def without(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Nested data without a dotted key."""
+    name, _, below = key.partition(".")
+    rest = dict(raw)
+    if below and isinstance(section := rest.get(name), Mapping):
+        rest[name] = without(section, below)
+    elif not below:
+        rest.pop(name, None)
+    return rest
+
+
+def at(raw: Any, key: str) -> Any:
+    """The value of a dotted key in nested data; None where there is none."""
+    for name in key.split("."):
+        raw = raw.get(name) if isinstance(raw, Mapping) else None
+    return raw
 
 
 _GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from lite_runner.config.fields import Invalid, accepts, show
 from lite_runner.config.prompt import Request, is_prompt
-from lite_runner.config.secret import SECRETS
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
+from lite_runner.system.secret import SECRETS
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser

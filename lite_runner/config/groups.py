@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import __version__
-from lite_runner.config.yaml_file import at, read_yaml
+from lite_runner.config.fields import at
 from lite_runner.errors import ConfigError, EnvironmentFault
+from lite_runner.system.json_file import parse_json
 from lite_runner.system.user_cache import remembered
+from lite_runner.system.yaml_file import read_yaml
 
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
 DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
@@ -214,7 +216,7 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
     conf, others = conf_dir(), tuple(folders)
     if others:  # a user's folder may hold anything: what changed in it is not searched for
         return _composed(conf, others, choices)
-    plain: dict[str, Any] = json.loads(_text_of(conf, tuple(choices.items()), _state(conf)))
+    plain: dict[str, Any] = parse_json(_text_of(conf, tuple(choices.items()), _state(conf)))
     return plain
 
 

@@ -19,7 +19,7 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.choices import ConfigFile, user_folders
 from lite_runner.config.compose import compose_line
 from lite_runner.config.composed import Schemas
-from lite_runner.config.fields import did_you_mean, nearest, raise_errors
+from lite_runner.config.fields import at, did_you_mean, nearest, put_at, raise_errors
 from lite_runner.config.groups import (
     GROUPS,
     conf_dir,
@@ -29,10 +29,10 @@ from lite_runner.config.groups import (
     own_groups,
     paths_of,
 )
-from lite_runner.config.secret import KEY, hidden
-from lite_runner.config.yaml_file import at, dump_yaml, put_at, read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+from lite_runner.system.secret import KEY, hidden
+from lite_runner.system.yaml_file import dump_yaml, read_yaml
 
 _USAGE = """\
 Run an LLM job on MindSpore.

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from lite_runner.config.fields import show
-from lite_runner.config.yaml_file import at, put_at
+from lite_runner.config.fields import at, put_at, show
 
 # Keys of MindFormers by ours; several may mean the same, of which the last that is given counts.
 _SAME = {

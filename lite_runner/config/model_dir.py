@@ -13,10 +13,11 @@ from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.choices import ConfigFile
+from lite_runner.config.fields import at
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.yaml_file import at, read_yaml
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.system.json_file import read_json_object
+from lite_runner.system.yaml_file import read_yaml
 
 MANIFEST = "manifest.json"  # of an export of ours
 _DIR = "infer.model_dir"

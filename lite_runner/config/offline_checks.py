@@ -12,8 +12,8 @@ from lite_runner.config.fields import Invalid, Note, invalid, show
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import samples
 from lite_runner.config.schema import Exported, ExportedOptions
-from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ConfigError
+from lite_runner.system.secret import encryption_key
 
 EngineName = Literal["lite", "lite-worker", "graph-cell"]
 ENGINES: dict[str, tuple[EngineName, ...]] = {

@@ -13,14 +13,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
+from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Invalid, read
 from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
 from lite_runner.config.groups import from_chosen_hub
 from lite_runner.config.prompt import Items, Request
-from lite_runner.config.quantization import CacheType, Quant, QuantGroup, Quantization
-from lite_runner.config.secret import hidden
 from lite_runner.config.sections import (
     AdapterSource,
     Context,
@@ -45,6 +44,7 @@ from lite_runner.records import (
     Seed,
     dataclass,
 )
+from lite_runner.system.secret import hidden
 
 # By the name that backend= takes, the folder in lite_runner/backends/. To add one, add a row, its
 # folder and conf/backend/NAME.yaml.

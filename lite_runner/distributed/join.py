@@ -27,13 +27,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from lite_runner import profiler
-from lite_runner.config.secret import without_keys
 from lite_runner.config.sections import hccl_timeouts
 from lite_runner.distributed.membership import Member
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EXIT_FAILED, EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system import environment
+from lite_runner.system.secret import without_keys
 
 SCHEDULER_HOST = "127.0.0.1"
 SCHEDULER_POLL_S = 1.0

@@ -10,13 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 from lite_runner.config.parallel import Cluster
-from lite_runner.config.secret import without_keys
 from lite_runner.distributed.events import FOLDER_VARIABLE, SOCKET_VARIABLE
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
 from lite_runner.system.environment import RANK_VARIABLES
 from lite_runner.system.files import GROUP_MAY_READ
+from lite_runner.system.secret import without_keys
 
 LOG = "msrun.log"
 WRAPPER = Path(__file__).with_name("msrun_wrapper.py")

@@ -19,7 +19,6 @@ from lite_runner import progress
 from lite_runner.backends.likelihood import log_likelihoods
 from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
 from lite_runner.evaluation.metrics import (
     PERPLEXITIES,
@@ -40,6 +39,7 @@ from lite_runner.output.comparison import aligned
 from lite_runner.output.report import RunFolder
 from lite_runner.records import Count, Index, InputPath, dataclass
 from lite_runner.system.json_file import parse_json
+from lite_runner.system.yaml_file import read_yaml
 from lite_runner.text.streaming import Transcript
 from lite_runner.text.tokenizer import Tokenizer
 

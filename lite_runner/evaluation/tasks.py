@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from lite_runner.config.fields import Invalid, did_you_mean, nearest, read
-from lite_runner.config.yaml_file import Tagged, read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.records import Count, Index, Range, dataclass
+from lite_runner.system.yaml_file import Tagged, read_yaml
 
 FOLDER = Path(__file__).with_name("tasks")
 MAX_INCLUDES = 8

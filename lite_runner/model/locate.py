@@ -11,10 +11,10 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.architectures import architecture_of
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import unavailable
 from lite_runner.config.fields import raise_errors
-from lite_runner.config.quantization import Quantization
 from lite_runner.config.sections import RANDOM, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.exported_model import ExportedModel, exported_model

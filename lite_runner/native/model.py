@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
+from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder, Recurrent
-from lite_runner.config.quantization import CacheType
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
 from lite_runner.native.lora_pool import LoraSize, NativePools

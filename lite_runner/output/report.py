@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lite_runner import native, profiler
 from lite_runner.config.generation import FinishReason
-from lite_runner.config.yaml_file import dump_yaml
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.native import fingerprint
 from lite_runner.records import dataclass
 from lite_runner.system import memory, processor
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.versions import versions
+from lite_runner.system.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
     from lite_runner.output.comparison import ScoreComparison, TextComparison

@@ -20,7 +20,6 @@ from lite_runner.config.generate_checks import session_errors
 from lite_runner.config.prompt import Request as Options
 from lite_runner.config.prompt import with_ending
 from lite_runner.config.schema import SessionOptions
-from lite_runner.config.secret import read_key
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Request
 from lite_runner.model.adapters import only_adapter
@@ -30,6 +29,7 @@ from lite_runner.plan.resources import open_planned
 from lite_runner.plan.session import plan_session
 from lite_runner.records import dataclass
 from lite_runner.system import environment
+from lite_runner.system.secret import read_key
 from lite_runner.text.streaming import Transcript
 
 _OF_TEXTS = ("num_beams", "length_penalty", "num_return_sequences", "logprobs", "prompt_logprobs")

@@ -12,7 +12,6 @@ from typing import Any
 
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.model_dir import yamls_in
-from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
@@ -21,6 +20,7 @@ from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import plan_serving
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment
+from lite_runner.system.yaml_file import read_yaml
 
 __all__ = ["Config", "errors", "plan", "run"]
 

@@ -28,7 +28,6 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse, Response
 
 from lite_runner import progress
-from lite_runner.config.secret import read_key
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import open_planned
@@ -44,6 +43,7 @@ from lite_runner.serving.routing import key_of_body, ranked
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.server import open_server
 from lite_runner.system.json_file import parse_json
+from lite_runner.system.secret import read_key
 from lite_runner.system.signals import offered
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.generation import sampled
-from lite_runner.config.secret import named_keys, read_key
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.session import plan_session
 from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.system import environment
 from lite_runner.system.memory import bound
+from lite_runner.system.secret import named_keys, read_key
 
 MOST_RUNNING = 8  # sequences, with serve.max_running=auto
 _BACKLOG = 128  # connections that the kernel holds

@@ -30,7 +30,6 @@ from starlette.routing import Route
 
 from lite_runner import progress
 from lite_runner.config.fields import bytes_of
-from lite_runner.config.secret import named_keys, take_key
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plugins import registered
 from lite_runner.records import dataclass
@@ -43,6 +42,7 @@ from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.serving.planning import check_certificate, listen
 from lite_runner.serving.server import http_server, run_model, serve_until_stopped
 from lite_runner.serving.state import Gone, or_gone
+from lite_runner.system.secret import named_keys, take_key
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import uvicorn
 
 from lite_runner import progress
-from lite_runner.config.secret import take_key
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.model.embedding import embedding_of
 from lite_runner.plan.plan import Plan
@@ -31,6 +30,7 @@ from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.serving.state import Server
 from lite_runner.system.memory import bound_arenas, fault_of
+from lite_runner.system.secret import take_key
 from lite_runner.system.signals import offered
 
 if TYPE_CHECKING:

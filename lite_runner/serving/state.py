@@ -14,7 +14,6 @@ import numpy as np
 
 from lite_runner.config.generation import GenerationConfig, Pooling
 from lite_runner.config.prompt import with_ending
-from lite_runner.config.secret import named_keys
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Adjustments
 from lite_runner.generation import Request as GenerationRequest
@@ -30,6 +29,7 @@ from lite_runner.serving.tool_formats import FORMATS, told_format
 from lite_runner.serving.tools import plain_messages
 from lite_runner.structured.grammars import Grammar, Grammars
 from lite_runner.system.memory import check_memory, free_memory, resident, return_freed
+from lite_runner.system.secret import named_keys
 from lite_runner.text.tokenizer import Tokenizer, TooManyTokens
 
 T = TypeVar("T")

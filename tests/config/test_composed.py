@@ -15,9 +15,9 @@ from lite_runner.config.composed import is_of_a_run, kept, with_input
 from lite_runner.config.prompt import Message, Request
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.yaml_file import dump_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
+from lite_runner.system.yaml_file import dump_yaml
 
 Write = Callable[..., RunConfig]
 CHAT = "predict_data=[{role: user, content: hi}]"

@@ -14,9 +14,9 @@ import pytest
 
 from lite_runner.config import groups
 from lite_runner.config.argv import parse
-from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
+from lite_runner.system.yaml_file import read_yaml
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from lite_runner.config import yaml_file
 from lite_runner.config.mindformers import format_keys
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings
-from lite_runner.config.yaml_file import read_yaml
 from lite_runner.errors import ConfigError
+from lite_runner.system.yaml_file import read_yaml
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]

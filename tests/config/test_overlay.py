@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from lite_runner.config.argv import parse
 from lite_runner.config.choices import merged
+from lite_runner.config.fields import at, put_at
 from lite_runner.config.groups import GROUPS, options_of
 from lite_runner.config.schema import RunConfig, SamplingOptions
-from lite_runner.config.yaml_file import at, put_at
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
 from tests import frozen_keys as frozen

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lite_runner.architectures.quantization import Quant, Quantization
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.config.schema import AdapterOptions, RunConfig
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.model.adapters import with_adapter

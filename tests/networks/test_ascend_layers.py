@@ -21,13 +21,13 @@ from mindspore import Tensor, nn
 from mindspore.train.mind_ir_pb2 import ModelProto
 from numpy.typing import NDArray
 
+from lite_runner.architectures.quantization import Quant, Quantization
 from lite_runner.architectures.spec import Experts, FeedForward
 from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import backend as mindspore_network
 from lite_runner.backends.mindspore import graph_cache
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.mindspore.device import set_device
-from lite_runner.config.quantization import Quant, Quantization
 from lite_runner.networks import ascend_layers, decoder
 from lite_runner.networks.ascend_layers import (
     GroupedMixture,

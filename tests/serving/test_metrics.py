@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from lite_runner.config.secret import named_keys
 from lite_runner.errors import ConfigError
+from lite_runner.system.secret import named_keys
 from tests.paths import ROOT
 from tests.serving.conftest import Start
 from tests.serving.test_app import call

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lite_runner.config.quantization import Quantization, schemes
+from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.quantization.quantized import QuantizedTensor

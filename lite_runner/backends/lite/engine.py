@@ -26,12 +26,12 @@ from lite_runner.config.groups import compose_groups
 from lite_runner.config.offline_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ExportedOptions
-from lite_runner.config.secret import encryption_key
 from lite_runner.config.sections import Infer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest, fits_any, is_pair
 from lite_runner.records import dataclass
 from lite_runner.system import environment
+from lite_runner.system.secret import encryption_key
 
 
 class GraphEngine(Protocol):

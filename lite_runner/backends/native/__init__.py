@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from lite_runner import native, progress
+from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend, state_bytes
@@ -25,7 +26,6 @@ from lite_runner.backends.step_sizes import (
 )
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
-from lite_runner.config.quantization import CacheType
 from lite_runner.model.draft import check_vocabulary
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.model import NativeOptions

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import native, progress
+from lite_runner.architectures.quantization import CacheType
 from lite_runner.backends.adapter_slots import AdapterSlots
 from lite_runner.backends.base import StoredPrefix
-from lite_runner.config.quantization import CacheType
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import sources
 from lite_runner.native.model import NativeModel

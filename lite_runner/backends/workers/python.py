@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lite_runner.config.secret import without_keys
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.environment import RANK_VARIABLES
 from lite_runner.system.files import cache_dir
+from lite_runner.system.secret import without_keys
 
 TAIL_LINES = 8
 _CHECKOUT = Path(__file__).resolve().parents[3]

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import Parameter, architecture_of, parameters
+from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quantization, Scheme, schemes
 from lite_runner.errors import ConfigError
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, Entry, write_entries

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.config.quantization import Scheme
+from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.weights.memory_map import drop_pages

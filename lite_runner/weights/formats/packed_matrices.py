@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.config.quantization import Scheme
+from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import Parameter, parameters
+from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.reference import forward
 from lite_runner.architectures.spec import Block, Decoder
-from lite_runner.config.quantization import Quantization, schemes
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.naming import Role
+from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import schema
-from lite_runner.config.quantization import Quantization, Scheme, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
 from lite_runner.weights.memory_map import drop_pages

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.architectures import Parameter, parameters
+from lite_runner.architectures.quantization import QuantGroup, Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import QuantGroup, Quantization, Scheme, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of

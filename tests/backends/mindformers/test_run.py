@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from lite_runner.app import main
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.backends.mindformers.run import MindFormersRun
 from lite_runner.backends.seat import seat
 from lite_runner.config.argv import parse
 from lite_runner.config.generate_checks import PredictOptions
-from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ConfigError
 from lite_runner.plan.backend import run_options
 from lite_runner.plan.resources import options_of

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lite_runner.architectures.quantization import CacheType
 from lite_runner.backends.native import prefix_files
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.backends.native.prefix_files import StoreSettings
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.quantization import CacheType
 from lite_runner.generation import Completion, Engine, Request
 from lite_runner.native.lora_pool import pool_size
 from lite_runner.native.model import NativeOptions

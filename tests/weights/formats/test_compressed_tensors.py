@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from lite_runner.architectures import parameters
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.compressed_tensors import (

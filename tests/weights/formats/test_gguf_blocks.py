@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats import gguf_blocks
 from lite_runner.weights.formats.gguf_blocks import INDEXED, SCHEMES, indices, integers_of, mxfp4

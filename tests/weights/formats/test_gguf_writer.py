@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder, RopeScaling
-from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ConfigError
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf

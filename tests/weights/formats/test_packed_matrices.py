@@ -21,11 +21,11 @@ from safetensors.numpy import save_file
 
 from lite_runner.app import main
 from lite_runner.architectures import parameters
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.reference import forward
 from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.quantization import Quantization
 from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import Packed, pack

@@ -7,9 +7,9 @@ import pytest
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.naming import Role
+from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.reference import Weights, capped, forward, norm
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quantization, schemes
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.gptq import _Layer, calibrated, gptq

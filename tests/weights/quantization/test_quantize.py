@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
+from lite_runner.architectures.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import schema
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lite_runner.config.quantization import Scheme
+from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.quantization.quantized import (
     packed,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from lite_runner.architectures.quantization import Quant, Quantization, schemes
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.quantization import Quant, Quantization, schemes
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
 from lite_runner.weights.checkpoint import open_checkpoint

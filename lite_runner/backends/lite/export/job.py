@@ -20,7 +20,6 @@ from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.offline_checks import ENGINES
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.schema import DType, ExportedOptions
-from lite_runner.config.secret import encryption_key
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.graph_inputs import not_resizable
 from lite_runner.mindir.manifest import Layout, fits_any, is_pair
@@ -35,6 +34,7 @@ from lite_runner.sizing.memory import (
     float32_bytes,
 )
 from lite_runner.system.files import require_space
+from lite_runner.system.secret import encryption_key
 from lite_runner.text.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 512  # positions of a layout that fixes them

@@ -1,4 +1,4 @@
-"""Yaml files: read strictly and bounded, and reached into by dotted keys."""
+"""Yaml files, read strictly and bounded."""
 
 from __future__ import annotations
 
@@ -125,41 +125,4 @@ def read_yaml(path: Path, where: str = "") -> dict[str, Any]:
         raise ConfigError(f"{where}: the file is empty; expected a yaml of sections")
     if not isinstance(raw, dict):
         raise ConfigError(f"{where}: got a {type(raw).__name__}, expected sections (a mapping)")
-    return raw
-
-
-def put(raw: dict[str, Any], key: str, text: str) -> None:
-    """Lay a flag of run_mindformer over a file's data, its text read as yaml."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = text
-    put_at(raw, key, value)
-
-
-def put_at(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested data; what is there already as a section stays one."""
-    *sections, name = key.split(".")
-    for section in sections:
-        below = raw.get(section)
-        raw[section] = dict(below) if isinstance(below, Mapping) else {}
-        raw = raw[section]
-    raw[name] = value
-
-
-def without(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Nested data without a dotted key."""
-    name, _, below = key.partition(".")
-    rest = dict(raw)
-    if below and isinstance(section := rest.get(name), Mapping):
-        rest[name] = without(section, below)
-    elif not below:
-        rest.pop(name, None)
-    return rest
-
-
-def at(raw: Any, key: str) -> Any:
-    """The value of a dotted key in nested data; None where there is none."""
-    for name in key.split("."):
-        raw = raw.get(name) if isinstance(raw, Mapping) else None
     return raw

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner import run_modes
-from lite_runner.config.quantization import Quant, Quantization, Scheme, schemes
+from lite_runner.architectures.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.sizing.memory import parameter_count, weight_bytes

@@ -9,7 +9,10 @@ from lite_runner.backends.workers.python import worker_environment
 from lite_runner.config.argv import parse
 from lite_runner.config.help import config_text
 from lite_runner.config.parallel import Cluster
-from lite_runner.config.secret import (
+from lite_runner.distributed import msrun
+from lite_runner.errors import ConfigError
+from lite_runner.run_modes import heads, resolve, schemas
+from lite_runner.system.secret import (
     HIDDEN,
     encryption_key,
     hidden,
@@ -17,9 +20,6 @@ from lite_runner.config.secret import (
     take_key,
     without_keys,
 )
-from lite_runner.distributed import msrun
-from lite_runner.errors import ConfigError
-from lite_runner.run_modes import heads, resolve, schemas
 
 KEY = "0123456789abcdef"
 

@@ -11,7 +11,6 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from lite_runner.config.fields import NEAR_NAME, nearest
 from lite_runner.errors import ConfigError
 
 KEY = "infer.enc_key"
@@ -72,11 +71,6 @@ def without_keys(environ: Mapping[str, str]) -> dict[str, str]:
 def hidden(given: str) -> str:
     """`infer.enc_key` for display: where the key is, but not the key."""
     return given if not given or given.startswith(("env:", "file:")) else HIDDEN
-
-
-def means_key(name: str) -> bool:
-    """True if a dotted key is `infer.enc_key`, or that misspelt: its value may be a key."""
-    return nearest(name.rpartition(".")[2], [KEY.rpartition(".")[2]], NEAR_NAME) is not None
 
 
 MAX_BYTES = 4096
