@@ -12,7 +12,7 @@ of one kind can build on a frozen class of the other.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,6 +169,17 @@ class PathText:
     """A text that names a file or folder, or for what is read a source elsewhere (hf://REPO)."""
 
     written: bool = False
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The dataclasses that a section may be, by its `type`; each is imported when one asks."""
+
+    types: tuple[str, ...]
+    load: Callable[[str], type]
+
+    def __iter__(self) -> Iterator[type]:
+        return map(self.load, self.types)
 
 
 # The paths that settings take; the config of a run has them from the root.

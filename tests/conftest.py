@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -519,7 +519,7 @@ def registry() -> Iterator[None]:
     from lite_runner.architectures import KNOWN
     from lite_runner.mindir import graph_inputs, write_static_pair
 
-    tables: list[dict[Any, Any]] = [KNOWN, graph_inputs.MAPPING, write_static_pair.STEPS]
+    tables: list[MutableMapping[Any, Any]] = [KNOWN, graph_inputs.MAPPING, write_static_pair.STEPS]
     before = [dict(table) for table in tables]
     yield
     for table, old in zip(tables, before, strict=True):

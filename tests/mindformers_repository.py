@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from lite_runner.architectures import NETWORKS
+from lite_runner.architectures import networks
 from lite_runner.config.argv import parse
 from lite_runner.config.mindformers import IGNORED, arch_of
 from lite_runner.errors import ConfigError
@@ -64,7 +64,7 @@ def outcome(raw: Mapping[str, Any], path: Path) -> str:
 
 def shortened(raw: dict[str, Any]) -> dict[str, Any]:
     """What of a file can change its outcome; of another architecture that alone."""
-    if (arch := arch_of(raw)) not in NETWORKS:
+    if (arch := arch_of(raw)) not in networks():
         return {"model": {"arch": {"type": arch}}}
     return {key: _kept(value, key) for key, value in raw.items()}
 

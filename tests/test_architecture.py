@@ -13,7 +13,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from lite_runner.architectures import KNOWN, NETWORKS, ModelSettings
+from lite_runner.architectures import KNOWN, ModelSettings, networks
 from tests.paths import ROOT
 
 PACKAGE = ROOT / "lite_runner"
@@ -425,8 +425,8 @@ def test_what_an_architecture_is_called_matters_only_to_itself(path: Path) -> No
 @over([path for path in MODULES if part_of(module_name(path)) == "config"])
 def test_config_names_no_family(path: Path) -> None:
     """Not by a network nor by a config class of MindFormers."""
-    kinds = (get_type_hints(one)["type"] for one in get_args(ModelSettings))
-    classes = {*NETWORKS, *(name for kind in kinds for name in get_args(kind))} - {"auto"}
+    kinds = (get_type_hints(one)["type"] for one in get_args(ModelSettings)[1])
+    classes = {*networks(), *(name for kind in kinds for name in get_args(kind))} - {"auto"}
     words = set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
     assert not words & classes, f"{sorted(words & classes)}: of lite_runner/architectures"
 

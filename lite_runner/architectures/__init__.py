@@ -1,86 +1,152 @@
-"""Model architectures, one file each; everything else is derived from them. NumPy only."""
+"""Model architectures, one file each; everything else is derived from them. NumPy only.
+
+An architecture is imported when a model, a file or a message needs it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Annotated, Any, TypeAlias
 
 from lite_runner.architectures.architecture import GGUF as GGUF
 from lite_runner.architectures.architecture import Architecture as Architecture
 from lite_runner.architectures.architecture import CustomNetwork as CustomNetwork
 from lite_runner.architectures.architecture import MindFormers
-from lite_runner.architectures.baichuan import BAICHUAN
-from lite_runner.architectures.bloom import BLOOM
-from lite_runner.architectures.chatglm import CHATGLM
-from lite_runner.architectures.chatglm_6b import CHATGLM_6B
-from lite_runner.architectures.cohere import COHERE, COHERE2
-from lite_runner.architectures.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from lite_runner.architectures.ernie4_5 import ERNIE4_5
-from lite_runner.architectures.exaone4 import EXAONE4
-from lite_runner.architectures.falcon import FALCON
-from lite_runner.architectures.gemma import GEMMA
-from lite_runner.architectures.gemma2 import GEMMA2
-from lite_runner.architectures.gemma3 import GEMMA3, GEMMA3_TEXT
-from lite_runner.architectures.glm import GLM, GLM4
-from lite_runner.architectures.glm4_moe import GLM4_MOE
-from lite_runner.architectures.gpt2 import GPT2
-from lite_runner.architectures.gpt_neox import GPT_NEOX
-from lite_runner.architectures.gpt_oss import GPT_OSS
-from lite_runner.architectures.granite import GRANITE
-from lite_runner.architectures.granite_hybrid import GRANITE_HYBRID
-from lite_runner.architectures.granite_moe import GRANITE_MOE
-from lite_runner.architectures.hunyuan import HUNYUAN, HUNYUAN_MOE
-from lite_runner.architectures.internlm import INTERNLM, INTERNLM2
-from lite_runner.architectures.llama import LLAMA
-from lite_runner.architectures.minicpm import MINICPM
-from lite_runner.architectures.mistral import MISTRAL
-from lite_runner.architectures.mixtral import MIXTRAL
-from lite_runner.architectures.mpt import MPT
 from lite_runner.architectures.naming import Parameter as Parameter
 from lite_runner.architectures.naming import Part, Role, Rows, parameters_of
-from lite_runner.architectures.nemotron import NEMOTRON
-from lite_runner.architectures.olmo2 import OLMO2
-from lite_runner.architectures.olmo3 import OLMO3
-from lite_runner.architectures.olmoe import OLMOE
-from lite_runner.architectures.opt import OPT
-from lite_runner.architectures.phi import PHI
-from lite_runner.architectures.phi3 import PHI3
-from lite_runner.architectures.qwen import QWEN
-from lite_runner.architectures.qwen2 import QWEN2, QWEN2_5_VL, QWEN2_VL
-from lite_runner.architectures.qwen2_moe import QWEN2_MOE
-from lite_runner.architectures.qwen3 import QWEN3, QWEN3_VL
-from lite_runner.architectures.qwen3_5 import (
-    QWEN3_5,
-    QWEN3_5_MOE,
-    QWEN3_5_MOE_TEXT,
-    QWEN3_5_TEXT,
-)
-from lite_runner.architectures.qwen3_moe import QWEN3_MOE
-from lite_runner.architectures.qwen3_next import QWEN3_NEXT
-from lite_runner.architectures.seed_oss import SEED_OSS
-from lite_runner.architectures.settings import AutoSettings, DecoderSettings, token_ids
-from lite_runner.architectures.smollm3 import SMOLLM3
+from lite_runner.architectures.settings import AutoSettings, DecoderSettings, Settings, token_ids
 from lite_runner.architectures.spec import Decoder
-from lite_runner.architectures.stablelm import STABLELM
-from lite_runner.architectures.starcoder2 import STARCODER2
-from lite_runner.architectures.telechat import TELECHAT, TELECHAT3
+from lite_runner.records import Variants
 
-# In this order messages list them.
-_BUILT_IN: tuple[Architecture, ...] = (
-    *(BLOOM, LLAMA, QWEN2, GPT2, QWEN3, MISTRAL, OLMO2, GRANITE, SMOLLM3),
-    *(CHATGLM_6B, CHATGLM, GLM, GLM4, GEMMA2, GEMMA3_TEXT, GEMMA3, QWEN3_MOE, MIXTRAL, PHI3),
-    *(STARCODER2, GPT_NEOX),
-    *(QWEN2_MOE, GLM4_MOE, GPT_OSS, OLMOE, GRANITE_MOE, PHI, STABLELM, COHERE, COHERE2, GEMMA),
-    *(OLMO3, EXAONE4, SEED_OSS, ERNIE4_5, HUNYUAN, NEMOTRON, OPT),
-    *(DEEPSEEK_V2, DEEPSEEK_V3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL),
-    *(BAICHUAN, FALCON, HUNYUAN_MOE, INTERNLM, INTERNLM2, MINICPM, MPT, QWEN),
-    *(QWEN3_NEXT, GRANITE_HYBRID, QWEN3_5_TEXT, QWEN3_5, QWEN3_5_MOE_TEXT, QWEN3_5_MOE),
-    *(TELECHAT, TELECHAT3),
-)
-# By model_type; lite_runner.register adds to it.
-KNOWN: dict[str, Architecture] = {one.name: one for one in _BUILT_IN}
+# model_type -> the module that it is in; messages list them in this order.
+_MODULES = {
+    "bloom": "bloom",
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "gpt2": "gpt2",
+    "qwen3": "qwen3",
+    "mistral": "mistral",
+    "olmo2": "olmo2",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "chatglm_6b": "chatglm_6b",
+    "chatglm": "chatglm",
+    "glm": "glm",
+    "glm4": "glm",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gemma3": "gemma3",
+    "qwen3_moe": "qwen3_moe",
+    "mixtral": "mixtral",
+    "phi3": "phi3",
+    "starcoder2": "starcoder2",
+    "gpt_neox": "gpt_neox",
+    "qwen2_moe": "qwen2_moe",
+    "glm4_moe": "glm4_moe",
+    "gpt_oss": "gpt_oss",
+    "olmoe": "olmoe",
+    "granitemoe": "granite_moe",
+    "phi": "phi",
+    "stablelm": "stablelm",
+    "cohere": "cohere",
+    "cohere2": "cohere",
+    "gemma": "gemma",
+    "olmo3": "olmo3",
+    "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
+    "ernie4_5": "ernie4_5",
+    "hunyuan_v1_dense": "hunyuan",
+    "nemotron": "nemotron",
+    "opt": "opt",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "baichuan": "baichuan",
+    "falcon": "falcon",
+    "hunyuan_v1_moe": "hunyuan",
+    "internlm": "internlm",
+    "internlm2": "internlm",
+    "minicpm": "minicpm",
+    "mpt": "mpt",
+    "qwen": "qwen",
+    "qwen3_next": "qwen3_next",
+    "granitemoehybrid": "granite_hybrid",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_5": "qwen3_5",
+    "qwen3_5_moe_text": "qwen3_5",
+    "qwen3_5_moe": "qwen3_5",
+    "telechat": "telechat",
+    "telechat3": "telechat",
+}
+# MindFormers' config class -> the architecture that has it; where several do (Llama's, Qwen2's,
+# Mistral's), the one whose reader tells them apart.
+_CONFIG_CLASSES = {
+    "BloomConfig": "bloom",
+    "LlamaConfig": "llama",
+    "GPT2Config": "gpt2",
+    "Qwen3Config": "qwen3",
+    "Olmo2Config": "olmo2",
+    "GraniteConfig": "granite",
+    "SmolLM3Config": "smollm3",
+    "GLMConfig": "chatglm_6b",
+    "ChatGLM2Config": "chatglm",
+    "GlmConfig": "glm",
+    "Glm4Config": "glm4",
+    "Gemma2Config": "gemma2",
+    "Gemma3TextConfig": "gemma3_text",
+    "Qwen3MoeConfig": "qwen3_moe",
+    "MixtralConfig": "mixtral",
+    "Phi3Config": "phi3",
+    "Starcoder2Config": "starcoder2",
+    "GPTNeoXConfig": "gpt_neox",
+    "Qwen2MoeConfig": "qwen2_moe",
+    "DeepseekV2Config": "deepseek_v2",
+    "DeepseekV3Config": "deepseek_v3",
+    "BaichuanConfig": "baichuan",
+    "InternLMConfig": "internlm",
+    "InternLM2Config": "internlm2",
+    "QwenConfig": "qwen",
+    "TelechatConfig": "telechat",
+}
+
+
+class _Architectures(MutableMapping[str, Architecture]):
+    """Architectures by model_type; those of this package are imported when they are read."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Architecture | None] = dict.fromkeys(_MODULES)
+
+    def __getitem__(self, name: str) -> Architecture:
+        one = self._found[name]
+        if one is None:
+            module = import_module(f"{__name__}.{_MODULES[name]}")
+            every = (one for one in vars(module).values() if isinstance(one, Architecture))
+            one = self._found[name] = next(one for one in every if one.name == name)
+        return one
+
+    def __setitem__(self, name: str, one: Architecture) -> None:
+        self._found[name] = one
+
+    def __delitem__(self, name: str) -> None:
+        del self._found[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+# lite_runner.register adds to it.
+KNOWN = _Architectures()
 
 
 def architecture_of(model: Decoder) -> Architecture:
@@ -97,44 +163,63 @@ def named_in(raw: Mapping[str, Any]) -> Architecture | None:
     return KNOWN.get(name) if isinstance(name, str) else None
 
 
-# Several architectures may share a config class: the first one's reader tells them apart.
-_MINDFORMERS: dict[str, MindFormers] = {
-    one.mindformers.config: one.mindformers for one in reversed(_BUILT_IN) if one.mindformers
-}
-# The models of conf/ to start from, by MindFormers' network, for a model of another name.
-NETWORKS = {one.network: one.model for one in _MINDFORMERS.values()}
+def of_gguf(name: object) -> tuple[Architecture, GGUF] | None:
+    """The architecture with this general.architecture, most of which are called as in config.json;
+    None: there is none."""
+    for names in ((name,) if isinstance(name, str) and name in KNOWN else (), KNOWN):
+        for one in map(KNOWN.__getitem__, names):
+            if one.gguf is not None and (one.gguf.name or one.name) == name:
+                return one, one.gguf
+    return None
 
-if TYPE_CHECKING:
-    Network: TypeAlias = str
-    ModelSettings: TypeAlias = DecoderSettings | AutoSettings
-else:
-    Network = Literal.__getitem__((*NETWORKS, "auto"))
-    ModelSettings = Union.__getitem__(
-        (*(one.section for one in _MINDFORMERS.values()), AutoSettings)
-    )
+
+def _settings(config: str) -> type[Settings]:
+    """The settings of a config class of MindFormers, or of model=auto."""
+    found = of_mindformers(config)
+    return AutoSettings if found is None else found.section
+
+
+ModelSettings: TypeAlias = Annotated[
+    DecoderSettings | AutoSettings, Variants((*_CONFIG_CLASSES, "auto"), _settings)
+]
+
+
+@cache
+def networks() -> dict[str, str]:
+    """The models of conf/ to start from, by MindFormers' network, for a model of another name."""
+    return {one.network: one.model for one in _every_mindformers()}
+
+
+def _every_mindformers() -> list[MindFormers]:
+    return [found for config in reversed(_CONFIG_CLASSES) if (found := of_mindformers(config))]
 
 
 def of_mindformers(config: object) -> MindFormers | None:
     """The architecture with this config class of MindFormers; None: there is none."""
-    return _MINDFORMERS.get(config) if isinstance(config, str) else None
+    name = _CONFIG_CLASSES.get(config) if isinstance(config, str) else None
+    return None if name is None else KNOWN[name].mindformers
 
 
 def of_yaml(raw: Mapping[str, Any], network: Any) -> MindFormers | None:
     """The architecture of a yaml of MindFormers that names a `network`; None: it is unknown."""
-    for one in _MINDFORMERS.values():
+    if not raw:
+        return None
+    every = _every_mindformers()
+    for one in every:
         if one.claims(raw):
             return one
-    named = (one for one in _MINDFORMERS.values() if network in (one.network, *one.also))
-    return next(named, None)
+    return next((one for one in every if network in (one.network, *one.also)), None)
 
 
-def model_of(settings: ModelSettings) -> Decoder | None:
+def model_of(settings: DecoderSettings | AutoSettings) -> Decoder | None:
     """The model that settings describe; None for model=auto, whose checkpoint has the sizes."""
     if isinstance(settings, AutoSettings):
         return None
     given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     ids = token_ids(settings.eos_token_id)
-    return _MINDFORMERS[settings.type].read(given | {"eos_token_id": ids})
+    theirs = of_mindformers(settings.type)
+    assert theirs is not None
+    return theirs.read(given | {"eos_token_id": ids})
 
 
 def custom_network(model: Decoder) -> CustomNetwork | None:

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from lite_runner.architectures import ModelSettings
 from lite_runner.architectures.settings import Settings
 from lite_runner.config.argv import (
     CHECKPOINTS,
@@ -217,11 +216,6 @@ def _names(value: Any, depth: int = MAX_DEPTH) -> set[str]:
 
 _GLOBAL = "# @package _global_"  # without it keys are below the group's name
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
-# Of model_config, what says which model it is; how far its context goes may be chosen.
-_OF_THE_MODEL = sorted(
-    set().union(*map(hints_of, get_args(ModelSettings)))
-    - {*hints_of(Settings), "seq_length", "type"}
-)
 
 
 def user_folders(line: CommandLine, file: ConfigFile) -> tuple[Path, ...]:
@@ -405,7 +399,9 @@ def blended(
     name = at(file.raw, "trainer.model_name")
     own = at(chosen, "model.model_config") or {}
     differs = [f"model_name {name}"] if name in models else []
-    for key in _OF_THE_MODEL:
+    # What says which model it is; how far its context goes may be chosen.
+    sizes = {*own} - {*hints_of(Settings), "seq_length", "type"}
+    for key in sorted(sizes):
         value = at(file.raw, f"model.model_config.{key}")
         if None not in (value, own.get(key)) and value != own[key]:
             differs.append(f"{key} {show(value)}, not {show(own[key])}")

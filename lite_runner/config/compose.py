@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from lite_runner.architectures import NETWORKS
+from lite_runner.architectures import networks
 from lite_runner.config.argv import SEARCHPATH, CommandLine, Setting, is_of_hydra
 from lite_runner.config.choices import (
     ConfigFile,
@@ -38,6 +38,7 @@ from lite_runner.config.fields import (
     accepts,
     annotation_of,
     at,
+    hints_of,
     leaves,
     put_at,
     raise_errors,
@@ -182,11 +183,11 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     if file.raw:
         file = with_values(composed, line, file)
         overlay_file(composed, line, file)
-    last, others = {setting.key: setting for setting in line.settings}, composed.others
+    last = {setting.key: setting for setting in line.settings}
     for setting in line.settings:
         chosen = setting.key in GROUPS and not setting.prefix
         # Of another run mode's key it is the last value that counts: it may leave the key open.
-        replaced = setting.key in others and setting is not last[setting.key]
+        replaced = setting is not last[setting.key] and setting.key in composed.others
         if setting.key != SEARCHPATH and not chosen and not replaced:
             composed.set(setting)
     unset_overridden(composed, line)
@@ -338,8 +339,8 @@ def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str
         models = options_of("model", composed.folders)
         return blended(line.settings, file, composed.raw, models) or ""
     text = f"model.arch.type: got {show(arch)} (in {file.source})"
-    if arch not in (*NETWORKS, "auto"):
-        there = ", ".join(sorted(NETWORKS))
+    if arch not in (*networks(), "auto"):
+        there = ", ".join(sorted(networks()))
         return f"model.arch.type: {arch} is not supported (in {file.source}); there are {there}"
     text = f"{text}, but the model chosen is {chosen}"
     return text + ("; leave model= out to run the file's" if line.values("model") else "")
@@ -467,7 +468,8 @@ def run_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) 
     def given(key: str) -> bool:
         return bool(line.values(key)) or at(file.raw, key) is not None
 
-    formats = get_args(leaves(composed.schema).get("output_format"))
+    schema: Any = composed.schema
+    formats = get_args(hints_of(schema).get("output_format"))
     if "mindformers" in formats and not given("output_format"):
         composed.raw["output_format"] = "mindformers"
     if composed.raw["use_parallel"] is True and not given("parallel.log_dir"):

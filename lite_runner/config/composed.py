@@ -24,6 +24,7 @@ from lite_runner.config.fields import (
     describe,
     did_you_mean,
     free_mapping,
+    hints_of,
     is_name,
     leaves,
     nearest_key,
@@ -67,7 +68,7 @@ class Schemas:
     @cached_property
     def heads(self) -> list[str]:
         """The first parts of all accepted keys: groups, our keys, MindFormers' keys."""
-        known = (*GROUPS, *leaves(RunConfig), *self.every_key, *IGNORED)
+        known = (*GROUPS, *hints_of(RunConfig), *self.every_key, *IGNORED)
         return sorted({key.partition(".")[0] for key in known})
 
     def run_modes_with(self, key: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 A dataclass says all there is to say: the types, the choices (`Literal`), the ranges
 (`Annotated[int, Range(1)]`), sections (a nested dataclass) and variants (a union of
-dataclasses, told apart by their field `type`, or by their names where they have none), mappings
+dataclasses, told apart by their field `type`, or by their names where they have none; or
+`Annotated[Section, Variants(...)]`, which are imported by their `type`), mappings
 (`Mapping[Name, Entry]`; an `object` is left to another reader) and free ones (`Mapping[str, Any]`:
 scalars under any names, nested at will). Unknown names get the nearest known one as a hint.
 """
@@ -21,7 +22,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from lite_runner.errors import ConfigError
 from lite_runner.errors import show as show
-from lite_runner.records import PathText, dataclass
+from lite_runner.records import PathText, Variants, dataclass
 
 Scalar = str | int | float | bool | None  # what a free mapping holds
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
@@ -66,6 +67,8 @@ def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
         )
         return None
     origin = get_origin(annotation)
+    if origin in (Union, types.UnionType) or _variants(annotation):
+        return _read_union(value, annotation, key, errors)
     if origin is Annotated:
         base, allowed = get_args(annotation)
         before = len(errors)
@@ -74,8 +77,6 @@ def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
         if valid and not isinstance(allowed, PathText) and result not in allowed:
             return _misfit(value, annotation, key, errors)
         return result
-    if origin in (Union, types.UnionType):
-        return _read_union(value, annotation, key, errors)
     if origin is Literal:
         # True == 1 in Python, so the types are compared too.
         if any(type(value) is type(choice) and value == choice for choice in get_args(annotation)):
@@ -103,14 +104,13 @@ def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
 
 
 def _read_union(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
-    members = [member for member in get_args(annotation) if member is not types.NoneType]
-    if value is None and len(members) < len(get_args(annotation)):
+    if isinstance(value, Mapping) and (section := variant(annotation, value)) is not None:
+        return _read_section(value, section, key, errors)
+    members = [member for member in members_of(annotation) if member is not types.NoneType]
+    if value is None and accepts(annotation, types.NoneType):
         return None
     sections = [member for member in members if _is_section(member)]
     if sections and isinstance(value, Mapping):
-        section = variant(annotation, value)
-        if section is not None:
-            return _read_section(value, section, key, errors)
         kinds = tuple(kind for member in sections for kind in variant_names(member))
         return read(value.get("type"), Literal[kinds], f"{key}.type", errors)
     for kinds_of_value, origin in (((list, tuple), tuple), (Mapping, Mapping)):
@@ -241,9 +241,17 @@ def variant_names(section: Any) -> tuple[str, ...]:
     return get_args(hints_of(section).get("type"))
 
 
+def _variants(annotation: Any) -> Variants | None:
+    metadata = get_args(annotation)[1] if get_origin(annotation) is Annotated else None
+    return metadata if isinstance(metadata, Variants) else None
+
+
 def variant(annotation: Any, raw: Any) -> Any:
     """The dataclass of a union that `raw` is meant for, by its `type`; None where none fits."""
-    sections = [member for member in _members(annotation) if _is_section(member)]
+    if variants := _variants(annotation):
+        kind = raw.get("type") if isinstance(raw, Mapping) else None
+        return variants.load(kind) if kind in variants.types else None
+    sections = [member for member in members_of(annotation) if _is_section(member)]
     if len(sections) == 1:
         return sections[0]
     if not isinstance(raw, Mapping):
@@ -255,19 +263,22 @@ def variant(annotation: Any, raw: Any) -> Any:
     return next((section for section in sections if kind in variant_names(section)), None)
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def members_of(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation takes."""
+    if variants := _variants(annotation):
+        return tuple(variants)
     is_union = get_origin(annotation) in (Union, types.UnionType)
     return get_args(annotation) if is_union else (annotation,)
 
 
 @functools.cache
-def _fields(section: Any) -> list[tuple[str, Any, list[Any], bool]]:
-    """Each field as (name, annotation, its section classes, True if it may be no section)."""
+def _fields(section: Any) -> list[tuple[str, Any, bool, bool]]:
+    """Each field as (name, annotation, True if it may be a section, True if it may be none)."""
     found = []
     for name, annotation in hints_of(section).items():
-        members = _members(annotation)
-        sections = [member for member in members if _is_section(member)]
-        found.append((name, annotation, sections, not sections or types.NoneType in members))
+        members = () if _variants(annotation) else members_of(annotation)
+        nested = not members or any(map(_is_section, members))
+        found.append((name, annotation, nested, not nested or types.NoneType in members))
     return found
 
 
@@ -285,8 +296,8 @@ def leaves(section: Any, raw: Mapping[str, Any] | None = None) -> Mapping[str, A
 
 def _shape(section: Any, raw: Mapping[str, Any]) -> _Shape:
     found: list[tuple[str, tuple[Any, _Shape]]] = []
-    for name, annotation, sections, _ in _fields(section):
-        value = raw.get(name) if sections else None
+    for name, annotation, nested, _ in _fields(section):
+        value = raw.get(name) if nested else None
         if isinstance(value, Mapping) and (chosen := variant(annotation, value)) is not None:
             found.append((name, (chosen, _shape(chosen, value))))
     return tuple(found)
@@ -297,13 +308,14 @@ def _leaves(section: Any, shape: _Shape | None, prefix: str) -> Mapping[str, Any
     """`leaves` below a prefix, of data of this shape; None: of any."""
     found: dict[str, Any] = {}
     chosen = dict(shape or ())
-    for name, annotation, sections, plain in _fields(section):
+    for name, annotation, nested, plain in _fields(section):
         if plain:
             found[prefix + name] = annotation
-        if shape is None:
-            below: list[tuple[Any, _Shape | None]] = [(member, None) for member in sections]
-        else:
-            below = [chosen[name]] if name in chosen else []
+        below: list[tuple[Any, _Shape | None]] = []
+        if name in chosen:
+            below = [chosen[name]]
+        elif shape is None and nested:
+            below = [(member, None) for member in members_of(annotation) if _is_section(member)]
         for member, inner in below:
             found |= _leaves(member, inner, f"{prefix}{name}.")
     return found
@@ -323,16 +335,16 @@ def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
 
 def accepts(annotation: Any, kind: Any) -> bool:
     """True if `kind` (str, tuple, Mapping, NoneType) is among what an annotation takes."""
-    plain = (_plain(member) for member in _members(annotation))
+    plain = (_plain(member) for member in members_of(annotation))
     return any(kind in (member, get_origin(member)) for member in plain)
 
 
 def section_errors(config: Any) -> Iterator[Invalid]:
     """Validation errors that the sections of a config find in themselves (`errors`)."""
     cls: Any = type(config)
-    for name, _, sections, _ in _fields(cls):
+    for name, _, nested, _ in _fields(cls):
         section = getattr(config, name)
-        if not sections or not _is_section(section):
+        if not nested or not _is_section(section):
             continue
         if hasattr(section, "errors"):
             yield from (Invalid(*error) for error in section.errors())
@@ -354,15 +366,15 @@ def paths_of(section: Any, prefix: str = "") -> Iterator[tuple[str, PathText, An
 def _path_fields(section: Any) -> list[tuple[str, PathText | None]]:
     """The fields that hold paths, each with its kind, and those that hold sections."""
     found: list[tuple[str, PathText | None]] = []
-    for name, annotation, sections, _ in _fields(section):
-        kind = _path_kind(annotation)
-        if kind is not None or sections:
+    for name, annotation, nested, _ in _fields(section):
+        kind = None if _variants(annotation) else _path_kind(annotation)
+        if kind is not None or nested:
             found.append((name, kind))
     return found
 
 
 def _path_kind(annotation: Any) -> PathText | None:
-    for member in _members(annotation):
+    for member in members_of(annotation):
         item = get_args(member)[0] if get_origin(member) is tuple else member
         if get_origin(item) is Annotated and isinstance(kind := get_args(item)[1], PathText):
             return kind

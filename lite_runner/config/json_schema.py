@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 
 from lite_runner.config.composed import Schemas
-from lite_runner.config.fields import hints_of
+from lite_runner.config.fields import hints_of, members_of
 from lite_runner.config.groups import options_of
 from lite_runner.config.help import Key, key_tables
 from lite_runner.config.mindformers import IGNORED
-from lite_runner.records import Range
+from lite_runner.records import Range, Variants
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
@@ -68,6 +68,8 @@ class _Maker:
     def schema(self, annotation: Any) -> dict[str, Any]:
         """The schema of a type, as `lite_runner.config.fields.read` takes it."""
         origin, inner = get_origin(annotation), get_args(annotation)
+        if origin is Annotated and isinstance(inner[1], Variants):
+            return _any_of(map(self._section, inner[1]))
         if origin is Annotated:
             return self.schema(inner[0]) | _limits(inner[1])
         if origin in (Union, types.UnionType):
@@ -115,8 +117,7 @@ def _described(key: Key | None, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sections(annotation: Any) -> list[Any]:
-    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else ()
-    return [one for one in members or (annotation,) if is_dataclass(one)]
+    return [one for one in members_of(annotation) if is_dataclass(one)]
 
 
 def _any_of(schemas: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from lite_runner.architectures import NETWORKS, of_mindformers, of_yaml
+from lite_runner.architectures import networks, of_mindformers, of_yaml
 from lite_runner.architectures.experts import has_experts, unsupported
 from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.config.fields import at, did_you_mean, nearest_key, show
@@ -236,7 +236,7 @@ def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
     found = of_yaml(raw, arch)
     if isinstance(name, str) and name in models and not (found and found.claims(raw)):
         return name
-    return NETWORKS.get(arch) if isinstance(arch, str) else None
+    return networks().get(arch) if isinstance(arch, str) else None
 
 
 def arch_of(raw: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import ModelSettings, Network, can_untie_head, model_of
+from lite_runner.architectures import ModelSettings, can_untie_head, model_of
 from lite_runner.architectures.quantization import Quant, QuantGroup, Quantization
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
@@ -26,7 +26,7 @@ AdapterFormat = Literal["peft", "mindformers", "gguf"]
 
 @dataclass(frozen=True)
 class Arch:
-    type: Network
+    type: str  # MindFormers' network; model_config says the same
 
 
 @dataclass(frozen=True)

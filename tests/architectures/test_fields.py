@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lite_runner.architectures import KNOWN
+from lite_runner import architectures
+from lite_runner.architectures import KNOWN, Architecture, of_gguf, of_mindformers
 from lite_runner.architectures.fields import NO_EFFECT
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
 from tests.paths import FIXTURES
 
+ARCHITECTURES = Path(architectures.__file__).parent
 CLASSES: dict[str, Any] = json.loads(
     (FIXTURES / "config_classes.json").read_text(encoding="utf-8")
 )["classes"]
@@ -279,3 +283,21 @@ def test_fields_that_nobody_knows_are_told_of(capsys: pytest.CaptureFixture[str]
 def test_another_model_type_gets_the_nearest(given: str, near: str) -> None:
     with pytest.raises(ArtifactError, match=rf"expected one of bloom, .*; did you mean {near}\?"):
         model_config_from_hf({"model_type": given}, "config.json")
+
+
+def test_the_tables_name_each_architecture() -> None:
+    """By which one is found before it is imported: its module, and MindFormers' config class."""
+    there = {
+        one.name
+        for path in ARCHITECTURES.glob("*.py")
+        for one in vars(import_module(f"lite_runner.architectures.{path.stem}")).values()
+        if isinstance(one, Architecture)
+    }
+    assert list(KNOWN) == [one.name for one in KNOWN.values()] and there == set(KNOWN)
+    for one in KNOWN.values():
+        if one.mindformers is not None:
+            found = of_mindformers(one.mindformers.config)
+            assert found is not None and found.section is one.mindformers.section
+    every = [(one, one.gguf) for one in KNOWN.values() if one.gguf is not None]
+    names = [gguf.name or one.name for one, gguf in every]
+    assert [of_gguf(name) for name in names] == every, "two have the same name in GGUF files"

@@ -30,7 +30,7 @@ MOST_COMMON_KEYS = 25
 # Fields that only some models set: their defaults stand in the dataclasses.
 OF_SOME_MODELS = {
     f"model.model_config.{field.name}"
-    for section in get_args(ModelSettings)
+    for section in get_args(ModelSettings)[1]
     for field in dataclasses.fields(section)
     if field.default is not dataclasses.MISSING and field.name != "type"
 } | {

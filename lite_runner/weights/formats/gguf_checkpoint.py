@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import GGUF, KNOWN, Parameter, parameters
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import GGUF, KNOWN, Parameter, of_gguf, parameters
 from lite_runner.architectures.positions import longrope_attention_factor
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.fields import did_you_mean, nearest
@@ -95,14 +94,15 @@ class _Hyperparameters:
 def config_of_gguf(file: GGUFFile) -> Decoder:
     """The model that the metadata describes, or ArtifactError where it is not one of ours."""
     architecture = file.metadata.get("general.architecture")
-    known = _known()
-    if not isinstance(architecture, str) or architecture not in known:
+    named = of_gguf(architecture)
+    if named is None or not isinstance(architecture, str):
+        known = [one.gguf.name or one.name for one in KNOWN.values() if one.gguf is not None]
         near = nearest(architecture, known) if isinstance(architecture, str) else None
         raise ArtifactError(
             f"{file.path}: general.architecture is {architecture!r}, expected one of "
             f"{', '.join(known)}{did_you_mean(near)}"
         )
-    found, gguf = known[architecture]
+    found, gguf = named
     given = _Hyperparameters(file, architecture)
     if not given.value("attention.causal", True):
         raise ArtifactError(
@@ -118,12 +118,6 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
         return config
     scaling = scaling_of_frequencies(file, config, config.rotary)
     return config if scaling is None else config.with_rope_scaling(scaling)
-
-
-def _known() -> dict[str, tuple[Architecture, GGUF]]:
-    """The supported architectures, by general.architecture."""
-    every = ((one, one.gguf) for one in KNOWN.values())
-    return {gguf.name or one.name: (one, gguf) for one, gguf in every if gguf is not None}
 
 
 def _as_hugging_face(
@@ -197,7 +191,9 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     check_tensors(found, expected, str(file.path))
     if head is not None and tied_twice:
         check_tied_head(head.lazy(), file.tensors[table[0].gguf].lazy(), str(file.path))
-    _, gguf = _known()[str(file.metadata.get("general.architecture"))]
+    named = of_gguf(file.metadata.get("general.architecture"))
+    assert named is not None  # `config` was read from it
+    _, gguf = named
     held = {one.name: _from_file(one, file, starts[one.name]) for one in table}
     return {one.name: in_canonical_order(held[one.name], one, config, gguf) for one in table}
 

@@ -136,8 +136,9 @@ def _is_by_head(parameter: Parameter, config: Decoder) -> bool:
 
 def _is_of_another_part(name: str, config: Decoder) -> bool:
     """True if a tensor is of a part besides the text model, where there are models with such."""
-    known = any(one.text_of == config.architecture for one in KNOWN.values())
-    return known and _OTHER_PARTS.match(name) is not None
+    if _OTHER_PARTS.match(name) is None:
+        return False
+    return any(one.text_of == config.architecture for one in KNOWN.values())
 
 
 def _is_of_next_token_layer(name: str, config: Decoder) -> bool:
