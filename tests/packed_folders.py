@@ -1,5 +1,6 @@
-"""Folders with quantized weights as GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes publish
-them, and the floats that they mean: written from the published layouts, one code at a time."""
+"""Folders with quantized weights as GPTQ, AWQ, compressed-tensors, FP8, bitsandbytes and
+msModelSlim publish them, and the floats that they mean: written from the published layouts, one
+code at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ MODEL = llama_like.decoder(
 KEPT = "model.layers.1.self_attn.o_proj"  # a float among quantized matrices
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each place of a word
 _TYPES = {"int32": "I32", "int64": "I64", "int8": "I8", "uint8": "U8", "float16": "F16"}
-_TYPES |= {"float32": "F32", "uint16": "BF16"}
+_TYPES |= {"float32": "F32", "uint16": "BF16", "void8": "U8"}
 
 
 def words(codes: Array, bits: int) -> Array:
@@ -227,6 +228,52 @@ def float8(out: int, into: int, seed: int, *, scales: str) -> Written:
     return tensors, E4M3[codes] * wide[:out, :into]
 
 
+def modelslim(
+    out: int,
+    into: int,
+    seed: int,
+    *,
+    bits: int = 8,
+    group: int = 0,
+    pairs: str = "",
+    kind: str = "",
+) -> Written:
+    """`pairs`: two codes in a byte are of two "outputs", or two "inputs"."""
+    one = Drawn(out, into, bits, group or into, seed, zeros=kind == "W8A16")
+    scales = one.scales.astype(np.float32)
+    signed = (one.codes - one.middle).astype(np.int8)
+    tensors = {"weight": signed, "weight_scale": scales}
+    tensors["weight_offset"] = (one.zeros - one.middle).astype(np.float32)
+    if pairs:
+        ahead, behind = (
+            (signed[0::2], signed[1::2])
+            if pairs == "outputs"
+            else (signed[:, 0::2], signed[:, 1::2])
+        )
+        tensors["weight"] = (ahead & 15 | behind << 4).astype(np.int8)
+    if kind == "W8A8":
+        del tensors["weight_offset"], tensors["weight_scale"]
+        tensors["input_scale"] = np.array([0.25], np.float32)
+        tensors["input_offset"] = np.array([3], np.float32)
+        deq = scales[:, 0] * np.float32(0.25)
+        tensors["deq_scale"] = deq.view(np.int32).astype(np.int64)
+        tensors["quant_bias"] = -(signed.astype(np.int32) * 3).sum(1).astype(np.int32)
+    return tensors, one.mean(scales)
+
+
+def modelslim_floats(out: int, into: int, seed: int, *, bits: int) -> Written:
+    if bits == 4:
+        tensors, meant = mxfp4(out, into, seed)
+        codes = tensors["weight_packed"].view("V1")
+    else:
+        found, _ = float8(out, into, seed, scales="row")
+        codes = found["weight"]
+        tensors, _ = mxfp4(out, into, seed)
+        exponents = tensors["weight_scale"].astype(np.int64) - 127
+        meant = E4M3[codes] * (np.float32(2) ** exponents.repeat(32, 1)).astype(np.float32)
+    return {"weight": codes, "weight_scale": tensors["weight_scale"]}, meant
+
+
 def _section(method: str, **given: Any) -> dict[str, Any]:
     return {"quant_method": method, **given}
 
@@ -238,7 +285,11 @@ def _groups(format: str, **weights: Any) -> dict[str, Any]:
     )
 
 
-# Name -> the section of config.json, and what writes a matrix.
+def _ascend(kind: str, version: str | None = "1.0.0") -> dict[str, Any]:
+    return {"model_quant_type": kind} | ({"version": version} if version else {})
+
+
+# Name -> the section of config.json, or of msModelSlim's description, and what writes a matrix.
 LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = {
     **{
         f"gptq {bits} bits": (
@@ -323,6 +374,27 @@ LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[int, int, int], Written]]] = 
         {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
         lambda *a: nf4(*a, nested=True),
     ),
+    "modelslim W8A8": (_ascend("W8A8"), lambda *a: modelslim(*a, kind="W8A8")),
+    "modelslim W8A8_DYNAMIC": (_ascend("W8A8_DYNAMIC"), lambda *a: modelslim(*a)),
+    "modelslim W8A16": (_ascend("W8A16"), lambda *a: modelslim(*a, kind="W8A16", group=32)),
+    "modelslim W4A16 by output": (
+        _ascend("W4A16"),
+        lambda *a: modelslim(*a, bits=4, pairs="inputs"),
+    ),
+    "modelslim W4A16": (
+        _ascend("W4A16"),
+        lambda *a: modelslim(*a, bits=4, group=32, pairs="outputs"),
+    ),
+    "modelslim W4A16, one a byte": (
+        _ascend("W4A16", version=None),
+        lambda *a: modelslim(*a, bits=4, group=32),
+    ),
+    "modelslim W4A8_DYNAMIC": (
+        _ascend("W4A8_DYNAMIC"),
+        lambda *a: modelslim(*a, bits=4, pairs="outputs"),
+    ),
+    "modelslim W8A8_MXFP8": (_ascend("W8A8_MXFP8"), lambda *a: modelslim_floats(*a, bits=8)),
+    "modelslim W4A4_MXFP4": (_ascend("W4A4_MXFP4"), lambda *a: modelslim_floats(*a, bits=4)),
 }
 
 
@@ -343,8 +415,18 @@ def write_folder(folder: Path, name: str, model: Decoder = MODEL) -> dict[str, A
         stored |= {f"{module}.{suffix}": array for suffix, array in tensors.items()}
         if name.startswith("gptq 4"):  # as its tools do where a layer has no bias
             stored.setdefault(f"{module}.bias", np.zeros(one.shape[0], np.float16))
-    write_tensors(folder, stored)
-    raw = hf_from_model_config(model) | {"quantization_config": section}
+    raw = hf_from_model_config(model)
+    if kind := section.get("model_quant_type"):
+        write_tensors(folder, stored, "quant_model_weights.safetensors")
+        modules = {name.rpartition(".")[0] for name, one in stored.items() if "scale" in name}
+        types = {
+            name: kind if name.rpartition(".")[0] in modules and name[-4:] != "bias" else "FLOAT"
+            for name in stored
+        }
+        (folder / "quant_model_description.json").write_text(json.dumps(section | types))
+    else:
+        write_tensors(folder, stored)
+        raw |= {"quantization_config": section}
     (folder / "config.json").write_text(json.dumps(raw))
     return floats
 
@@ -372,17 +454,17 @@ def write_quantized(
     return floats
 
 
-def write_tensors(folder: Path, stored: dict[str, Array]) -> None:
-    """model.safetensors; uint8 matrices are floats of 8 bits, columns are not."""
+def write_tensors(folder: Path, stored: dict[str, Array], name: str = "model.safetensors") -> None:
+    """A file; uint8 matrices are floats of 8 bits, columns are not."""
     entries = [
         Entry(
-            name,
+            tensor,
             "F8_E4M3"
-            if name.endswith(".weight") and one.dtype == np.uint8 and one.shape[-1:] != (1,)
+            if tensor.endswith(".weight") and one.dtype == np.uint8 and one.shape[-1:] != (1,)
             else _TYPES[one.dtype.name],
             one.shape,
             lambda one=one: [one],
         )
-        for name, one in stored.items()
+        for tensor, one in stored.items()
     ]
-    write_entries(folder / "model.safetensors", entries, {"format": "pt"})
+    write_entries(folder / name, entries, {"format": "pt"})

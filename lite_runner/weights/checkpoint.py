@@ -28,6 +28,7 @@ from lite_runner.weights.formats.hugging_face import (
     open_index,
 )
 from lite_runner.weights.formats.mindformers import with_canonical_names
+from lite_runner.weights.formats.packed_layouts import layout_of_names
 from lite_runner.weights.formats.packed_matrices import unpack
 from lite_runner.weights.formats.safetensors_file import (
     StoredTensor,
@@ -165,7 +166,11 @@ def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, Lazy
     if file.suffix == ".safetensors":
         return open_safetensors(file)
     if file.suffix == ".ckpt" or looks_like_ckpt(file):
-        return {name: tensor for name, tensor in open_ckpt(file).items() if not ignore(name)}
+        integers: dict[str, StoredTensor] = {}
+        floats = open_ckpt(file, integers)
+        kept = {name: tensor for name, tensor in floats.items() if not ignore(name)}
+        # Counters of a training, and the like, have no layout.
+        return unpack(kept, integers, file) if layout_of_names(integers) else kept
     raise ArtifactError(
         f"{file}: not a checkpoint: it starts with {first_bytes(file, 8)!r}, expected safetensors, "
         "MindSpore .ckpt, GGUF or PyTorch's",
@@ -219,9 +224,10 @@ def _weights_in(path: Path) -> Path:
         (("model.safetensors", INDEX), (".safetensors", ".ckpt", ".gguf")),
         (("pytorch_model.bin", TORCH_INDEX), PICKLES),
     ):
-        for name in names:
-            if (path / name).is_file():
-                return path / name
+        indexes = sorted(path.glob("quant_model_weight*.safetensors.index.json"))  # msModelSlim's
+        for file in (*(path / name for name in names), *indexes):
+            if file.is_file():
+                return file
         found = sorted(item for item in path.iterdir() if item.suffix in suffixes)
         if len(found) == 1 or is_split(found):
             return found[0]

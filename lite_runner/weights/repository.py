@@ -39,6 +39,8 @@ _BESIDE = (
     "generation_config.json",
     "quantize_config.json",
     "quant_config.json",
+    "quant_model_description.json",
+    "quantization_description.json",
     *TOKENIZER_FILES,
     MODULES,
     PROMPTS,
@@ -47,7 +49,13 @@ _BESIDE = (
 _SAYS_TOKENS = {"tokenizer.json", "tokenizer.model", "ice_text.model", "vocab.json"}
 # Of a format: the file of all weights, the index of its shards and their names, and suffixes.
 _FORMATS = (
-    ("model.safetensors", INDEX, re.compile(r"model.*\.safetensors"), (".safetensors",)),
+    (
+        "quant_model_weights.safetensors",
+        "quant_model_weights.safetensors.index.json",
+        re.compile(r"quant_model_weights.*\.safetensors"),
+        (),
+    ),
+    ("model.safetensors", INDEX, re.compile(r"(quant-)?model.*\.safetensors"), (".safetensors",)),
     ("", "", None, (".ckpt",)),
     ("pytorch_model.bin", TORCH_INDEX, re.compile(r"pytorch_model.*\.bin"), (".bin", ".pth")),
 )
@@ -260,7 +268,7 @@ class Repository:
                 ]
                 # A tokenizer downloaded alone is in the same folder.
                 needed = self.needed(names, weights=weights)
-                indexes = [name for name in needed if name in (INDEX, TORCH_INDEX)]
+                indexes = [name for name in needed if name.endswith(".index.json")]
                 shards = {shard for name in indexes for shard in read_index(folder / name)}
                 if needed and shards <= set(names):
                     return folder, needed

@@ -23,7 +23,11 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.protobuf import field, fields, opening, read_varint, varint
-from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES, view_tensor
+from lite_runner.weights.formats.safetensors_file import (
+    ITEM_BYTES,
+    StoredTensor,
+    view_tensor,
+)
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
@@ -32,6 +36,8 @@ MAX_TEXT = 4096  # bytes of a name
 CRC_MARK = b"crc_num"
 CRC_BYTES = 10
 TYPES: dict[str, DType] = {"Float32": "F32", "Float16": "F16", "BFloat16": "BF16"}
+# Of quantized matrices; Int4 has two numbers in each of the bytes that its shape counts.
+_INTEGERS = {"Int8": "I8", "Int4": "I4", "Int32": "I32", "Int64": "I64", "UInt64": "U64"}
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
@@ -49,8 +55,9 @@ class _Entry:
     spans: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
 
-def open_ckpt(path: Path) -> dict[str, LazyTensor]:
-    """Every floating-point tensor of the file; other values (step counters) are left out.
+def open_ckpt(path: Path, others: dict[str, StoredTensor] | None = None) -> dict[str, LazyTensor]:
+    """Every floating-point tensor of the file; integers are added to `others`. Other values (step
+    counters) are left out.
 
     Raises ArtifactError if the file does not parse, or its checksum does not match.
     """
@@ -66,17 +73,21 @@ def open_ckpt(path: Path) -> dict[str, LazyTensor]:
     tensors = {}
     for name, entry in entries.items():
         dtype = TYPES.get(entry.type_name)
-        if dtype is None:
+        whole = None if others is None else _INTEGERS.get(entry.type_name)
+        if dtype is None and whole is None:
             continue
         held = sum(stop - start for start, stop in entry.spans)
-        needed = math.prod(entry.shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize
+        needed = math.prod(entry.shape) * ITEM_BYTES.get(dtype or whole or "", 1)
         if held != needed:
             raise ArtifactError(
-                f"{path}: tensor {name} {list(entry.shape)} {dtype} needs {needed:,} bytes, "
-                f"the file holds {held:,}",
+                f"{path}: tensor {name} {list(entry.shape)} {dtype or whole} needs {needed:,} "
+                f"bytes, the file holds {held:,}",
                 "the file is damaged: fetch or write it again",
             )
-        tensors[name] = _tensor(data, entry, dtype)
+        if dtype is not None:
+            tensors[name] = _tensor(data, entry, dtype)
+        elif others is not None and whole is not None:
+            others[name] = StoredTensor(whole, entry.shape, _joined(data, entry.spans, 0, held))
     return tensors
 
 

@@ -20,6 +20,7 @@ _METHODS = {
 MXFP4_BLOCKS = r"\.experts\.(gate_up|down)_proj_blocks"
 # What the name of a tensor ends with -> the layout, the most telling first.
 _ENDINGS = {
+    r"\._(handler|layer)\.weight": "Golden Stick",
     r"\.g_idx": "GPTQ",
     r"\.qweight": "GPTQ or AWQ",
     r"\.weight_packed": "compressed-tensors",
@@ -31,6 +32,16 @@ _ENDINGS = {
 # Where a layout is described, and the quant_method that this means; "": it is in a section.
 _FILES = {"config.json": "", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _SECTIONS = ("quantization_config", "compression_config")
+# Where Ascend's tools describe each tensor, and what they are called.
+_DESCRIPTIONS = {
+    "quant_model_description*.json": "msModelSlim",
+    "quantization_description.json": "Golden Stick",
+}
+# Types of tensors in them that are read; of inputs, attention and KV caches nothing is.
+_ASCEND = set(
+    "FLOAT W16A16S W8A16 W4A16 W8A8 W8A8_DYNAMIC W8A8_MIX W4A8_DYNAMIC W4A4_DYNAMIC"
+    " WFP8AFP8_DYNAMIC W8A8_MXFP8 W4A4_MXFP4 W4A8_MXFP C8 FAQuant".split()
+)
 FLOATS = ("F32", "F16", "BF16")
 
 # Fields that are read, or say how the weights were found or are computed with elsewhere.
@@ -174,6 +185,12 @@ def layout_of(raw: Mapping[str, Any], where: str) -> PackedLayout:
 
 def layout_in(folder: Path) -> PackedLayout | None:
     """The layout that the files of a folder describe; None where none does."""
+    if (found := _description_in(folder)) is not None:
+        described, name, raw = found
+        _check_types(raw, str(described), name)
+        packs = raw.get("version") is not None  # W4A16 by output: two codes a byte
+        kinds = sorted({one for one in _types(raw).values() if one.startswith("W")})
+        return PackedLayout("ascend", f"{name} ({', '.join(kinds)})", subtracted=packs)
     for file, method in _FILES.items():
         try:
             raw = read_json_object(folder / file)
@@ -185,6 +202,38 @@ def layout_in(folder: Path) -> PackedLayout | None:
             if isinstance(section, dict):
                 return layout_of(section, str(folder / file))
     return None
+
+
+def _description_in(folder: Path) -> tuple[Path, str, dict[str, Any]] | None:
+    """The description of a folder's tensors by a tool of Ascend's, and the tool."""
+    for pattern, name in _DESCRIPTIONS.items():
+        for file in sorted(folder.glob(pattern)):
+            return file, name, read_json_object(file)
+    return None
+
+
+def described_types(folder: Path) -> dict[str, str]:
+    """Name -> type of each tensor that a description of Ascend's tools has; {}: there is none."""
+    found = _description_in(folder)
+    return {} if found is None else _types(found[2])
+
+
+def _types(raw: Mapping[str, Any]) -> dict[str, str]:
+    return {key: one for key, one in raw.items() if "." in key and isinstance(one, str)}
+
+
+def _check_types(raw: Mapping[str, Any], where: str, name: str) -> None:
+    """Raise ArtifactError for tensors of types that are not read, and rotations of inputs."""
+    types = {key: one for key, one in _types(raw).items() if not key.endswith(".quant_type")}
+    odd = next((key for key, one in types.items() if one not in _ASCEND), None)
+    if odd is not None:
+        raise packed_weights_error(where, f"{name} ({odd}: {ascii(types[odd][:40])[1:-1]})")
+    metadata = raw.get("metadata") or {}
+    if not isinstance(metadata, dict) or metadata.get("quarot"):
+        raise _not_read(where, name, "metadata.quarot: inputs are rotated")
+    ranks = sorted(key for key, one in raw.items() if key.startswith("rank_") and one)
+    if ranks:
+        raise _not_read(where, name, f"{ranks[0]}: weights of several ranks, compressed")
 
 
 def layout_of_names(names: Iterable[str]) -> str:

@@ -35,16 +35,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
-from lite_runner.records import dataclass
 from lite_runner.system.json_file import parse_json
+from lite_runner.weights.formats.ascend import unpack_ascend
 from lite_runner.weights.formats.packed_layouts import (
     FLOATS,
     MXFP4_BLOCKS,
@@ -53,24 +52,20 @@ from lite_runner.weights.formats.packed_layouts import (
     layout_of_names,
     tensor_type_error,
 )
+from lite_runner.weights.formats.packed_matrix import Matrix, Tensor, array_of, broken, bytes_of
 from lite_runner.weights.quantization.quantized import (
     E2M1,
     VALUES_AT_ONCE,
-    Codes,
-    QuantizedTensor,
     packed,
     powers_of_two,
     unpacked,
 )
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
+from lite_runner.weights.tensor import LazyTensor, widened
 
 if TYPE_CHECKING:
     from lite_runner.weights.formats.safetensors_file import StoredTensor
 
-Tensor: TypeAlias = "StoredTensor | LazyTensor"
-MOST_GROUP, GROUP_STEP = 256, 8  # columns of a group that the native kernels take
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight outputs
-_TYPES = {"I32": np.uint32, "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8, "I64": np.int64}
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 _SUFFIXES = {
     "gptq": ("qweight", "scales", "qzeros", "g_idx"),
@@ -104,6 +99,8 @@ def unpack(
         return dict(floats)
     every: dict[str, Tensor] = {**floats, **others}
     layout = layout_in(path.parent) or _told_by(every, path)
+    if layout.method == "ascend":
+        return unpack_ascend(floats, others, path, layout)
     if layout.method == "mxfp4":
         floats, others = _with_experts(floats, others, layout, path)
         every = {**floats, **others}
@@ -163,14 +160,14 @@ def _with_experts(
 
 def _of_expert(
     where: str, blocks: Tensor, scales: Tensor, expert: int, rows: tuple[int, int]
-) -> _Matrix:
+) -> Matrix:
     """The rows of an expert from the first on, in steps."""
     part = (expert, slice(rows[0], None, rows[1]))
     count = blocks.shape[1] // rows[1]
-    return _Matrix(
+    return Matrix(
         *(where, (count, 32 * blocks.shape[2]), 4, 32),
-        lambda order: _array(blocks)[part].reshape(count, -1),
-        lambda: powers_of_two(_array(scales)[part]),
+        lambda order: array_of(blocks)[part].reshape(count, -1),
+        lambda: powers_of_two(array_of(scales)[part]),
         table=lambda: E2M1,
     )
 
@@ -179,6 +176,8 @@ def _told_by(every: Mapping[str, Tensor], path: Path) -> PackedLayout:
     """The layout that names and shapes of tensors tell, where no file does. Raises
     ArtifactError."""
     name = layout_of_names(every)
+    if name == "Golden Stick":
+        return PackedLayout("ascend", name)
     if name in ("compressed-tensors", "FP8", "MXFP4"):
         return PackedLayout(name.lower(), name)
     if name == "bitsandbytes":
@@ -222,7 +221,7 @@ class _Module:
             raise self._broken(f"also has {', '.join(sorted(unused))}")
         return matrix.tensor(self._layout)
 
-    def _gptq(self) -> _Matrix:
+    def _gptq(self) -> Matrix:
         bits, subtracted = self._layout.bits or 0, self._layout.subtracted
         qweight = self._take("qweight", "I32")
         rows, columns = qweight.shape[1], qweight.shape[0] * 32 // bits
@@ -233,25 +232,25 @@ class _Module:
         qzeros = self._take("qzeros", "I32", shape=(-(-columns // group), rows * bits // 32))
 
         def words(part: slice) -> NDArray[np.uint32]:
-            return np.ascontiguousarray(_array(qweight)[:, part].T)
+            return np.ascontiguousarray(array_of(qweight)[:, part].T)
 
         def zeros() -> NDArray[np.uint8]:
-            stored = _array(qzeros)
+            stored = array_of(qzeros)
             if subtracted and bits != 3:  # from whole words: what was borrowed is carried
                 stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))
             codes = _codes(stored, bits).T
             return (codes + np.uint8(1)) & np.uint8(7) if subtracted and bits == 3 else codes
 
-        return _Matrix(
+        return Matrix(
             *(self._where, (rows, columns), bits, group),
             partial(_from_words, words, (rows, columns), bits),
-            lambda: _array(scales).T,
+            lambda: array_of(scales).T,
             zeros,
             self._index("g_idx", columns),
-            scale_bytes=_bytes_of(scales),
+            scale_bytes=bytes_of(scales),
         )
 
-    def _awq(self) -> _Matrix:
+    def _awq(self) -> Matrix:
         qweight = self._take("qweight", "I32")
         columns, rows = qweight.shape[0], 8 * qweight.shape[1]
         scales = self._take("scales", *FLOATS)
@@ -261,22 +260,22 @@ class _Module:
         qzeros = self._take("qzeros", "I32", shape=(groups, rows // 8))
 
         def words(part: slice) -> NDArray[np.uint32]:
-            codes = _in_awq_order(_array(qweight)[:, part.start // 8 : part.stop // 8])
+            codes = _in_awq_order(array_of(qweight)[:, part.start // 8 : part.stop // 8])
             return packed(codes.T).view(np.uint32)
 
-        return _Matrix(
+        return Matrix(
             *(self._where, (rows, columns), 4, group),
             partial(_from_words, words, (rows, columns), 4),
-            lambda: _array(scales).T,
-            lambda: _in_awq_order(_array(qzeros)).T,
-            scale_bytes=_bytes_of(scales),
+            lambda: array_of(scales).T,
+            lambda: _in_awq_order(array_of(qzeros)).T,
+            scale_bytes=bytes_of(scales),
         )
 
-    def _pack_quantized(self) -> _Matrix:
+    def _pack_quantized(self) -> Matrix:
         if self._parts["weight_packed"].dtype == "U8":
             return self._mxfp4()
         codes, scales = self._take("weight_packed", "I32"), self._take("weight_scale", *FLOATS)
-        rows, columns = map(int, _array(self._take("weight_shape", "I32", "I64", shape=(2,))))
+        rows, columns = map(int, array_of(self._take("weight_shape", "I32", "I64", shape=(2,))))
         fitting = [
             bits
             for bits in (4, 8, 2)
@@ -291,25 +290,25 @@ class _Module:
         if "weight_zero_point" in self._parts or not self._layout.symmetric:
             shape = (-(-rows * bits // 32), scales.shape[1])
             points = self._take("weight_zero_point", "I32", shape=shape)
-            zeros = lambda: _codes(_array(points).T, bits)[:, :rows].T  # noqa: E731
+            zeros = lambda: _codes(array_of(points).T, bits)[:, :rows].T  # noqa: E731
 
-        return _Matrix(
+        return Matrix(
             *(self._where, (rows, columns), bits, group),
-            partial(_from_words, lambda part: _array(codes)[part], (rows, columns), bits),
-            lambda: _array(scales),
+            partial(_from_words, lambda part: array_of(codes)[part], (rows, columns), bits),
+            lambda: array_of(scales),
             zeros,
             self._index("weight_g_idx", columns),
             zero=0 if bits == 8 else 1 << bits - 1,
-            scale_bytes=_bytes_of(scales),
+            scale_bytes=bytes_of(scales),
         )
 
-    def _mxfp4(self) -> _Matrix:
+    def _mxfp4(self) -> Matrix:
         codes = self._take("weight_packed", "U8")
         rows, columns = codes.shape[0], 2 * codes.shape[1]
         scales = self._take("weight_scale", "U8", shape=(rows, -(-columns // 32)))
-        return _Matrix(
-            *(self._where, (rows, columns), 4, 32, lambda order: _array(codes)),
-            lambda: powers_of_two(_array(scales)),
+        return Matrix(
+            *(self._where, (rows, columns), 4, 32, lambda order: array_of(codes)),
+            lambda: powers_of_two(array_of(scales)),
             table=lambda: E2M1,
         )
 
@@ -320,7 +319,7 @@ class _Module:
             raise self._broken(f"blocks is {list(blocks.shape)}, not [experts, out, in / 32, 16]")
         return blocks, self._take("scales", "U8", shape=blocks.shape[:3])
 
-    def _bytes(self) -> _Matrix:
+    def _bytes(self) -> Matrix:
         codes = self._take("weight", "I8", "F8_E4M3")
         rows, columns = codes.shape
         names = ("SCB", "weight_scale_inv", "weight_scale")
@@ -338,32 +337,32 @@ class _Module:
         zeros: Callable[[], NDArray[Any]] | None = None
         if integers and ("weight_zero_point" in self._parts or not self._layout.symmetric):
             points = self._take("weight_zero_point", "I8", shape=stored.shape)
-            zeros = lambda: _array(points).reshape(-1, groups)  # noqa: E731
+            zeros = lambda: array_of(points).reshape(-1, groups)  # noqa: E731
 
         if "weight_format" in self._parts:
             order = self._take("weight_format", "U8", dims=None)
-            if math.prod(order.shape) != 1 or _array(order).any():
+            if math.prod(order.shape) != 1 or array_of(order).any():
                 raise self._broken("weight_format is not 0, which are plain rows")
 
         def scales() -> NDArray[Any]:
-            found = _array(stored).reshape(-1, groups)
+            found = array_of(stored).reshape(-1, groups)
             return widened(found) / np.float32(127) if name == "SCB" else found
 
-        return _Matrix(
+        return Matrix(
             *(self._where, (rows, columns), 8, group),
-            lambda order: _array(codes) if order is None else _array(codes)[:, order],
+            lambda order: array_of(codes) if order is None else array_of(codes)[:, order],
             scales,
             zeros,
             codes="integers" if integers else "e4m3",
             block=block,
-            scale_bytes=_bytes_of(stored),
+            scale_bytes=bytes_of(stored),
         )
 
-    def _blocks(self) -> _Matrix:
+    def _blocks(self) -> Matrix:
         """bitsandbytes' 4 bits: indices in blocks of a row; scales may be indices themselves."""
         state = next((one for one in _STATES if one in self._parts), _STATES[0])
         try:
-            described = parse_json(_array(self._take(state, "U8", dims=1)).tobytes())
+            described = parse_json(array_of(self._take(state, "U8", dims=1)).tobytes())
             rows, columns = described["shape"]
             block, offset = described["blocksize"], described.get("nested_offset", 0.0)
             each = described.get("nested_blocksize", 1)
@@ -384,20 +383,20 @@ class _Module:
             entries = self._take("weight.nested_quant_map", "F32", shape=(256,))
 
         def scales() -> NDArray[np.float32]:
-            found = _array(absmax)
+            found = array_of(absmax)
             if found.dtype == np.uint8:
-                wide = _array(outer)[np.arange(count) // each]
-                found = _array(entries)[found] * wide + np.float32(offset)
+                wide = array_of(outer)[np.arange(count) // each]
+                found = array_of(entries)[found] * wide + np.float32(offset)
             return found.reshape(rows, -1)
 
         def values(order: object) -> NDArray[Any]:
-            stored = _array(codes).reshape(rows, -1)
+            stored = array_of(codes).reshape(rows, -1)
             return stored << np.uint8(4) | stored >> np.uint8(4)
 
-        return _Matrix(
+        return Matrix(
             *(self._where, (rows, columns), 4, block, values, scales),
             scale_bytes=4,
-            table=lambda: _array(table),
+            table=lambda: array_of(table),
         )
 
     def _take(
@@ -433,109 +432,10 @@ class _Module:
         if name not in self._parts:
             return None
         index = self._take(name, "I32", "I64", shape=(columns,))
-        return lambda: _array(index).astype(np.int64)
+        return lambda: array_of(index).astype(np.int64)
 
     def _broken(self, what: str) -> ArtifactError:
-        return _broken(self._where, self._layout.name, what)
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """A matrix [out, in]; what it is made of is read on demand."""
-
-    where: str
-    shape: tuple[int, int]
-    bits: int  # in the file
-    group: int  # columns that share a scale
-    # Columns in this order, or as they are (None), as QuantizedTensor has them.
-    values: Callable[[NDArray[Any] | None], NDArray[Any]]
-    scales: Callable[[], NDArray[Any]]  # [rows / block, groups]
-    zeros: Callable[[], NDArray[Any]] | None = None  # alike; None: the middle of all codes
-    index: Callable[[], NDArray[np.int64]] | None = None  # the group of each column
-    codes: Codes = "integers"
-    zero: int = 0  # where there are no zeros
-    block: int = 1  # rows that share a scale
-    scale_bytes: int = 2
-    table: Callable[[], NDArray[np.float32]] | None = None  # of what codes of 4 bits stand for
-
-    def tensor(self, layout: PackedLayout) -> LazyTensor:
-        """As a tensor, with its integers where the kernels take groups of that size."""
-        (_, columns), wide = self.shape, self.bits == 8
-        if not wide and columns % GROUP_STEP:
-            raise _broken(self.where, layout.name, f"has {columns} columns, not a multiple of 8")
-        whole = self.group >= columns and self.zeros is None and self.table is None
-        unit = 0 if whole else _unit(math.gcd(self.group, columns))
-        read, integers = partial(self._read, layout, unit), None
-        if columns % GROUP_STEP == 0 and unit % GROUP_STEP == 0:
-            of_group = 4 if whole else self.scale_bytes + (self.zeros is not None)
-            scheme = Scheme(8 if wide else 4, unit, of_group)
-            integers = LazyIntegers(
-                scheme,
-                read,
-                stored=True,
-                ordered=self.index is not None and layout.ordered,
-                file_bits=self.bits if self.bits < 4 else 0,
-            )
-        return LazyTensor(
-            self.shape,
-            "F32",
-            lambda: read().float32(),
-            integers=integers,
-            block_type=layout.name,
-        )
-
-    def _read(self, layout: PackedLayout, unit: int) -> QuantizedTensor:
-        rows, columns = self.shape
-        order = None if self.index is None else self._order(layout, self.index())
-        values, scales = self.values(order), self.scales()
-        if self.codes == "e4m3" and (values & 0x7F == 0x7F).any():
-            raise _broken(self.where, layout.name, "has a weight that is no number")
-        table = None if self.table is None else self.table()
-        if not all(np.isfinite(widened(one)).all() for one in (scales, table) if one is not None):
-            raise _broken(self.where, layout.name, "has a scale that is not finite")
-        places = np.arange(0, columns, unit or columns) // self.group
-        lines = np.arange(rows) // self.block
-
-        def of_groups(array: NDArray[Any]) -> NDArray[Any]:
-            return np.ascontiguousarray(array[lines][:, places])
-
-        scales, zeros = of_groups(scales), None
-        if self.zeros is not None:
-            zeros = of_groups(self.zeros())
-            if zeros.dtype == np.uint8 and self.bits == 8:
-                zeros ^= 0x80
-            zeros = zeros.view(np.int8)
-        return QuantizedTensor(
-            bits=8 if self.bits == 8 else 4,
-            group=unit,
-            values=values,
-            scales=scales if unit else np.ascontiguousarray(widened(scales)[:, 0]),
-            minimums=None,
-            zero=self.zero,
-            zeros=zeros,
-            order=order,
-            codes=self.codes,
-            table=table,
-        )
-
-    def _order(self, layout: PackedLayout, index: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """The inputs in an order in which those of a group lie together; None: they do."""
-        order = np.argsort(index, kind="stable").astype(np.int32)
-        groups = np.arange(len(index)) // self.group
-        if not np.array_equal(index[order], groups):
-            told = f"g_idx has not {self.group} inputs of each group"
-            raise _broken(self.where, layout.name, told)
-        if np.array_equal(index, groups):
-            return None
-        if not layout.ordered:
-            raise _broken(self.where, layout.name, "g_idx mixes groups, but desc_act is false")
-        return order
-
-
-def _unit(group: int) -> int:
-    """The most columns, of those that divide a group, that the kernels take."""
-    fitting = [size for size in range(1, min(group, MOST_GROUP) + 1) if group % size == 0]
-    return max([size for size in fitting if size % GROUP_STEP == 0] or fitting)
+        return broken(self._where, self._layout.name, what)
 
 
 def _from_words(
@@ -576,22 +476,3 @@ def _in_awq_order(words: NDArray[np.uint32]) -> NDArray[np.uint8]:
     """AWQ's codes [n, 8 * width] of words [n, width]."""
     each = unpacked(np.ascontiguousarray(words).view(np.uint8)).reshape(len(words), -1, 8)
     return each[:, :, _AWQ_ORDER].reshape(len(words), -1)
-
-
-def _array(tensor: Tensor) -> NDArray[Any]:
-    """The stored values; the bits of bfloat16 and of floats of 8 bits."""
-    if isinstance(tensor, LazyTensor):
-        return tensor.read()
-    stored = tensor.data.view(_TYPES[tensor.dtype]).reshape(tensor.shape)
-    return np.require(stored, requirements="A")
-
-
-def _bytes_of(scales: Tensor) -> int:
-    return 4 if scales.dtype == "F32" else 2
-
-
-def _broken(where: str, name: str, what: str) -> ArtifactError:
-    return ArtifactError(
-        f"{where}: not a matrix of {name}: {what}",
-        "fetch the folder again, its config.json and weights of one revision",
-    )

@@ -93,7 +93,8 @@ def test_weights_stay_as_small_as_in_the_file(name: str, tmp_path: Path) -> None
         assert "widened to 4 bits, 0.0 MB" in describe_blocks(tensors.values())
     else:  # a scale in four bytes for each 32 columns of FP8; of 128 it is 1.03
         most = 1.06 if name == "fp8 blocks" else 1.05
-        assert estimated <= most * (tmp_path / FILE).stat().st_size
+        most = 1.06 if name == "modelslim W8A8_MXFP8" else most
+        assert estimated <= most * file_of(tmp_path).stat().st_size
 
 
 def test_matrices_that_are_multiplied_as_one_are_widened_where_they_differ(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_other_shapes_and_types_end_in_an_error(name: str, tmp_path: Path) -> No
         text = json.dumps(changed).encode()
         new = tmp_path / "new"  # the one before may still be read, beside
         new.write_bytes(len(text).to_bytes(8, "little") + text + data)
-        new.replace(tmp_path / FILE)
+        new.replace(file_of(tmp_path))
         with contextlib.suppress(ArtifactError):
             packed(opened(tmp_path))
 
@@ -212,8 +213,12 @@ def test_quant_none_computes_with_floats(tmp_path: Path) -> None:
     assert all(one.integers is None for one in tensors.values())
 
 
+def file_of(folder: Path) -> Path:
+    return next(folder.glob("*.safetensors"))
+
+
 def header(folder: Path) -> tuple[dict[str, Any], bytes]:
-    content = (folder / FILE).read_bytes()
+    content = file_of(folder).read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
     return json.loads(content[8 : 8 + size]), content[8 + size :]
 

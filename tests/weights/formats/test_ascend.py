@@ -1,0 +1,84 @@
+"""Checkpoints of MindSpore Golden Stick and msModelSlim: what they mean, and what is refused.
+
+tests/fixtures/golden_stick: a matrix as mindspore_gs 1.0 (RTN) and 1.2 (PTQ) wrote it, and its
+floats. Folders of msModelSlim are among the layouts of test_packed_matrices.py."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lite_runner.errors import ArtifactError
+from lite_runner.weights.checkpoint import open_checkpoint, tensors_at
+from tests.packed_folders import MODEL, write_folder
+from tests.paths import FIXTURES
+
+GOLDEN = FIXTURES / "golden_stick"
+NAME = "model.layers.0.attention.wk.weight"
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "bits", "steps"),
+    [
+        ("rtn", "float", 8, 127),
+        ("a16w8", "float", 8, 127),
+        ("a8dyn", "float", 8, 127),
+        ("a16w4", "float", 4, 7),
+        ("a16w4_group_64", "float_128", 4, 7),
+        ("smooth", "float", None, 64),  # a scale for each input too: floats
+    ],
+)
+def test_golden_stick_means_its_floats(
+    name: str, source: str, bits: int | None, steps: int
+) -> None:
+    found = tensors_at(GOLDEN / f"{name}.ckpt")
+    assert found.keys() == {NAME}
+    expected = tensors_at(GOLDEN / f"{source}.ckpt")[NAME].float32()
+    got = found[NAME]
+    assert (got.integers and got.integers.scheme.bits) == bits
+    largest = np.abs(expected).max(1, keepdims=True)
+    assert (np.abs(got.float32() - expected) <= 0.51 * largest / steps).all()
+
+
+def described(folder: Path, **changes: Any) -> None:
+    file = folder / "quant_model_description.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({f"{Q}.weight": "W8A8S"}, f"{Q}.weight: W8A8S) is not read yet"),
+        ({f"{Q}.weight": "W4A4_FLATQUANT_DYNAMIC"}, "W4A4_FLATQUANT_DYNAMIC) is not read yet"),
+        ({"metadata": {"quarot": {"heads": 1}}}, "metadata.quarot: inputs are rotated"),
+        ({f"{Q}.weight": None}, f"{Q}: not a matrix of msModelSlim"),
+        ({"model.norm.weight": "W8A8"}, "weight is described as W8A8, got F16"),
+    ],
+)
+def test_other_types_are_refused_by_name(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    write_folder(tmp_path, "modelslim W8A8_DYNAMIC")
+    described(tmp_path, **changes)
+    with pytest.raises(ArtifactError) as caught:
+        open_checkpoint(tmp_path, MODEL)
+    assert says in str(caught.value)
+
+
+def test_shards_of_msmodelslim_have_an_index_of_another_name(tmp_path: Path) -> None:
+    floats = write_folder(tmp_path, "modelslim W8A8")
+    file = tmp_path / "quant_model_weights.safetensors"
+    described_names = json.loads((tmp_path / "quant_model_description.json").read_text())
+    shard = "quant_model_weights-00001-of-00001.safetensors"
+    shutil.move(file, tmp_path / shard)
+    index = {"weight_map": {name: shard for name in described_names if "." in name}}
+    (tmp_path / f"{file.name}.index.json").write_text(json.dumps(index))
+    found = open_checkpoint(tmp_path, MODEL)
+    for name, meant in floats.items():
+        np.testing.assert_allclose(found[name].float32(), meant, rtol=1e-6)
