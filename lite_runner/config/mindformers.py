@@ -384,7 +384,8 @@ def _check_head_size(
 
 
 def _translate_quantization(given: Any, result: Translation) -> None:
-    """Round-to-nearest quantization becomes quant=; other methods are errors.
+    """Round-to-nearest quantization becomes quant=, and so does smooth_quant, whose checkpoints have
+    their scales of inputs in them; other methods are errors.
 
     8-bit activations are quantized dynamically per row, so nothing is calibrated.
     """
@@ -398,10 +399,10 @@ def _translate_quantization(given: Any, result: Translation) -> None:
         given.get(name) for name in ("quant_method", "weight_dtype", "kvcache_dtype")
     )
     activation = given.get("activation_dtype")
-    if method not in (None, "rtn"):
+    if method not in (None, "rtn", "smooth_quant"):
         result.errors.append(
-            f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest):"
-            " nothing is calibrated here"
+            f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest) or"
+            " smooth_quant: nothing is calibrated here"
         )
     if kv == "int8":
         result.assignments["kv_cache"] = "int8"
@@ -418,6 +419,7 @@ def _translate_quantization(given: Any, result: Translation) -> None:
         return
     result.assignments["quant"] = quant
     understood = {"quant_method", "weight_dtype", "activation_dtype", "kvcache_dtype"}
+    understood -= {"quant_method"} if method == "smooth_quant" else set()  # nothing is smoothed
     if kept := given.get("modules_to_not_convert"):
         result.assignments["modules_to_not_convert"] = kept
     understood.add("modules_to_not_convert")

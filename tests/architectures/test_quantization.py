@@ -117,6 +117,7 @@ model:
         ("{quant_method: rtn, weight_dtype: int8, activation_dtype: None}", "a16w8"),
         ("{quant_method: rtn, weight_dtype: int4, activation_dtype: fp16}", "a16w4"),
         ("{weight_dtype: int8, activation_dtype: int8, kvcache_dtype: none}", "a8w8"),
+        ("{quant_method: smooth_quant, weight_dtype: int8, activation_dtype: int8}", "a8w8"),
         ("{quant_method: rtn, weight_dtype: none}", None),
         ("{weight_dtype: int8, kvcache_dtype: int8}", "a16w8"),
         ("null", None),
@@ -136,7 +137,7 @@ def test_a_yaml_of_run_mindformer(
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
-        ("{quant_method: smooth_quant, weight_dtype: int8}", "got 'smooth_quant', expected rtn"),
+        ("{quant_method: omni_quant, weight_dtype: int8}", "got 'omni_quant', expected rtn"),
         ("{weight_dtype: int4, activation_dtype: int8}", "got weight_dtype 'int4' with activation"),
         ("{weight_dtype: [1]}", "got weight_dtype"),
         ("{kvcache_dtype: int4}", "kvcache_dtype: got 'int4', expected int8 or none"),
