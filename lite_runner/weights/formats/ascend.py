@@ -35,7 +35,13 @@ from lite_runner.weights.formats.packed_layouts import (
     described_types,
     tensor_type_error,
 )
-from lite_runner.weights.formats.packed_matrix import Matrix, Tensor, array_of, broken, bytes_of
+from lite_runner.weights.formats.packed_matrix import (
+    PackedMatrix,
+    Tensor,
+    array_of,
+    broken,
+    bytes_of,
+)
 from lite_runner.weights.quantization.quantized import E2M1, packed, powers_of_two
 from lite_runner.weights.tensor import LazyTensor
 
@@ -134,7 +140,7 @@ class _Module:
         if columns % groups:
             raise self._broken(f"{groups} scales a row for {columns} columns")
         zeros = self._zeros(rows, groups, 8 if four else 0)
-        matrix = Matrix(
+        matrix = PackedMatrix(
             *(self._where, (rows, columns), 4 if four else 8, columns // groups),
             (lambda order: values()) if values else (lambda order: array_of(self._weight)),
             scales,
@@ -270,14 +276,14 @@ class _Module:
         values = array_of(stored).reshape(-1)
         return values if stored.dtype == "F32" else values.astype(np.uint32).view(np.float32)
 
-    def _floats(self, bits: int, shape: tuple[int, int]) -> Matrix:
+    def _floats(self, bits: int, shape: tuple[int, int]) -> PackedMatrix:
         rows, columns = shape
         scales = self._take("weight_scale", "U8", *FLOATS, dims=2)
         exponents, groups = scales.dtype == "U8", scales.shape[1]
         if scales.shape[0] != rows or groups not in (1, -(-columns // 32)):
             raise self._broken(f"weight_scale is {list(scales.shape)} for a matrix {list(shape)}")
         self._zeros(rows, groups, 0)
-        return Matrix(
+        return PackedMatrix(
             *(self._where, shape, bits, 32 if exponents else columns),
             lambda order: array_of(self._weight),
             lambda: powers_of_two(array_of(scales)) if exponents else array_of(scales),

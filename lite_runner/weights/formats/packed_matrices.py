@@ -52,7 +52,13 @@ from lite_runner.weights.formats.packed_layouts import (
     layout_of_names,
     tensor_type_error,
 )
-from lite_runner.weights.formats.packed_matrix import Matrix, Tensor, array_of, broken, bytes_of
+from lite_runner.weights.formats.packed_matrix import (
+    PackedMatrix,
+    Tensor,
+    array_of,
+    broken,
+    bytes_of,
+)
 from lite_runner.weights.quantization.quantized import (
     E2M1,
     VALUES_AT_ONCE,
@@ -160,11 +166,11 @@ def _with_experts(
 
 def _of_expert(
     where: str, blocks: Tensor, scales: Tensor, expert: int, rows: tuple[int, int]
-) -> Matrix:
+) -> PackedMatrix:
     """The rows of an expert from the first on, in steps."""
     part = (expert, slice(rows[0], None, rows[1]))
     count = blocks.shape[1] // rows[1]
-    return Matrix(
+    return PackedMatrix(
         *(where, (count, 32 * blocks.shape[2]), 4, 32),
         lambda order: array_of(blocks)[part].reshape(count, -1),
         lambda: powers_of_two(array_of(scales)[part]),
@@ -221,7 +227,7 @@ class _Module:
             raise self._broken(f"also has {', '.join(sorted(unused))}")
         return matrix.tensor(self._layout)
 
-    def _gptq(self) -> Matrix:
+    def _gptq(self) -> PackedMatrix:
         bits, subtracted = self._layout.bits or 0, self._layout.subtracted
         qweight = self._take("qweight", "I32")
         rows, columns = qweight.shape[1], qweight.shape[0] * 32 // bits
@@ -241,7 +247,7 @@ class _Module:
             codes = _codes(stored, bits).T
             return (codes + np.uint8(1)) & np.uint8(7) if subtracted and bits == 3 else codes
 
-        return Matrix(
+        return PackedMatrix(
             *(self._where, (rows, columns), bits, group),
             partial(_from_words, words, (rows, columns), bits),
             lambda: array_of(scales).T,
@@ -250,7 +256,7 @@ class _Module:
             scale_bytes=bytes_of(scales),
         )
 
-    def _awq(self) -> Matrix:
+    def _awq(self) -> PackedMatrix:
         qweight = self._take("qweight", "I32")
         columns, rows = qweight.shape[0], 8 * qweight.shape[1]
         scales = self._take("scales", *FLOATS)
@@ -263,7 +269,7 @@ class _Module:
             codes = _in_awq_order(array_of(qweight)[:, part.start // 8 : part.stop // 8])
             return packed(codes.T).view(np.uint32)
 
-        return Matrix(
+        return PackedMatrix(
             *(self._where, (rows, columns), 4, group),
             partial(_from_words, words, (rows, columns), 4),
             lambda: array_of(scales).T,
@@ -271,7 +277,7 @@ class _Module:
             scale_bytes=bytes_of(scales),
         )
 
-    def _pack_quantized(self) -> Matrix:
+    def _pack_quantized(self) -> PackedMatrix:
         if self._parts["weight_packed"].dtype == "U8":
             return self._mxfp4()
         codes, scales = self._take("weight_packed", "I32"), self._take("weight_scale", *FLOATS)
@@ -292,7 +298,7 @@ class _Module:
             points = self._take("weight_zero_point", "I32", shape=shape)
             zeros = lambda: _codes(array_of(points).T, bits)[:, :rows].T  # noqa: E731
 
-        return Matrix(
+        return PackedMatrix(
             *(self._where, (rows, columns), bits, group),
             partial(_from_words, lambda part: array_of(codes)[part], (rows, columns), bits),
             lambda: array_of(scales),
@@ -302,11 +308,11 @@ class _Module:
             scale_bytes=bytes_of(scales),
         )
 
-    def _mxfp4(self) -> Matrix:
+    def _mxfp4(self) -> PackedMatrix:
         codes = self._take("weight_packed", "U8")
         rows, columns = codes.shape[0], 2 * codes.shape[1]
         scales = self._take("weight_scale", "U8", shape=(rows, -(-columns // 32)))
-        return Matrix(
+        return PackedMatrix(
             *(self._where, (rows, columns), 4, 32, lambda order: array_of(codes)),
             lambda: powers_of_two(array_of(scales)),
             table=lambda: E2M1,
@@ -319,7 +325,7 @@ class _Module:
             raise self._broken(f"blocks is {list(blocks.shape)}, not [experts, out, in / 32, 16]")
         return blocks, self._take("scales", "U8", shape=blocks.shape[:3])
 
-    def _bytes(self) -> Matrix:
+    def _bytes(self) -> PackedMatrix:
         codes = self._take("weight", "I8", "F8_E4M3")
         rows, columns = codes.shape
         names = ("SCB", "weight_scale_inv", "weight_scale")
@@ -348,7 +354,7 @@ class _Module:
             found = array_of(stored).reshape(-1, groups)
             return widened(found) / np.float32(127) if name == "SCB" else found
 
-        return Matrix(
+        return PackedMatrix(
             *(self._where, (rows, columns), 8, group),
             lambda order: array_of(codes) if order is None else array_of(codes)[:, order],
             scales,
@@ -358,7 +364,7 @@ class _Module:
             scale_bytes=bytes_of(stored),
         )
 
-    def _blocks(self) -> Matrix:
+    def _blocks(self) -> PackedMatrix:
         """bitsandbytes' 4 bits: indices in blocks of a row; scales may be indices themselves."""
         state = next((one for one in _STATES if one in self._parts), _STATES[0])
         try:
@@ -393,7 +399,7 @@ class _Module:
             stored = array_of(codes).reshape(rows, -1)
             return stored << np.uint8(4) | stored >> np.uint8(4)
 
-        return Matrix(
+        return PackedMatrix(
             *(self._where, (rows, columns), 4, block, values, scales),
             scale_bytes=4,
             table=lambda: array_of(table),

@@ -29,7 +29,7 @@ TYPES = {
 
 
 @dataclass(frozen=True)
-class Matrix:
+class PackedMatrix:
     """A matrix [out, in]; what it is made of is read on demand."""
 
     where: str
