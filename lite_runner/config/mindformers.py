@@ -384,8 +384,8 @@ def _check_head_size(
 
 
 def _translate_quantization(given: Any, result: Translation) -> None:
-    """Round-to-nearest quantization becomes quant=, and so does smooth_quant, whose checkpoints have
-    their scales of inputs in them; other methods are errors.
+    """Round-to-nearest quantization becomes quant=, and so does smooth_quant, whose checkpoints
+    have their scales of inputs in them; other methods are errors.
 
     8-bit activations are quantized dynamically per row, so nothing is calibrated.
     """
