@@ -102,7 +102,8 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
         return verify(args[1:])
     if args[:1] == ["schema"]:
         args = ["--cfg", *args]
-    line = parse(args, heads())
+    # Without a flag no word is looked up: key=value is a setting, whatever the key.
+    line = parse(args, heads() if any(word.startswith("-") for word in args) else ())
     line.mindformer = mindformer
     if line.action == "help":
         from lite_runner.config.help import help_text

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lite_runner import profiler, progress
-from lite_runner.config.composed import kept, with_input
+from lite_runner.config.compose import kept
 from lite_runner.config.fields import Note, bytes_of
 from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond
-from lite_runner.config.prompts import with_seed
+from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.sections import Parallel
 from lite_runner.distributed.ascend_ranks import with_rank_table

@@ -8,6 +8,7 @@ as `hydra/sweeper=optuna` chooses them one after another by `sweep_metric`.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -38,17 +39,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lite_runner.bench import charts
 from lite_runner.bench.report import Spread, number
-from lite_runner.config.argv import CommandLine, Setting, is_of_hydra, override
-from lite_runner.config.choices import (
-    OF_HYDRA,
+from lite_runner.config.argv import (
+    CommandLine,
     ConfigFile,
-    read_config,
-    take_hydra,
-    user_folders,
+    Setting,
+    is_of_hydra,
+    override,
+    value_of,
 )
-from lite_runner.config.fields import raise_errors
-from lite_runner.config.grammar import value_of
-from lite_runner.config.groups import options_named_in, options_of, own_groups, paths_of
+from lite_runner.config.compose import user_folders
+from lite_runner.config.config_file import OF_HYDRA, read_config, take_hydra
+from lite_runner.config.fields import Note, accepts, annotation_of, leaves, raise_errors
+from lite_runner.config.grammar import is_sweep, swept_values
+from lite_runner.config.groups import (
+    GROUPS,
+    options_named_in,
+    options_of,
+    own_groups,
+    paths_of,
+)
+from lite_runner.config.prompts import STANDARD_INPUT
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import (
     EXIT_FAILED,
@@ -62,7 +72,7 @@ from lite_runner.errors import (
 )
 from lite_runner.output.report import RESULT, RunFolder
 from lite_runner.records import dataclass
-from lite_runner.run_modes import jobs_of, schemas, swept_settings
+from lite_runner.run_modes import resolve, schemas
 from lite_runner.system import packages
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.signals import Terminated
@@ -211,7 +221,7 @@ def _hydra(line: CommandLine, typed: Sequence[Setting]) -> tuple[DictConfig, _Lo
     version.setbase("1.3")
     setup_globals()
     JobRuntime.instance().set("name", "run_lite")
-    file = read_config(line.config_files, None, schemas().is_of_a_run)
+    file = read_config(line.config_files, None, schemas())
     folders = user_folders(line, file)
     for setting in line.settings:  # +experiment=NAME goes over the files
         if setting.prefix == "+" and setting.key in own_groups(folders):
@@ -474,3 +484,74 @@ def _place(text: str) -> float | str:
     except ValueError:
         return text
     return value if math.isfinite(value) else text
+
+
+MAX_JOBS = 1_000
+
+
+def jobs_of(line: CommandLine) -> list[tuple[list[Setting], RunConfig, list[Note]]]:
+    """(chosen values of swept keys, config, notes) of each job, all checked before any runs.
+
+    A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the errors
+    of every job.
+    """
+    line = replace(line, settings=[s for s in line.settings if not is_of_hydra(s)])
+    folders = user_folders(line, read_config(line.config_files, None, schemas()))
+    axes = [_swept(setting.key, setting.value, folders) for setting in line.settings]
+    count = 1
+    for axis in axes:
+        count *= len(axis)
+    if not 0 < count <= MAX_JOBS:
+        raise ConfigError(f"-m: got {count} jobs, expected 1 to {MAX_JOBS}")
+    jobs, errors = [], []
+    for values in itertools.product(*axes):
+        settings = [
+            replace(setting, value=value)
+            for setting, value in zip(line.settings, values, strict=True)
+        ]
+        swept = [s for s, axis in zip(settings, axes, strict=True) if len(axis) > 1]
+        label = " ".join(map(str, swept))
+        try:
+            job = replace(line, settings=settings)
+            config, notes = resolve(job)
+        except ConfigError as error:
+            errors.append(f"{label}: {error.message}" if label else error.message)
+        else:
+            reads = getattr(config, "predict_data", None)
+            if reads == STANDARD_INPUT and count > 1:
+                errors.append("predict_data=-: standard input can be read by one job only")
+            jobs.append((swept, config, notes))
+    if errors:
+        raise ConfigError.of(list(dict.fromkeys(errors)))
+    return jobs
+
+
+def swept_settings(line: CommandLine) -> list[Setting]:
+    """The settings of a line that list or describe several values; a text never does."""
+    folders = user_folders(line, read_config(line.config_files, None, schemas()))
+    return [
+        setting
+        for setting in line.settings
+        if isinstance(setting.value, str)
+        and _may_be_swept(setting.key, folders)
+        and is_sweep(setting.value)
+    ]
+
+
+def _may_be_swept(key: str, folders: Sequence[Path]) -> bool:
+    if key in (*GROUPS, *own_groups(folders)):
+        return True
+    modes = schemas().run_modes_with(key)
+    schema = schemas().config_of(modes[0]) if modes else RunConfig
+    annotation = annotation_of(key, leaves(schema))
+    return annotation is not None and not accepts(annotation, str)
+
+
+def _swept(key: str, value: str | list[str], folders: Sequence[Path]) -> list[str | list[str]]:
+    if isinstance(value, list) or not _may_be_swept(key, folders):
+        return [value]
+    group = key in (*GROUPS, *own_groups(folders))
+    try:
+        return [*swept_values(value, options_of(key, folders) if group else [])]
+    except ValueError as error:
+        raise ConfigError(f"{key}={value}: {error}") from None

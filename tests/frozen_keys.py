@@ -25,7 +25,7 @@ import yaml
 
 # Everything of the package that this file needs, and that may move.
 from lite_runner.config.argv import parse
-from lite_runner.config.composed import kept
+from lite_runner.config.compose import kept
 from lite_runner.config.fields import leaves
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig

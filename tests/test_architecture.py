@@ -195,7 +195,7 @@ END_TO_END = {
     "backends/native": "ranks",
     "backends/mindformers": "export ranks real_group",
     "config": "defaults frozen_keys mindformers_keys mindformers_model mindformers_packages"
-    " overlay",
+    " overlay rerun",
     "distributed": "end_to_end exported_ranks interrupt",
     "generation": "real_model",
     "mindformers": "documents statements",

@@ -24,7 +24,8 @@ import yaml
 from lite_runner import app
 from lite_runner.architectures import KNOWN
 from lite_runner.config.argv import equivalent_of, parse
-from lite_runner.run_modes import heads, jobs_of
+from lite_runner.run_modes import heads
+from lite_runner.sweep import jobs_of
 from lite_runner.system import memory
 from tests.doc_folder import TINY, lay_out
 from tests.doc_pages import PAGES, Block, Command, anchors, blocks, links, prose

@@ -15,7 +15,8 @@ from lite_runner.config.argv import parse
 from lite_runner.config.fields import leaves
 from lite_runner.config.groups import GROUPS, options_of
 from lite_runner.errors import ConfigError
-from lite_runner.run_modes import heads, jobs_of, schemas
+from lite_runner.run_modes import heads, schemas
+from lite_runner.sweep import jobs_of
 from lite_runner.system import memory
 from tests import advice
 from tests import frozen_keys as frozen

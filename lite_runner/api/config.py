@@ -12,6 +12,7 @@ from lite_runner import progress
 from lite_runner.api.context import chosen, of_these_ranks
 from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, resolve_source, top_level_keys
 from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.checks import with_backend
 from lite_runner.config.fields import (
     Invalid,
     Note,
@@ -25,7 +26,6 @@ from lite_runner.config.fields import (
 from lite_runner.config.generation import decided
 from lite_runner.config.groups import options_of, own_source, values_of
 from lite_runner.config.mindformers import IGNORED
-from lite_runner.config.offline_checks import with_backend
 from lite_runner.config.schema import Exported, GenerateOptions
 from lite_runner.config.sections import RANDOM, ParallelConfig
 from lite_runner.errors import ConfigError

@@ -11,10 +11,20 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
-from lite_runner.config.fields import NEAR_NAME, did_you_mean, nearest, nearest_flag
+from lite_runner.config.fields import (
+    NEAR_NAME,
+    Invalid,
+    accepts,
+    at,
+    did_you_mean,
+    nearest,
+    nearest_flag,
+)
 from lite_runner.records import dataclass
+from lite_runner.system.json_file import parse_json
 from lite_runner.system.secret import KEY, hidden
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
@@ -119,6 +129,34 @@ class CommandLine:
         """The last text that a key is given; None: none."""
         texts = [value for value in self.values(key) if isinstance(value, str)]
         return texts[-1] if texts else None
+
+
+# Keys by which a file says of which model it is, and sizes that tell two models apart.
+MODEL_KEYS = ("model.arch.type", "model.model_config.type", "trainer.model_name")
+
+
+@dataclass
+class ConfigFile:
+    """The merged yaml files of --config without `defaults` and `hydra`; empty without --config."""
+
+    source: str = ""  # its files, for messages
+    raw: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)  # group -> option
+    searchpath: list[str] = field(default_factory=list)
+    errors: list[Invalid] = field(default_factory=list)
+    flags: frozenset[str] = frozenset()  # keys in `raw` that are of the command line
+    hydra: dict[str, Any] = field(default_factory=dict)  # of --multirun, not interpolated
+    hydra_choices: dict[str, str] = field(default_factory=dict)  # hydra/launcher -> option
+
+    def fail(self, text: str) -> None:
+        """Add a validation error."""
+        self.errors.append(Invalid((), text))
+
+    def names_model(self, models: Collection[str]) -> bool:
+        """True if it says of which model it is; a name of the user's own is only a name."""
+        if any(at(self.raw, key) is not None for key in MODEL_KEYS[:2]):
+            return True
+        return bool(at(self.raw, "pretrained_model_dir")) or at(self.raw, MODEL_KEYS[2]) in models
 
 
 class _Words:
@@ -293,6 +331,31 @@ def _read_setting(
         line.settings.append(Setting(key, texts if len(texts) > 1 else texts[0]))
     else:
         line.settings.append(Setting(key, values if len(values) > 1 else values[0], flag=True))
+
+
+# What Hydra's grammar and JSON read alike.
+_PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,17})?|true|false|null")
+
+
+def value_of(text: str, annotation: Any) -> Any:
+    """The value that `text` means for a key of this annotation.
+
+    Raises ValueError where Hydra's grammar cannot read it, or where it is a sweep.
+    """
+    if accepts(annotation, str):
+        if text == "null" and accepts(annotation, NoneType):
+            return None
+        if not (accepts(annotation, tuple) and text.startswith("[") and text.endswith("]")):
+            return text
+        from lite_runner.config.grammar import list_of
+
+        found = list_of(text, annotation)
+        return text if found is None else found
+    if _PLAIN.fullmatch(text):  # most values; Hydra's parser takes a tenth of a second to import
+        return parse_json(text)
+    from lite_runner.config.grammar import single_value
+
+    return single_value(text)
 
 
 def _is_override(word: str | None, heads: Collection[str]) -> bool:

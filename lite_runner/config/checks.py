@@ -1,12 +1,14 @@
 """Validation errors of a config whose values are valid one by one: combinations.
 
-Nothing here loads or downloads: an error costs the user no waiting.
+Nothing here loads or downloads: an error costs the user no waiting. Those of exported models and of
+MindFormers are in backend_checks.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 from lite_runner.architectures import of_mindformers
 from lite_runner.architectures.quantization import matrices_of, schemes
@@ -14,21 +16,40 @@ from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import (
     Invalid,
+    Note,
     invalid,
     paths_of,
     raise_errors,
     section_errors,
     show,
 )
-from lite_runner.config.parallel import division_errors, parallel_errors, without_ranks
-from lite_runner.config.sampling_checks import beyond_context, context_errors
+from lite_runner.config.generation import (
+    GenerationConfig,
+    beyond_context,
+    length_errors,
+    sampling_errors,
+)
+from lite_runner.config.parallel import (
+    division_errors,
+    parallel_errors,
+    replica_errors,
+    without_ranks,
+)
+from lite_runner.config.prompts import adapter_names, prompt_errors, request_errors
 from lite_runner.config.schema import (
+    AdapterOptions,
+    CompareOptions,
+    Exported,
     ExportedOptions,
+    GenerateOptions,
+    MindFormersOptions,
     RunConfig,
     SamplingOptions,
+    SessionOptions,
     StrategyOptions,
 )
 from lite_runner.config.sections import RANDOM
+from lite_runner.records import dataclass
 
 _BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
 
@@ -202,3 +223,194 @@ def unavailable(floats_only: Iterable[str], what: str, key: str) -> Iterator[Inv
         why = ": graphs compute with floats; backend=native computes without an export"
         why = why if value in ("mslite", "export") else ""
         yield invalid((key, other), f"{what} is not available with {setting}{why}")
+
+
+def with_backend(config: Exported, errors: list[Invalid], notes: list[Note]) -> Exported:
+    """The config with the backend that its other settings mean: engine=native is the old name of
+    backend=native, and what only exported models have makes of auto mslite."""
+    if config.engine == "native":
+        if config.backend not in ("auto", "mslite", "native"):
+            text = f"engine=native is backend=native; got backend={config.backend}"
+            errors.append(invalid(("engine", "backend"), text))
+        if config.writes_graphs:
+            text = "engine=native is backend=native, which runs a checkpoint without an export"
+            errors.append(invalid(("engine", "run_mode"), text))
+        notes.append(Note("engine=native is backend=native now: leave engine= out"))
+        return replace(config, backend="native", engine="auto")
+    asked = not config.writes_graphs and any(offline_settings(config).values())
+    return replace(config, backend="mslite") if config.backend == "auto" and asked else config
+
+
+def offline_errors(config: ExportedOptions) -> Iterator[Invalid]:
+    """Validation errors of exporting, and of running an exported model; none where nothing asks for
+    either."""
+    settings = offline_settings(config)
+    if config.writes_graphs or config.in_lite or config.infer.rank_id or any(settings.values()):
+        from lite_runner.config.backend_checks import exported_errors
+
+        yield from exported_errors(config, settings)
+
+
+def offline_settings(config: ExportedOptions) -> dict[str, bool]:
+    """The settings of exported models by their keys, and whether each is given."""
+    infer, export, settings = config.infer, config.export, config.model.model_config
+    return {
+        "engine": config.chosen_engine is not None,
+        "export.layout": export.chosen_layout is not None,
+        "export.target": export.target != "auto",
+        "export.weight_fp16": export.weight_fp16,
+        "infer.model_dir": bool(infer.model_dir),
+        "infer.prefill_model_path": bool(infer.prefill_model_path),
+        "infer.increment_model_path": bool(infer.increment_model_path),
+        "infer.enc_key": bool(infer.enc_key),
+        "model.model_config.is_sample_acceleration": settings.is_sample_acceleration,
+        "infer.infer_seq_length": infer.infer_seq_length is not None,
+        "infer.model_type": infer.model_type is not None,
+        "infer.ge_config_path": bool(infer.ge_config_path),
+        "ge": infer.ge_options is not None,
+    }
+
+
+def context_errors(config: SamplingOptions, model: Decoder) -> Iterator[Invalid]:
+    """Typed lengths that the model's context cannot hold."""
+    new = config.max_new_tokens
+    total = config.max_length if new is None else None  # max_new_tokens wins
+    yield from length_errors(GenerationConfig(max_new_tokens=new, max_length=total), model)
+
+
+def typed_errors(config: RunConfig, typed: Collection[str]) -> Iterator[Invalid]:
+    """The same for the model's own lengths among the `typed` dotted keys."""
+    model, settings, section = (
+        config.model_config(),
+        config.model.model_config,
+        "model.model_config",
+    )
+    for key in ("model", "load_checkpoint"):
+        if key in typed and getattr(getattr(config, "serve", None), "models", None):
+            yield invalid(key, f"{key} has no effect with serve.models: name the model there")
+    if model is None:
+        return
+    if (key := f"{section}.max_new_tokens") in typed:
+        options = GenerationConfig(max_new_tokens=settings.max_new_tokens)
+        yield from length_errors(options, model, key)
+    if (key := f"{section}.max_decode_length") in typed:
+        options = GenerationConfig(max_length=settings.max_decode_length)
+        yield from length_errors(options, model, key)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class ComparedOptions(GenerateOptions, CompareOptions):
+    """Options of run modes that complete prompts once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(ComparedOptions, MindFormersOptions):
+    """Options of run_mode=predict."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SloraOptions(ComparedOptions):
+    """Options of run_mode=slora."""
+
+    adapter_lines: ClassVar[bool] = True
+    takes_quantized: ClassVar[bool] = False
+
+
+def generate_errors(config: GenerateOptions) -> Iterator[Invalid]:
+    """All validation errors of a run that generates."""
+    yield from prompt_errors(config)
+    yield from request_errors(config)
+    yield from sampling_errors(config, config.generation(), vars(config))
+    yield from adapter_errors(config, one=False)
+    if config.only_save_strategy and not config.use_parallel:
+        yield invalid(
+            ("only_save_strategy", "use_parallel"),
+            "only_save_strategy=true needs use_parallel=true",
+        )
+    for key in ("src_strategy_path_or_dir", "auto_trans_ckpt"):
+        if config.runs_given_model and (value := getattr(config, key)):
+            yield invalid(
+                key,
+                f"{key}={value if isinstance(value, str) else show(value)} has no effect"
+                " with an exported model, which has its weights in it",
+            )
+    if not config.runs_given_model:
+        yield from strategy_errors(config)
+    yield from offline_errors(config)
+    if config.in_mindformers:
+        from lite_runner.config.backend_checks import mindformers_run_errors
+
+        yield from mindformers_run_errors(config)
+    yield from replica_errors(config)
+    yield from _speculation_errors(config)
+    if config.num_beams is not None and config.num_beams > 1:
+        given = {"speculate": config.speculate != "none", "draft_model": bool(config.draft_model)}
+        for key in (key for key, is_given in given.items() if is_given):
+            yield invalid(
+                (key, "num_beams"),
+                f"{key}={getattr(config, key)} has no effect with num_beams={config.num_beams}:"
+                " beams change until the end",
+            )
+
+
+def _speculation_errors(config: GenerateOptions | SessionOptions) -> Iterator[Invalid]:
+    if config.speculate != "none" and config.draft_model:
+        yield invalid(
+            ("speculate", "draft_model"),
+            f"speculate={config.speculate} and draft_model={config.draft_model} both draft tokens;"
+            " give one of them",
+        )
+
+
+def adapter_errors(config: AdapterOptions, *, one: bool) -> Iterator[Invalid]:
+    """Validation errors of LoRA adapters; with `one` a run mode takes a single one."""
+    for key in ("adapter_id", "adapter_root", "max_loaded_adapters", "adapter_dtype"):
+        if getattr(config, key, None) in (None, "", "auto"):
+            continue
+        if key == "adapter_id" and not adapter_names(config.adapter_id):
+            continue  # the base model, which every run has
+        if not config.takes_adapters:
+            yield invalid((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
+    ids = config.adapter_id
+    nameless = ids is not None and (isinstance(ids, tuple) or not adapter_names(ids))
+    if one and nameless:
+        got = show(config.adapter_id)
+        yield invalid("adapter_id", f"adapter_id: got {got}, expected the name of one adapter")
+
+
+def session_errors(config: SessionOptions) -> Iterator[Invalid]:
+    """Validation errors of run modes that load a model for later prompts."""
+    yield from sampling_errors(config, config.generation(), vars(config))
+    yield from adapter_errors(config, one=False)
+    yield from _speculation_errors(config)
+    if not config.runs_given_model:
+        yield from strategy_errors(config)
+    yield from offline_errors(config)
+
+
+def mindformers_available_errors(config: RunConfig) -> Iterator[Invalid]:
+    """Run modes that backend=mindformers does not have."""
+    if config.in_mindformers and not config.runs_mindformers:
+        yield invalid(
+            ("backend", "run_mode"),
+            f"backend=mindformers is not available with run_mode={config.run_mode}; expected"
+            " run_mode=predict, eval or export, or backend=ms",
+        )
+
+
+def predict_errors(config: PredictOptions) -> Iterator[Invalid]:
+    """All validation errors of run_mode=predict."""
+    yield from completion_errors(config)
+    if (release := config.mindformers_release) is not None and not config.names_mindformers:
+        from lite_runner.config.backend_checks import without_mindformers
+
+        yield without_mindformers(release)
+
+
+def completion_errors(config: ComparedOptions) -> Iterator[Invalid]:
+    """Validation errors of completing prompts, with one backend or two."""
+    yield from generate_errors(config)
+    if (compared := config.compared) is not None:
+        from lite_runner.config.backend_checks import compare_errors
+
+        yield from compare_errors(config, compared)

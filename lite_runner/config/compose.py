@@ -1,121 +1,279 @@
 """conf/ + file + command line -> one validated `RunConfig`, or one error with all errors.
 
-Hydra composes the groups; the file and the settings are merged over its result and validated
-against the dataclasses: no key is added, and no text of a command line is interpolated. A file is a
-yaml of MindFormers, of our keys, or of an earlier run; -m makes a job of every combination of swept
-values.
+Hydra composes the groups; the files of --config (config_file.py) and the settings are merged over
+its result and validated against the dataclasses: no key is added, and no text of a command line is
+interpolated. The config that a run keeps in its folder, given again as --config, repeats it from
+any folder.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import itertools
+import json
+import re
 import types
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Any
 
-from lite_runner.architectures import networks
-from lite_runner.config.argv import SEARCHPATH, CommandLine, Setting, is_of_hydra
-from lite_runner.config.choices import (
+from lite_runner.config.argv import (
+    CHECKPOINTS,
+    SEARCHPATH,
+    CommandLine,
     ConfigFile,
-    bare_words,
-    blended,
-    exists,
-    options_chosen,
-    read_config,
-    user_folders,
-    with_checkpoint,
-    with_own_groups,
-    without_file,
+    Setting,
+    command_meant,
+    equivalent_of,
+    value_of,
 )
-from lite_runner.config.composed import Composed, Schemas, run_again
+from lite_runner.config.checks import typed_errors, with_backend
 from lite_runner.config.fields import (
     Invalid,
     Note,
     accepts,
     annotation_of,
     at,
+    describe,
+    did_you_mean,
+    free_mapping,
     hints_of,
+    invalid,
+    is_name,
     leaves,
+    nearest,
+    nearest_key,
+    paths_of,
     put_at,
     raise_errors,
     read,
     show,
-    without,
 )
 from lite_runner.config.generation import without_effect
-from lite_runner.config.grammar import is_sweep, swept_values, value_of, with_references
 from lite_runner.config.groups import (
     GROUPS,
     compose_groups,
-    conf_dir,
     downloaded_weights,
-    options_named_in,
+    exists,
+    keys_by_run_mode,
     options_of,
-    own_groups,
     own_source,
-    values_of,
+    twice_defined,
+    user_folder,
 )
-from lite_runner.config.mindformers import (
-    IGNORED,
-    arch_of,
-    format_keys,
-    is_only_mindformers,
-    translate,
-)
-from lite_runner.config.mindformers_training import with_evaluation, with_training
-from lite_runner.config.model_dir import with_export, with_model
-from lite_runner.config.offline_checks import with_backend
-from lite_runner.config.prompts import STANDARD_INPUT
-from lite_runner.config.sampling_checks import typed_errors
-from lite_runner.config.schema import ExportedOptions, RunConfig, SamplingOptions
-from lite_runner.config.sections import ASCEND_KEYS
+from lite_runner.config.prompts import is_file, prompt_file
+from lite_runner.config.schema import ExportedOptions, GenerateOptions, RunConfig, SamplingOptions
+from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ConfigError
+from lite_runner.records import dataclass
+from lite_runner.system.secret import KEY
 
-MAX_JOBS = 1_000
-# Keys that only exported models have.
-OFFLINE_ONLY = ("infer.", "model.model_config.is_sample_acceleration")
-ASCEND_ONLY = tuple(f"context.{key}" for key in ASCEND_KEYS)
-MINDFORMERS_LOGS = "output/msrun_log"  # of the ranks that msrun starts
-# Where run_mode=export of run_mindformer writes the graphs.
-MINDFORMERS_EXPORT = {
-    "prefill_model_path": "mindir_full_checkpoint",
-    "increment_model_path": "mindir_inc_checkpoint",
-}
-# What a typed option of a group says: these keys, and what it sets apart from the usual option. The
-# rest of it are defaults, which a file overrides.
-_SAID_BY_OPTION: Mapping[str, Collection[str]] = {
-    "parallel": (
-        *("use_parallel", "parallel.parallel_mode", "parallel_config.data_parallel"),
-        *("parallel_config.model_parallel", "parallel_config.pipeline_stage"),
-    ),
-    "ge": ("infer.ge_preset", "infer.ge_options"),
-    "backend": ("backend",),
-}
-_OF_A_MODEL = ("model.", "trainer.", "processor.")  # defaults, too
-_SETTINGS = "model.model_config"
-# Keys, and those that take precedence over them: where only the first is typed, a file's others
-# are open again.
-_PRECEDENCE: Mapping[str, Collection[str]] = {
-    **{
-        f"{_SETTINGS}.{name}": (name,)
-        for name in ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
-    },
-    f"{_SETTINGS}.eos_token_id": ("eos_token_id",),
-    f"{_SETTINGS}.max_new_tokens": ("max_new_tokens", "max_length"),
-    f"{_SETTINGS}.max_decode_length": (
-        *("max_new_tokens", "max_length", f"{_SETTINGS}.max_new_tokens"),
-    ),
-    "max_length": ("max_new_tokens",),
-    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), ("do_sample",)),
-    f"{_SETTINGS}.checkpoint_name_or_path": ("load_checkpoint",),
-    "infer.model_dir": tuple(f"infer.{name}" for name in MINDFORMERS_EXPORT),
-    "infer.prefill_model_path": ("infer.model_dir",),
-    "export_output": tuple(f"infer.{name}" for name in MINDFORMERS_EXPORT),
-}
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
+_OF_EXPORTS = ("infer.model_dir", "infer.prefill_model_path")  # they name an exported model
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """The configs of the run modes, injected: config/ knows no run mode."""
+
+    config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
+    errors: Callable[[RunConfig], Iterator[Invalid]]  # all validation errors of a config
+    notes: Callable[[RunConfig], list[str]]  # for the user, of a valid one
+
+    def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
+        """True if a yaml is what `kept` gives: no other has every key of its run mode."""
+        mode = raw.get("run_mode")
+        if not isinstance(mode, str) or mode not in options_of("run_mode"):
+            return False
+        # A run that is older than a key does not have it: one that may be null, a switch, or a
+        # section of such.
+        known = leaves(self.config_of(mode))
+        later = {key for key, takes in known.items() if accepts(takes, NoneType) or takes is bool}
+        heads = {key.partition(".")[0] for key in known.keys() - later}
+        return heads - later <= raw.keys()
+
+    @cached_property
+    def keys(self) -> dict[str, frozenset[str]]:
+        """The dotted keys of each run mode, without the common ones."""
+        return keys_by_run_mode()
+
+    @cached_property
+    def every_key(self) -> frozenset[str]:
+        """The dotted keys of all run modes, without the common ones."""
+        return frozenset().union(*self.keys.values())
+
+    @cached_property
+    def heads(self) -> list[str]:
+        """The first parts of all accepted keys: groups, our keys, MindFormers' keys."""
+        from lite_runner.config.mindformers import IGNORED
+
+        known = (*GROUPS, *hints_of(RunConfig), *self.every_key, *IGNORED)
+        return sorted({key.partition(".")[0] for key in known})
+
+    def run_modes_with(self, key: str) -> list[str]:
+        """The run modes that have a dotted key."""
+        return [mode for mode, keys in self.keys.items() if key in keys]
+
+    def of(self, mode: Any) -> type[RunConfig]:
+        """The config class of a run mode; RunConfig for a value that is not a string, which is
+        reported elsewhere. Raises ConfigError for an unknown run mode."""
+        if not isinstance(mode, str):
+            return RunConfig
+        if mode not in self.keys:
+            expected = ", ".join(self.keys)
+            raise ConfigError(f"conf/: run_mode: got {show(mode)}, expected one of {expected}")
+        return self.config_of(mode)
+
+
+@dataclass
+class Composed:
+    """The plain data of a run, and the validation errors so far."""
+
+    raw: dict[str, Any]
+    schemas: Schemas
+    schema: type[RunConfig]  # of the run mode
+    choices: dict[str, str] = field(default_factory=dict)  # group options chosen by the user
+    own: dict[str, str] = field(default_factory=dict)  # options of the user's own groups
+    folders: tuple[Path, ...] = ()  # of groups, besides conf/
+    errors: list[Invalid] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def fail(self, key: str, text: str) -> None:
+        """Add a validation error of a key."""
+        self.errors.append(Invalid((key,), text))
+
+    def set(self, setting: Setting) -> None:
+        """Apply one `key=value` of the command line."""
+        key, prefix = setting.key, setting.prefix
+        known = leaves(self.schema, self.raw)
+        annotation = annotation_of(key, known)
+        if key in GROUPS:
+            self.fail(key, f"{setting}: expected {key}=OPTION, without {prefix}")
+        elif annotation is None:
+            # Null for a key of another run mode has no effect.
+            if setting.value not in ("", "null") or key not in self.others:
+                self.fail(key, self._unknown(setting, list(known)))
+        elif prefix == "~":
+            self.fail(key, f"~{key}: a key cannot be left out; {self._unset_hint(key)}")
+        elif prefix == "+":
+            self.fail(key, f"{setting}: the key exists; leave out the +")
+        elif isinstance(setting.value, list):
+            self.assign(key, setting.value, "")
+        else:
+            try:
+                value = value_of(setting.value, annotation)
+            except ValueError as error:
+                got = show(setting.value)
+                self.fail(key, f"{key}: got {got}, expected {describe(annotation)} ({error})")
+            else:
+                self.assign(key, value, "")
+
+    def assign(self, key: str, value: Any, where: str) -> None:
+        """Set a known key, or add an error, with `where` appended, if the type is wrong."""
+        known = leaves(self.schema, self.raw)
+        annotation = annotation_of(key, known)
+        errors: list[Invalid] = []
+        parent, _, name = key.rpartition(".")
+        root = free_mapping(key, known)
+        section = self.section(parent) if root is None else self._section_of(root, key)
+        if section is None:
+            return
+        read(value, annotation, key, errors)
+        if errors:
+            self.errors += [f._replace(text=f.text + where) for f in errors]
+        elif key in ("model.arch.type", "model.model_config.type") and section.get(name) != value:
+            text = f"{key}: got {show(value)}{where}, but the model chosen has {section.get(name)}"
+            self.fail("model", f"{text}; another one is chosen with model=")
+        else:
+            section[name] = value
+
+    def run_again(self, raw: Mapping[str, Any], said: Collection[str]) -> None:
+        """Lay the config of a former run (`raw`, of `kept`) over the groups, but for the keys that
+        the typed options say (`said`). What this run mode does not have of it is left out: the
+        former run mode had it, and another one is typed."""
+        heads = {key.partition(".")[0] for key in self.schemas.every_key}
+        gone = heads - {field.name for field in fields(self.schema)}
+        again = {**self.raw, **{key: value for key, value in raw.items() if key not in gone}}
+        for key in leaves(self.schema):
+            section, _, name = key.rpartition(".")
+            former = at(again, section) if section and not section.startswith("model") else None
+            if isinstance(former, Mapping) and name not in former:  # the run is older than the key
+                put_at(again, key, at(self.raw, key))
+        for key in leaves(self.schema).keys() & said | {"run_mode"}:
+            put_at(again, key, at(self.raw, key))
+        self.raw = again
+
+    def section(self, key: str) -> dict[str, Any]:
+        """The section of a dotted key; empty if there is none."""
+        section: Any = self.raw
+        for name in key.split(".") if key else ():
+            section = section.get(name) if isinstance(section, Mapping) else None
+        return section if isinstance(section, dict) else {}
+
+    @property
+    def others(self) -> Collection[str]:
+        """The dotted keys that only other run modes have."""
+        return self.schemas.every_key - leaves(self.schema).keys()
+
+    def no_effect(self, name: str, key: str) -> str:
+        """The error of `name`, whose `key` only other run modes have."""
+        modes = " or ".join(self.schemas.run_modes_with(key))
+        mode = self.raw["run_mode"]
+        return f"{name} has no effect with run_mode={mode}, only with run_mode={modes}"
+
+    def _unknown(self, setting: Setting, known: list[str]) -> str:
+        """The error of an unknown key, with a suggestion."""
+        key = setting.key
+        own, others = leaves(self.schema), self.others
+        if any(entry.startswith(f"{key}.") for entry in own):
+            return f"{setting}: a section; its keys are set one by one, as {key}.NAME=VALUE"
+        parents = [key[:i] for i, letter in enumerate(key) if letter == "."]
+        below = [one for one in others if one.startswith(f"{key}.")]
+        if found := next((one for one in (key, *parents, *below) if one in others), None):
+            return self.no_effect(key, found)
+        if key in own:
+            parent = key.rpartition(".")[0]
+            kind = self.section(parent).get("type", "null")
+            return f"{setting}: {parent} is {kind} here and has no such key"
+        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+            return f"{setting}: without --multirun only hydra.searchpath=[DIR] is used here"
+        near = nearest_key(key, [*known, *others, *GROUPS])
+        flag = "--" if setting.flag else ""
+        elsewhere = "" if near or len(key) == 1 else equivalent_of(key)  # a letter means too much
+        hint = f"; here it is {elsewhere}" if elsewhere else did_you_mean(near and flag + near)
+        return f"{setting}: no such key{hint}"
+
+    def _unset_hint(self, key: str) -> str:
+        """The hint to type in place of ~key."""
+        *sections, name = key.split(".")
+        value = self.section(".".join(sections)).get(name)
+        if accepts(annotation_of(key, leaves(self.schema, self.raw)), types.NoneType):
+            return f"{key}=null leaves it open"
+        shown = json.dumps(value) if not isinstance(value, str) else value
+        return f"without it, it is {key}={shown}"
+
+    def _section_of(self, root: str, key: str) -> dict[str, Any] | None:
+        """The mapping of `key` inside the free mapping `root`, created if missing; None, and an
+        error, where the key is not possible."""
+        *parents, name = key[len(root) + 1 :].split(".")
+        if not all(is_name(part) for part in (*parents, name)):
+            self.fail(key, f"{key}: expected names of letters, digits, _ and - between the dots")
+            return None
+        above, _, first = root.rpartition(".")
+        section, at_key = self.section(above), above
+        for part in (first, *parents):
+            at_key = f"{at_key}.{part}"
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                self.fail(key, f"{key}: {at_key} is {show(section)}, not a section")
+                return None
+        if isinstance(section.get(name), dict):
+            self.fail(key, f"{key}: a section; its keys are set one by one, as {key}.NAME=VALUE")
+            return None
+        return section
 
 
 def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]:
@@ -149,31 +307,39 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     early = [
         Invalid(("predict_data",) if "predict_data" in text else (), text) for text in line.errors
     ]
-    try:
-        file = read_config(line.config_files, line.config, schemas.is_of_a_run)
-    except ConfigError as error:
-        instead = without_file(line.config_files, options_of("model"))
-        early.append(Invalid(("model", "predict_data"), error.message + instead))
-        file = ConfigFile()
-    line, file = leave_out(line, file)
-    early += file.errors
+    file = ConfigFile("the flags")
+    if line.config_files or line.config is not None:
+        from lite_runner.config.config_file import files_of
+
+        line, file = files_of(line, schemas, early)
     try:
         folders = user_folders(line, file)
     except ConfigError as error:
         early.append(Invalid(("model",), error.message))
         folders = ()
     models = options_of("model", folders)
-    line, own = with_own_groups(line, folders, early)
+    own: dict[str, str] = {}
+    if folders:
+        from lite_runner.config.config_file import with_own_groups
+
+        line, own = with_own_groups(line, folders, early)
     if line.bare:
         early.append(Invalid(("predict_data",), bare_words(line, models)))
-    line, file = with_model(with_export(line, file, models), file)
+    exports = [s for s in line.settings if s.key in _OF_EXPORTS or _may_be_export(s, models)]
+    if exports or "infer" in file.raw:
+        from lite_runner.config.model_dir import with_export, with_model
+
+        line, file = with_model(with_export(line, file, models), file)
     line, errors = with_checkpoint(line, file, models)
     early += errors
-    line, file = move_mindformers_flags(line, file)
+    if any(setting.flag for setting in line.settings):
+        from lite_runner.config.config_file import move_mindformers_flags
+
+        line, file = move_mindformers_flags(line, file)
     choices = options_chosen(line.settings, file, folders, early)
     raw = compose_groups(choices | {f"+{group}": name for group, name in own.items()}, folders)
     schema = schemas.of(raw.get("run_mode"))
-    if "infer" not in {field.name for field in dataclasses.fields(schema)}:
+    if "infer" not in {field.name for field in fields(schema)}:
         raw.pop("infer", None)  # of the group ge
     composed = Composed(raw, schemas, schema, choices, own, folders, early)
     if line.action == "run" and (file.hydra or file.hydra_choices):
@@ -181,8 +347,9 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     if "ge" in choices and "infer" not in raw:
         composed.fail("ge", composed.no_effect("ge", "infer.ge_preset"))
     if file.raw:
-        file = with_values(composed, line, file)
-        overlay_file(composed, line, file)
+        from lite_runner.config.config_file import overlay_file
+
+        file = overlay_file(composed, line, file)
     last = {setting.key: setting for setting in line.settings}
     for setting in line.settings:
         chosen = setting.key in GROUPS and not setting.prefix
@@ -190,12 +357,20 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
         replaced = setting is not last[setting.key] and setting.key in composed.others
         if setting.key != SEARCHPATH and not chosen and not replaced:
             composed.set(setting)
-    unset_overridden(composed, line)
+    if file.raw or folders:
+        from lite_runner.config.config_file import unset_overridden
+
+        unset_overridden(composed, line)
     _name_weights(composed)
-    export_as_mindformers(composed, line, file)
-    if line.mindformer:
-        run_as_mindformers(composed, line, file)
+    if line.config_files or line.mindformer:
+        from lite_runner.config.config_file import do_as_mindformers
+
+        do_as_mindformers(composed, line, file)
     return composed
+
+
+def _may_be_export(setting: Setting, models: Collection[str]) -> bool:
+    return setting.key == "model" and not setting.prefix and setting.value not in models
 
 
 def _name_weights(composed: Composed) -> None:
@@ -216,319 +391,147 @@ def _name_weights(composed: Composed) -> None:
         composed.notes.append(Note(f"{name}: its weights are those of {found}, not {source}"))
 
 
-def jobs_of(
-    line: CommandLine, schemas: Schemas
-) -> list[tuple[list[Setting], RunConfig, list[Note]]]:
-    """(chosen values of swept keys, config, notes) of each job, all checked before any runs.
-
-    A text is never swept: a comma in a prompt is a comma. Raises ConfigError with the errors
-    of every job.
-    """
-    line = replace(line, settings=[s for s in line.settings if not is_of_hydra(s)])
-    folders = user_folders(line, read_config(line.config_files, None, schemas.is_of_a_run))
-    axes = [_values(setting.key, setting.value, folders, schemas) for setting in line.settings]
-    count = 1
-    for axis in axes:
-        count *= len(axis)
-    if not 0 < count <= MAX_JOBS:
-        raise ConfigError(f"-m: got {count} jobs, expected 1 to {MAX_JOBS}")
-    jobs, errors = [], []
-    for values in itertools.product(*axes):
-        settings = [
-            dataclasses.replace(setting, value=value)
-            for setting, value in zip(line.settings, values, strict=True)
-        ]
-        swept = [s for s, axis in zip(settings, axes, strict=True) if len(axis) > 1]
-        label = " ".join(map(str, swept))
-        try:
-            job = dataclasses.replace(line, settings=settings)
-            config, notes = resolve(job, schemas)
-        except ConfigError as error:
-            errors.append(f"{label}: {error.message}" if label else error.message)
-        else:
-            reads = getattr(config, "predict_data", None)
-            if reads == STANDARD_INPUT and count > 1:
-                errors.append("predict_data=-: standard input can be read by one job only")
-            jobs.append((swept, config, notes))
-    if errors:
-        raise ConfigError.of(list(dict.fromkeys(errors)))
-    return jobs
-
-
-def swept_settings(line: CommandLine, schemas: Schemas) -> list[Setting]:
-    """The settings of a line that list or describe several values; a text never does."""
-    folders = user_folders(line, read_config(line.config_files, None, schemas.is_of_a_run))
-    return [
-        setting
-        for setting in line.settings
-        if isinstance(setting.value, str)
-        and _may_be_swept(setting.key, folders, schemas)
-        and is_sweep(setting.value)
-    ]
-
-
-def _may_be_swept(key: str, folders: Sequence[Path], schemas: Schemas) -> bool:
-    if key in (*GROUPS, *own_groups(folders)):
-        return True
-    modes = schemas.run_modes_with(key)
-    schema = schemas.config_of(modes[0]) if modes else RunConfig
-    annotation = annotation_of(key, leaves(schema))
-    return annotation is not None and not accepts(annotation, str)
-
-
-def _values(
-    key: str, value: str | list[str], folders: Sequence[Path], schemas: Schemas
-) -> list[str | list[str]]:
-    if isinstance(value, list) or not _may_be_swept(key, folders, schemas):
-        return [value]
-    group = key in (*GROUPS, *own_groups(folders))
-    try:
-        return [*swept_values(value, options_of(key, folders) if group else [])]
-    except ValueError as error:
-        raise ConfigError(f"{key}={value}: {error}") from None
-
-
-def overlay_file(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Merge a yaml of MindFormers or of an earlier run; errors are collected."""
-    if any("model" in error.keys for error in composed.errors):
-        return
-    if other := _other_model(composed, line, file):
-        composed.fail("model", other)
-    elif composed.schemas.is_of_a_run(file.raw):
-        said = _said_by_options(line, composed)
-        if line.values("model"):  # a former run's is another one
-            said |= values_of("model", composed.choices["model"], composed.folders).keys()
-        every_key = composed.schemas.every_key
-        composed.raw = run_again(file.raw, composed.raw, said, composed.schema, every_key)
-    else:
-        _overlay_mindformers(composed, line, file)
-
-
-def with_values(composed: Composed, line: CommandLine, file: ConfigFile) -> ConfigFile:
-    """The file with the values of other keys that it refers to: typed, its own, or of the groups;
-    errors are collected."""
-    typed = {setting.key: setting.value for setting in line.settings}
-    said = _said_by_options(line, composed)
-    known = leaves(composed.schema, composed.raw)
-
-    def find(key: str) -> Any:
-        text = typed.get(key)
-        if isinstance(text, str) and key in known:
-            return value_of(text, known[key])
-        for raw in (composed.raw,) if key in said else (file.raw, composed.raw):
-            value: Any = raw
-            for name in key.split("."):
-                if isinstance(value, list) and name.isdigit() and int(name) < len(value):
-                    value = value[int(name)]
-                elif isinstance(value, Mapping) and name in value:
-                    value = value[name]
-                else:
-                    break
-            else:
-                return value
-        raise KeyError(key)
-
-    where = f" (in {file.source})"
-    return replace(file, raw=with_references(file.raw, find, where, composed.errors))
-
-
-def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str:
-    """The error of a file for another model than the chosen one; "" for none."""
-    arch, chosen = arch_of(file.raw), at(composed.raw, "model.arch.type")
-    if arch in (None, chosen):
-        models = options_of("model", composed.folders)
-        return blended(line.settings, file, composed.raw, models) or ""
-    text = f"model.arch.type: got {show(arch)} (in {file.source})"
-    if arch not in (*networks(), "auto"):
-        there = ", ".join(sorted(networks()))
-        return f"model.arch.type: {arch} is not supported (in {file.source}); there are {there}"
-    text = f"{text}, but the model chosen is {chosen}"
-    return text + ("; leave model= out to run the file's" if line.values("model") else "")
-
-
-def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Translate a MindFormers yaml to our keys; keys without effect are listed in a note."""
-    where, models = f" (in {file.source})", options_of("model", composed.folders)
-    if composed.raw.get("run_mode") == "finetune":
-        trained, told, wrong = with_training(file.raw)
-        file = replace(file, raw=trained)
-        composed.notes += [Note(text + where) for text in told]
-        for text in wrong:
-            composed.fail(text.partition(":")[0], text + where)
-    elif composed.raw.get("run_mode") == "eval":
-        translated, told = with_evaluation(file.raw)
-        file = replace(file, raw=translated)
-        composed.notes += [Note(text + where) for text in told]
-    every = leaves(composed.schema, composed.raw)
-    others = composed.others
-    # A MindFormers key that is ours only with another run mode, or model, is ignored here.
-    raw = composed.raw
-    known = {key for key in every if key not in IGNORED or key in raw or at(raw, key) is not None}
-    known |= {key for key in others if key not in IGNORED}
-    named = at(file.raw, "trainer.model_name") in models or arch_of(file.raw) is None
-    result = translate(
-        file.raw,
-        known,
-        models,
-        defaults=composed.section("model.model_config"),
-        use_parallel=_uses_parallel(composed, line, file),
-        sized=named or bool(line.values("model")) or "model" in file.choices,
-    )
-    for text in result.errors:
-        key = text.partition(":")[0]
-        composed.fail(key, f"--{text}" if key in file.flags else text + where)
-    typed = {setting.key for setting in line.settings} | _said_by_options(line, composed)
-    backend = composed.choices.get("backend", "native")  # where none is named: online
-    online = backend in ("native", "ms") and composed.raw.get("run_mode") != "export"
-    device = line.last("context.device_target") or result.assignments.get("context.device_target")
-    for key, value in result.assignments.items():
-        # MindFormers' example yamls hold keys of online and of offline runs.
-        of_offline = online and key.startswith(OFFLINE_ONLY)
-        if of_offline or (device == "CPU" and key in ASCEND_ONLY) or key in others:
-            result.ignored.append(key)
-        elif key not in GROUPS and key not in typed:
-            # In MindFormers a null path is an empty value.
-            takes = every[key]
-            empty = value is None and accepts(takes, str) and not accepts(takes, types.NoneType)
-            composed.assign(key, "" if empty else value, where)
-    if result.ignored:
-        composed.notes.append(_ignored(result.ignored, file.source))
-
-
-def _uses_parallel(composed: Composed, line: CommandLine, file: ConfigFile) -> bool:
-    """use_parallel of the command line, else of the file, else as composed."""
-    if typed := line.last("use_parallel"):
-        return typed.lower() != "false"
-    if "use_parallel" in _said_by_options(line, composed):
-        return bool(composed.raw["use_parallel"])
-    return bool(file.raw.get("use_parallel", composed.raw.get("use_parallel")))
-
-
-def _ignored(keys: Collection[str], source: str) -> Note:
-    count = len(set(keys))
-    which = "1 key" if count == 1 else f"{count} keys"
-    has = "has" if count == 1 else "have"
-    return Note(
-        f"{which} of {source} {has} no effect here (format_keys in run.log, and with verbosity=2)",
-        f"no effect here, of {source}: {format_keys(keys)}",
-    )
-
-
-def _said_by_options(line: CommandLine, composed: Composed) -> set[str]:
-    """The dotted keys that the typed options of groups stand for."""
-    usual_options = options_named_in(conf_dir() / "config.yaml")
-    said: set[str] = set()
-    for group in {s.key for s in line.settings if s.key in GROUPS and not s.prefix}:
-        option = composed.choices.get(group)
-        if option is not None and group != "run_mode":  # all of that are defaults
-            usual = values_of(group, usual_options[group])
-            said.update(_SAID_BY_OPTION.get(group, ()))
-            said |= {
-                key
-                for key, value in values_of(group, option, composed.folders).items()
-                if value not in (None, "", usual.get(key)) and not key.startswith(_OF_A_MODEL)
-            }
-    for group, option in composed.own.items():
-        said |= values_of(group, option, composed.folders).keys()
-    return said
-
-
-def unset_overridden(composed: Composed, line: CommandLine) -> None:
-    """Unset the keys of a file that would take precedence over typed ones."""
-    typed = {setting.key for setting in line.settings}
-    every = leaves(composed.schema, composed.raw)
-    for key in typed & _PRECEDENCE.keys():
-        if at(composed.raw, key) in (None, ""):
-            continue
-        for above in _PRECEDENCE[key]:
-            samples = above == "do_sample" and not key.endswith(above) and composed.raw.get(above)
-            if above in every and above not in typed and not samples:
-                empty = None if accepts(every[above], types.NoneType) else ""
-                put_at(composed.raw, above, empty)
-
-
-def export_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Write graphs where run_mode=export of run_mindformer does: a folder in output_dir per graph,
-    overwritten. Only for its yamls, and without keys of our own exports."""
-    if not _is_mindformers_export(composed, line, file.raw):
-        return
-    typed = {setting.key for setting in line.settings}
-    output = composed.raw["output_dir"] if "output_dir" in {*typed, *file.raw} else "./output"
-    for key, folder in MINDFORMERS_EXPORT.items():
-        if key == "prefill_model_path" or at(composed.raw, "model.model_config.use_past"):
-            composed.raw["infer"][key] = f"{output}/{folder}/rank_0"
-    if "overwrite" not in typed:
-        composed.raw["overwrite"] = True
-
-
-def run_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Print answers in MindFormers' form, and keep the logs of ranks in its folder, unless the
-    keys are given."""
-
-    def given(key: str) -> bool:
-        return bool(line.values(key)) or at(file.raw, key) is not None
-
-    schema: Any = composed.schema
-    formats = get_args(hints_of(schema).get("output_format"))
-    if "mindformers" in formats and not given("output_format"):
-        composed.raw["output_format"] = "mindformers"
-    if composed.raw["use_parallel"] is True and not given("parallel.log_dir"):
-        composed.raw["parallel"]["log_dir"] = MINDFORMERS_LOGS
-
-
-def leave_out(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
-    """Take the keys that are typed as ~key out of a file; others stay, to be refused."""
-    raw, kept = file.raw, []
+def user_folders(line: CommandLine, file: ConfigFile) -> tuple[Path, ...]:
+    """The folders of --config-dir and hydra.searchpath, each once. Raises ConfigError."""
+    entries = [*line.config_dirs, *file.searchpath]
     for setting in line.settings:
-        rest = without(raw, setting.key)
-        meant = setting.prefix == "~" and setting.value in ("", str(at(raw, setting.key)))
-        if meant and rest != raw:
-            raw = rest
+        if setting.key == SEARCHPATH:
+            try:
+                value = value_of(str(setting.value), list[str])
+            except ValueError as error:
+                raise ConfigError(f"{setting}: {error}") from None
+            if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+                raise ConfigError(f"{setting}: expected a list of folders, as {SEARCHPATH}=[DIR]")
+            entries += value
+    return tuple(dict.fromkeys(user_folder(entry) for entry in entries))
+
+
+def with_checkpoint(
+    line: CommandLine, file: ConfigFile, models: Collection[str]
+) -> tuple[CommandLine, list[Invalid]]:
+    """A line whose model is a checkpoint (`model=PATH`, or `load_checkpoint=PATH` alone) as one
+    with model=auto, which takes the sizes from there."""
+    typed = line.last("model")
+    if typed is None:
+        return _of_checkpoint_alone(line, file, models), []
+    if typed in models or not ("://" in typed or exists(typed)):
+        return line, []
+    weights = line.last("load_checkpoint")
+    errors = []
+    if file.names_model(models):
+        errors = [
+            f"model: got {typed}, but {file.source} has a model of its own;"
+            f" load_checkpoint={typed} runs that model on these weights"
+        ]
+    elif weights not in (None, "", typed):
+        errors = [
+            f"model: got {typed}, and load_checkpoint={weights} besides: give one of them"
+            f" (pretrained_model_dir={typed} takes only sizes and tokenizer from a folder)"
+        ]
+    settings = [s for s in line.settings if s.key != "model" or s.prefix]
+    settings += [Setting("model", "auto"), Setting("load_checkpoint", typed)]
+    return replace(line, settings=settings), [invalid("model", text) for text in errors]
+
+
+def _of_checkpoint_alone(
+    line: CommandLine, file: ConfigFile, models: Collection[str]
+) -> CommandLine:
+    weights = line.last("load_checkpoint") or str(at(file.raw, "load_checkpoint") or "")
+    named = "model" in file.choices or file.names_model(models)
+    if named or weights in ("", RANDOM) or line.last("pretrained_model_dir"):
+        return line
+    # A model's name as load_checkpoint is MindFormers' way to say: its usual weights.
+    model = weights if weights in models and not exists(weights) else "auto"
+    return replace(line, settings=[Setting("model", model), *line.settings])
+
+
+def bare_words(line: CommandLine, models: Collection[str]) -> str:
+    """The error of words without a key, with the command line they may stand for."""
+    prompt = line.last("predict_data")
+    meant = command_meant(line.bare, prompt, models, options_of("run_mode"))
+    alone = "" if line.settings or line.config_files else "run_lite.py "
+    words = ", ".join(show(word) for word in line.bare)
+    return f"{words}: expected key=value; did you mean: {alone}{meant}"
+
+
+def options_chosen(
+    settings: Sequence[Setting], file: ConfigFile, folders: Sequence[Path], errors: list[Invalid]
+) -> dict[str, str]:
+    """The option of each group that is named on the command line or in the file."""
+    asked = {group: (name, f" (in {file.source})") for group, name in file.choices.items()}
+    base, arch = None, None
+    if file.raw:
+        from lite_runner.config.mindformers import arch_of, base_model
+
+        base, arch = base_model(file.raw, options_of("model", folders)), arch_of(file.raw)
+    if arch is None and any(s.key == "pretrained_model_dir" for s in settings):
+        base = "auto"
+    if base and "model" not in asked:
+        asked["model"] = (base, "")
+    for group in ("run_mode", "backend"):
+        if group in file.raw:
+            asked[group] = (str(file.raw[group]), f" (in the file; --{group} overrides it)")
+    for setting in settings:
+        if setting.key in GROUPS and not setting.prefix:
+            value = setting.value if isinstance(setting.value, str) else " ".join(setting.value)
+            asked[setting.key] = (value, "")
+    choices = {}
+    for group, (name, origin) in asked.items():
+        options = options_of(group, folders)
+        if name in options:
+            choices[group] = name
+            if files := twice_defined(group, name, folders):
+                both = " and in ".join(str(path) for path in files)
+                errors.append(invalid(group, f"{group}={name} is in {both}: rename yours"))
         else:
-            kept.append(setting)
-    return replace(line, settings=kept), replace(file, raw=raw)
+            near = nearest(name.replace("-", "_"), options, cutoff=0.5)
+            text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
+            if group == "run_mode" and name == "train":
+                near, text = None, f"{text}: no model is trained from the start, finetune goes on"
+            elif group == "model" and (looked_for := _looked_for(name)):
+                near, text = None, looked_for
+            # Which options there are depends on the run mode: prompts are not asked for then.
+            keys = (group, "predict_data") if group == "run_mode" else (group,)
+            errors.append(Invalid(keys, text + did_you_mean(near)))
+            if near:  # so that the keys of the model that was meant are known
+                choices[group] = near
+    return choices
 
 
-def move_mindformers_flags(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
-    """Move flags of keys that only MindFormers has to its yaml."""
-    raw = copy.deepcopy(file.raw)
-    moved = [s for s in line.settings if s.flag and is_only_mindformers(s.key)]
-    if moved:
-        import yaml
-
-    for setting in moved:
-        try:
-            value = yaml.safe_load(str(setting.value))
-        except yaml.YAMLError:
-            value = str(setting.value)
-        put_at(raw, setting.key, value)
-    kept = [setting for setting in line.settings if setting not in moved]
-    return replace(line, settings=kept), replace(
-        file, raw=raw, flags=frozenset(setting.key for setting in moved)
-    )
+def _looked_for(name: str) -> str:
+    """The error of a path given as the model; "" for other names."""
+    is_weights = name.endswith(CHECKPOINTS)
+    if "/" not in name and not is_weights:
+        return ""
+    on_hub = _REPOSITORY.fullmatch(name) and not is_weights and not name.startswith(".")
+    hint = f"; model=hf://{name} is the repository on the hub" if on_hub else ""
+    return f"model: got {show(name)}, but there is no such file or folder{hint}"
 
 
-def _is_mindformers_export(composed: Composed, line: CommandLine, file: Mapping[str, Any]) -> bool:
-    """True if a yaml is exported as run_mindformer does, without keys of our own exports."""
-    raw = composed.raw
-    ours = (
-        *("export_output", "quant", "infer.prefill_model_path", "infer.increment_model_path"),
-        *("infer.model_dir", "infer.enc_key", "export.weight_fp16"),
-    )
-    free: dict[str, tuple[str | None, ...]] = {
-        "engine": ("auto",),
-        "export.layout": ("auto",),
-        "export.target": ("auto", "Ascend"),
-        "infer.model_type": (None, "mindir"),
-    }
-    asked = file.get("run_mode") == "export" or any(
-        setting.flag and setting.key == "run_mode" for setting in line.settings
-    )
-    return (
-        bool(line.config_files)
-        and not composed.schemas.is_of_a_run(file)
-        and asked
-        and raw.get("run_mode") == "export"
-        and not any(at(raw, key) for key in ours)
-        and all(at(raw, key) in values for key, values in free.items())
-    )
+def kept(config: RunConfig) -> dict[str, Any]:
+    """Plain data of a config that means the same in every folder."""
+    raw = config.to_dict()
+    for key, kind, value in paths_of(config):
+        if isinstance(value, tuple):
+            put_at(raw, key, [_absolute(path, there=not kind.written) for path in value])
+        elif value:
+            put_at(raw, key, _absolute(value, there=not kind.written))
+    if str(at(raw, KEY)).startswith("file:"):
+        put_at(raw, KEY, f"file:{_absolute(at(raw, KEY)[5:])}")
+    if isinstance(config, GenerateOptions):
+        path = prompt_file(config.predict_data)
+        if path is not None and is_file(path):
+            raw["predict_data"] = str(path.absolute())
+    return raw
+
+
+def _absolute(value: str, there: bool = False) -> str:
+    """A path from the root; what is to be `there` and is not may be no path, but the name of a
+    source."""
+    if "://" in value:
+        return value
+    try:
+        path = Path(value).expanduser()
+        return str(path.absolute()) if not there or path.exists() else value
+    except (OSError, RuntimeError, ValueError):  # too long, ~name of nobody, a NUL
+        return value

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Override
 
-# What Hydra's grammar and JSON read alike.
-_PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,17})?|true|false|null")
-
 
 @functools.cache
 def _parser() -> OverridesParser:
@@ -49,26 +46,16 @@ def _parse(text: str) -> Override:
         raise ValueError(str(error).strip().splitlines()[0][:100]) from None
 
 
-def value_of(text: str, annotation: Any) -> Any:
-    """The value that `text` means for a key of this annotation.
-
-    Raises ValueError where the grammar cannot read it, or where it is a sweep.
-    """
-    if accepts(annotation, str):
-        if text == "null" and accepts(annotation, types.NoneType):
-            return None
-        listed = accepts(annotation, tuple) and text.startswith("[") and text.endswith("]")
-        found = _list(text, annotation) if listed else None
-        return text if found is None else found
-    if _PLAIN.fullmatch(text):  # most values; Hydra's parser takes a tenth of a second to import
-        return parse_json(text)
+def single_value(text: str) -> Any:
+    """The value that a text means. Raises ValueError where the grammar cannot read it, or where it
+    is a sweep."""
     override = _parse(text)
     if override.is_sweep_override():
         raise ValueError("several values; add -m to run them one after another")
     return override.value()
 
 
-def _list(text: str, annotation: Any) -> list[Any] | None:
+def list_of(text: str, annotation: Any) -> list[Any] | None:
     """The list that a text means for such a key; None where it is a text that looks like one.
 
     It is a list where each item is a text, null if the key takes that, or, where it takes prompts,

@@ -113,6 +113,14 @@ def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
         return []
 
 
+def exists(path: str) -> bool:
+    """True if a file or folder is there; no text is an error."""
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user
+        return False
+
+
 def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path]:
     """The files of an option that several folders have; none where it is clear which is meant."""
     every = (folder / group / f"{option}.yaml" for folder in dict.fromkeys((conf_dir(), *folders)))

@@ -15,10 +15,8 @@ from pathlib import Path
 import yaml
 
 from lite_runner import __version__
-from lite_runner.config.argv import CommandLine
-from lite_runner.config.choices import ConfigFile, user_folders
-from lite_runner.config.compose import compose_line
-from lite_runner.config.composed import Schemas
+from lite_runner.config.argv import CommandLine, ConfigFile
+from lite_runner.config.compose import Schemas, compose_line, user_folders
 from lite_runner.config.fields import at, did_you_mean, nearest, put_at, raise_errors
 from lite_runner.config.groups import (
     GROUPS,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
-from lite_runner.config.composed import Schemas
+from lite_runner.config.compose import Schemas
 from lite_runner.config.fields import hints_of, members_of
 from lite_runner.config.groups import options_of
 from lite_runner.config.help import Key, key_tables

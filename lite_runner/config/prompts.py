@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
+from lite_runner.config.argv import value_of
 from lite_runner.config.fields import (
     NEAR_NAME,
     Invalid,
@@ -28,8 +29,7 @@ from lite_runner.config.fields import (
     read,
     show,
 )
-from lite_runner.config.generation import SAMPLING, GenerationConfig, sampled
-from lite_runner.config.grammar import value_of
+from lite_runner.config.generation import SAMPLING, GenerationConfig, sampled, sampling_errors
 from lite_runner.config.prompt import (
     Item,
     Items,
@@ -40,8 +40,7 @@ from lite_runner.config.prompt import (
     is_utf8,
     requests_of,
 )
-from lite_runner.config.sampling_checks import request_option_errors
-from lite_runner.config.schema import Config, GenerateOptions, RunConfig
+from lite_runner.config.schema import Config, ExportedOptions, GenerateOptions, RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.system.json_file import parse_json
 
@@ -161,6 +160,14 @@ def read_prompts(config: GenerateOptions) -> list[str | Request]:
     return [*texts] if len(texts) == len(data) else [*requests_of(data)]
 
 
+def with_input(config: RunConfig) -> RunConfig:
+    """The config with the prompt that standard input holds, which can be read once. Raises
+    ConfigError as `read_prompts`."""
+    if not isinstance(config, GenerateOptions) or config.predict_data != STANDARD_INPUT:
+        return config
+    return replace(config, predict_data=tuple(read_prompts(config)))
+
+
 def read_texts(data: str) -> list[str]:
     """The prompts of a file as texts; another text is one itself. Raises ConfigError for a file
     that is missing or broken, and for records with more than a prompt."""
@@ -196,9 +203,20 @@ def _check(config: GenerateOptions) -> Check:
 
     def errors(request: Request) -> list[str]:
         found = errors_of(request, adapters=bool(config.adapter_path))
-        return found + request_option_errors(config, shared, request)
+        return found + _option_errors(config, shared, request)
 
     return errors
+
+
+def _option_errors(
+    config: ExportedOptions, shared: GenerationConfig, request: Request
+) -> list[str]:
+    """Validation errors of a prompt's options, with each other and with the run's (`shared`)."""
+    own = request.own | request.structured
+    if not own:
+        return []
+    every = sampling_errors(config, request.options(shared), own)
+    return [one.text for one in every if not own.keys().isdisjoint(one.keys)]
 
 
 def _path(predict_data: str | Items) -> Path | None:

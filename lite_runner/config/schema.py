@@ -357,7 +357,7 @@ class ExportedOptions(ComputeOptions):
     takes_parallel: ClassVar[bool] = True
     writes_graphs: ClassVar[bool] = False  # the run mode writes exported models
 
-    # native: the old name of backend=native, see offline_checks.with_backend
+    # native: the old name of backend=native, see checks.with_backend
     engine: Literal["auto", "lite", "lite-worker", "graph-cell", "native"]
     export: Export
     infer: Infer

@@ -16,11 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from lite_runner.config import compose
-from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.checks import common_errors
-from lite_runner.config.composed import Schemas
+from lite_runner.config.argv import CommandLine
+from lite_runner.config.checks import common_errors, mindformers_available_errors
+from lite_runner.config.compose import Schemas
 from lite_runner.config.fields import Invalid, Note, show
-from lite_runner.config.generate_checks import mindformers_available_errors
 from lite_runner.config.groups import options_of
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import ExportedOptions, RunConfig
@@ -109,14 +108,3 @@ def resolve(line: CommandLine) -> tuple[RunConfig, list[Note]]:
     """The run that a command line asks for, and notes for the user. Raises ConfigError with all
     validation errors."""
     return compose.resolve(line, schemas())
-
-
-def jobs_of(line: CommandLine) -> list[tuple[list[Setting], RunConfig, list[Note]]]:
-    """(chosen values of swept keys, config, notes) of each job of a sweep. Raises ConfigError with
-    the validation errors of every job."""
-    return compose.jobs_of(line, schemas())
-
-
-def swept_settings(line: CommandLine) -> list[Setting]:
-    """The settings of a line that list or describe several values."""
-    return compose.swept_settings(line, schemas())

@@ -11,21 +11,23 @@ from typing import Annotated, ClassVar
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.checks import fits_model, strategy_errors
-from lite_runner.config.composed import kept
-from lite_runner.config.fields import Invalid, invalid, raise_errors
-from lite_runner.config.generate_checks import (
+from lite_runner.config.backend_checks import (
     COMPARE,
-    adapter_errors,
     mindformers_model_errors,
     pair_errors,
     without_mindformers,
 )
-from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.offline_checks import offline_errors
+from lite_runner.config.checks import (
+    adapter_errors,
+    fits_model,
+    offline_errors,
+    strategy_errors,
+)
+from lite_runner.config.compose import kept
+from lite_runner.config.fields import Invalid, invalid, raise_errors
+from lite_runner.config.generation import GenerationConfig, beyond_context
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file
-from lite_runner.config.sampling_checks import beyond_context
 from lite_runner.config.schema import (
     AdapterOptions,
     CompareOptions,

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.seat import RunOptions
-from lite_runner.config.checks import check_fits
-from lite_runner.config.generate_checks import ComparedOptions
-from lite_runner.config.generate_checks import PredictOptions as Config
-from lite_runner.config.generate_checks import predict_errors as errors
+from lite_runner.config.checks import ComparedOptions, check_fits
+from lite_runner.config.checks import PredictOptions as Config
+from lite_runner.config.checks import predict_errors as errors
 from lite_runner.config.generation import asked_of, without_effect
 from lite_runner.config.parallel import check_divides, ranks_of
 from lite_runner.config.prompt import Request, items_of

@@ -14,7 +14,8 @@ from lite_runner.config.fields import Note
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.run_modes import heads, jobs_of
+from lite_runner.run_modes import heads
+from lite_runner.sweep import jobs_of
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]

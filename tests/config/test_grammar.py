@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lite_runner.config import grammar
-from lite_runner.config.argv import parse
-from lite_runner.config.composed import kept
+from lite_runner.config.argv import parse, value_of
+from lite_runner.config.compose import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.run_modes import heads, resolve
 
@@ -32,7 +32,7 @@ NUMBERS = st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{0,20})?", fullmatch=True)
 @example(" 5")
 def test_plain_values_are_those_of_hydra(text: str) -> None:
     expected = grammar._parse(text).value()
-    found = grammar.value_of(text, float)
+    found = value_of(text, float)
     assert (type(found), repr(found)) == (type(expected), repr(expected))
 
 

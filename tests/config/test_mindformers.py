@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from lite_runner.architectures.llama import LlamaSettings
 from lite_runner.architectures.llama_settings import feed_forward_width
 from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
-from lite_runner.config import yaml_file
 from lite_runner.config.mindformers import format_keys
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings
 from lite_runner.errors import ConfigError
+from lite_runner.system import yaml_file
 from lite_runner.system.yaml_file import read_yaml
 
 Resolve = Callable[..., RunConfig]

@@ -22,8 +22,8 @@ from lite_runner.backends.lite.ge import (
     ge_config,
     preset_of,
 )
+from lite_runner.config.backend_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.groups import compose_groups
-from lite_runner.config.offline_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.config.sections import Infer

@@ -18,7 +18,7 @@ from lite_runner.backends.mindformers.releases import V1_0_2, V1_9_0, MindFormer
 from lite_runner.backends.mindformers.run import MindFormersRun, write_checkpoint
 from lite_runner.backends.seat import RunOptions
 from lite_runner.config.argv import parse
-from lite_runner.config.generate_checks import PredictOptions
+from lite_runner.config.checks import PredictOptions
 from lite_runner.errors import ArtifactError
 from lite_runner.model.files import ModelFiles
 from lite_runner.run_modes import heads, resolve

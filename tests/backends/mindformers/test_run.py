@@ -13,7 +13,7 @@ from lite_runner.architectures.quantization import Quantization
 from lite_runner.backends.mindformers.run import MindFormersRun
 from lite_runner.backends.seat import seat
 from lite_runner.config.argv import parse
-from lite_runner.config.generate_checks import PredictOptions
+from lite_runner.config.checks import PredictOptions
 from lite_runner.errors import ConfigError
 from lite_runner.plan.backend import run_options
 from lite_runner.plan.resources import options_of

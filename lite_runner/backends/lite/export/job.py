@@ -17,7 +17,7 @@ from lite_runner.backends.lite.engine import (
     why_unavailable,
 )
 from lite_runner.backends.step_sizes import cache_length
-from lite_runner.config.offline_checks import ENGINES
+from lite_runner.config.backend_checks import ENGINES
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.schema import DType, ExportedOptions
 from lite_runner.errors import ConfigError, EnvironmentFault

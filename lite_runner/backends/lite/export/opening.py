@@ -22,9 +22,8 @@ from lite_runner.backends.lite.export.job import (
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.layouts import cannot_copy, open_exported
 from lite_runner.backends.seat import RunOptions
-from lite_runner.config.generation import GenerationConfig
+from lite_runner.config.generation import GenerationConfig, more_than_greedy
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.sampling_checks import more_than_greedy
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest

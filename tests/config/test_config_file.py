@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lite_runner.config.argv import parse
-from lite_runner.config.choices import merged
+from lite_runner.config.config_file import merged
 from lite_runner.config.schema import RunConfig
-from lite_runner.run_modes import heads, jobs_of
+from lite_runner.run_modes import heads
+from lite_runner.sweep import jobs_of
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]

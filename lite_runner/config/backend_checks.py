@@ -1,19 +1,28 @@
-"""Validation errors of exports, and of runs of exported models."""
+"""Validation errors of what few runs ask for: exported models, MindFormers, comparisons."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from lite_runner.config.fields import Invalid, Note, invalid, show
+from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import samples
-from lite_runner.config.schema import Exported, ExportedOptions
+from lite_runner.config.schema import (
+    AdapterOptions,
+    CompareOptions,
+    ComputeOptions,
+    ExportedOptions,
+    GenerateOptions,
+)
 from lite_runner.errors import ConfigError
 from lite_runner.system.secret import encryption_key
+
+if TYPE_CHECKING:
+    from lite_runner.config.checks import ComparedOptions
 
 EngineName = Literal["lite", "lite-worker", "graph-cell"]
 ENGINES: dict[str, tuple[EngineName, ...]] = {
@@ -30,24 +39,9 @@ LITE_2_0 = (
 )
 
 
-def with_backend(config: Exported, errors: list[Invalid], notes: list[Note]) -> Exported:
-    """The config with the backend that its other settings mean: engine=native is the old name of
-    backend=native, and what only exported models have makes of auto mslite."""
-    if config.engine == "native":
-        if config.backend not in ("auto", "mslite", "native"):
-            text = f"engine=native is backend=native; got backend={config.backend}"
-            errors.append(invalid(("engine", "backend"), text))
-        if config.writes_graphs:
-            text = "engine=native is backend=native, which runs a checkpoint without an export"
-            errors.append(invalid(("engine", "run_mode"), text))
-        notes.append(Note("engine=native is backend=native now: leave engine= out"))
-        return replace(config, backend="native", engine="auto")
-    asked = not config.writes_graphs and any(offline_settings(config).values())
-    return replace(config, backend="mslite") if config.backend == "auto" and asked else config
-
-
-def offline_errors(config: ExportedOptions) -> Iterator[Invalid]:
-    """All validation errors of exporting and of running an exported model."""
+def exported_errors(config: ExportedOptions, settings: Mapping[str, bool]) -> Iterator[Invalid]:
+    """All validation errors of exporting and of running an exported model; `settings`: those of
+    exported models by their keys, true where they are given."""
     offline = config.writes_graphs or config.in_lite
     if config.context.mode == 1 and offline:
         yield invalid(
@@ -56,7 +50,7 @@ def offline_errors(config: ExportedOptions) -> Iterator[Invalid]:
             " backend=ms",
         )
     where = "run_mode=export" if config.run_mode == "eval" else "backend=mslite or run_mode=export"
-    for key, given in offline_settings(config).items():
+    for key, given in settings.items():
         if given and not offline:
             yield invalid(key, f"{key} has an effect only with {where}")
     yield from _full_graph(config)
@@ -72,26 +66,6 @@ def offline_errors(config: ExportedOptions) -> Iterator[Invalid]:
         encryption_key(config.infer.enc_key)
     except ConfigError as error:
         yield invalid("infer.enc_key", error.message)
-
-
-def offline_settings(config: ExportedOptions) -> dict[str, bool]:
-    """The settings of exported models by their keys, and whether each is given."""
-    infer, export = config.infer, config.export
-    return {
-        "engine": config.chosen_engine is not None,
-        "export.layout": export.chosen_layout is not None,
-        "export.target": export.target != "auto",
-        "export.weight_fp16": export.weight_fp16,
-        "infer.model_dir": bool(infer.model_dir),
-        "infer.prefill_model_path": bool(infer.prefill_model_path),
-        "infer.increment_model_path": bool(infer.increment_model_path),
-        "infer.enc_key": bool(infer.enc_key),
-        "model.model_config.is_sample_acceleration": _sampled(config),
-        "infer.infer_seq_length": infer.infer_seq_length is not None,
-        "infer.model_type": infer.model_type is not None,
-        "infer.ge_config_path": bool(infer.ge_config_path),
-        "ge": infer.ge_options is not None,
-    }
 
 
 def _full_graph(config: ExportedOptions) -> Iterator[Invalid]:
@@ -205,3 +179,144 @@ def _given_model(config: ExportedOptions) -> Iterator[Invalid]:
 
 def _sampled(config: ExportedOptions) -> bool:
     return config.model.model_config.is_sample_acceleration
+
+
+COMPARE = "compare_backend"
+
+
+# Options of a generation that MindFormers has; it is asked for none of the others.
+_OF_MINDFORMERS = (
+    *("max_new_tokens", "max_length", "do_sample", "temperature", "top_k", "top_p", "seed"),
+    *("repetition_penalty", "num_beams", "eos_token_id", "pad_token_id"),
+)
+
+
+_CALLED = {
+    "stop": "stop strings",
+    "logprobs": "log-probabilities",
+    "prompt_logprobs": "log-probabilities",
+    "num_return_sequences": "several texts of a prompt",
+    "length_penalty": "a length penalty",
+}
+
+
+def without_mindformers(release: str) -> Invalid:
+    """A release of MindFormers, which does not compute."""
+    key = "mindformers.release"
+    return invalid((key, "backend"), f"{key}={release} has an effect only with backend=mindformers")
+
+
+def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
+    """Options of computing with a model that MindFormers lacks."""
+    if not config.in_mindformers or not config.runs_mindformers:
+        return
+    adapter = isinstance(config, AdapterOptions) and config.adapter_path
+    exports = not isinstance(config, GenerateOptions)
+    refused = {
+        "parallel_config.model_parallel": (
+            exports and ranks_of(config).tensor > 1,
+            "ranks that share a model to export",
+        ),
+        "adapter_path": (adapter, "adapters of each prompt"),
+        "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
+        "quant": (config.quant not in (None, "none"), "quantized weights"),
+        "kv_cache": (config.narrow_cache, "a cache of another type"),
+        "context.mode": (config.context.mode == 1, "pynative mode"),
+        "model.model_config.compute_dtype": (
+            config.weights_dtype("CPU") == "bfloat16",
+            "bfloat16",
+        ),
+    }
+    yield from _refused(refused)
+
+
+def mindformers_run_errors(config: GenerateOptions) -> Iterator[Invalid]:
+    """Options of a run that MindFormers lacks."""
+    if not config.in_mindformers or not config.runs_mindformers:
+        return
+    options = config.generation()
+    past = "model.model_config.use_past"
+    refused = {
+        one.name: (getattr(options, one.name) != one.default, _CALLED.get(one.name, one.name))
+        for one in fields(options)
+        if one.name not in _OF_MINDFORMERS
+    }
+    refused["speculate"] = (config.speculate == "ngram", "speculative decoding")
+    refused["draft_model"] = (config.draft_model, "speculative decoding")
+    yield from mindformers_model_errors(config)
+    yield from _refused(refused)
+    if options.num_beams > 1 and config.use_past:
+        yield invalid(
+            ("num_beams", past, "backend"),
+            f"num_beams={options.num_beams}: MindFormers' beam search has no cache; add"
+            f" {past}=false",
+        )
+
+
+def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Invalid]:
+    """Keys that ask for something, and what that is."""
+    for key, (asked, what) in refused.items():
+        if asked:
+            yield invalid(
+                (key, "backend"), f"{key}: backend=mindformers has no {what}; backend=ms does this"
+            )
+
+
+def pair_errors(config: CompareOptions) -> Iterator[Invalid]:
+    """Two backends that are none: the same, or one without weights."""
+    other = config.compare_backend
+    if other is None:
+        return
+    if other in (config.backend, "auto"):
+        yield invalid(
+            (COMPARE, "backend"),
+            f"{COMPARE}={other}: got backend={config.backend}, expected another one by name",
+        )
+    given = isinstance(config, ExportedOptions) and config.runs_given_model
+    if given and config.in_lite and not config.checkpoint_source:
+        yield invalid(
+            (COMPARE, "load_checkpoint", "infer.model_dir"),
+            f"{COMPARE}={other} computes with the weights that the exported model was made from;"
+            " load_checkpoint= names them",
+        )
+
+
+def compare_errors(config: ComparedOptions, compared: ComparedOptions) -> Iterator[Invalid]:
+    """Validation errors of a run with the one that it is `compared` with."""
+    yield from pair_errors(config)
+    other = compared.backend
+    if config.use_parallel:
+        yield invalid(
+            (COMPARE, "use_parallel"),
+            f"{COMPARE}={other} is for one process: use_parallel=false",
+        )
+    if config.only_save_strategy:
+        yield invalid(
+            (COMPARE, "only_save_strategy"),
+            f"{COMPARE}={other} has no effect: only_save_strategy=true",
+        )
+    if compared.in_mindformers and not config.runs_mindformers:
+        yield invalid(
+            (COMPARE, "run_mode"),
+            f"{COMPARE}={other}: MindFormers has no adapters of each prompt, which"
+            f" run_mode={config.run_mode} is for; expected native or ms",
+        )
+    options = config.generation()
+    if config.names_mindformers and options.do_sample:
+        yield invalid(
+            (COMPARE, "do_sample"),
+            f"{COMPARE}={other}: MindFormers draws other tokens than lite-runner; do_sample=false"
+            " compares",
+        )
+    if compared.in_lite and not config.in_lite:
+        taken = {
+            "adapter_path": (config.adapter_path, "adapters"),
+            "prompt_logprobs": (options.prompt_logprobs is not None, "prompt_logprobs"),
+            "context.mode": (config.context.mode == 1, "pynative mode"),
+            "model.model_config.use_past": (not config.use_past, "use_past=false"),
+        }
+        for key, (asked, what) in taken.items():
+            if asked:
+                yield invalid((COMPARE, key), f"{COMPARE}=mslite: exported models have no {what}")
+    for one in mindformers_run_errors(compared):
+        yield invalid((COMPARE, *one.keys), f"{COMPARE}={other}: {one.text}")

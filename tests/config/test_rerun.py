@@ -11,9 +11,9 @@ import pytest
 
 from lite_runner import run_modes
 from lite_runner.config.argv import parse
-from lite_runner.config.composed import is_of_a_run, kept, with_input
+from lite_runner.config.compose import kept
 from lite_runner.config.prompt import Message, Request
-from lite_runner.config.prompts import with_seed
+from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
@@ -131,9 +131,9 @@ def test_paths_are_from_the_root_and_sources_stay(write: Write, tmp_path: Path) 
 def test_only_the_config_of_a_run_is_one(write: Write) -> None:
     config = write("model=tiny_llama", CHAT, "chat=true")
     raw = kept(config)
-    config_of = run_modes.schemas().config_of
-    assert is_of_a_run(raw, config_of)
-    assert not is_of_a_run({"model": raw["model"], "seed": 1}, config_of)
+    schemas = run_modes.schemas()
+    assert schemas.is_of_a_run(raw)
+    assert not schemas.is_of_a_run({"model": raw["model"], "seed": 1})
     assert config.predict_data == (Message("user", "hi"),)
     with pytest.raises(ConfigError, match="sead: no such key"):
         run_modes.from_dict({**raw, "sead": 1})
