@@ -13,7 +13,8 @@ from lite_runner.api.settings import resolve_source
 from lite_runner.architectures import architecture_of
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.config.groups import graphs_of_model, options_of
-from lite_runner.config.model_dir import MANIFEST, only_yaml
+from lite_runner.config.model_dir import only_yaml
+from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.model.exported_model import common_folder, graphs_in, paths_of

@@ -16,7 +16,7 @@ from lite_runner.api.settings import read_batch_size
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.fields import at, did_you_mean, nearest
 from lite_runner.config.mindformers_training import evaluation_of
-from lite_runner.config.model_dir import MANIFEST
+from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import ConfigError
 from lite_runner.evaluation.tasks import built_in
 from lite_runner.output.report import RESULT

@@ -14,11 +14,11 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.argv import CommandLine, ConfigFile, Setting
 from lite_runner.config.fields import at
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.system.json_file import read_json_object
 from lite_runner.system.yaml_file import read_yaml
 
-MANIFEST = "manifest.json"  # of an export of ours
 _DIR = "infer.model_dir"
 _RUN_BY = ("", "predict", "slora", "eval", "serve", "chat", "bench", "doctor")  # run modes
 _PATHS = ("infer.prefill_model_path", "infer.increment_model_path")

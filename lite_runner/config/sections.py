@@ -20,6 +20,7 @@ from lite_runner.config.fields import Invalid, did_you_mean, invalid, nearest, s
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
 RANDOM = "random"  # of load_checkpoint
+MANIFEST = "manifest.json"  # of an exported model of ours
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers", "gguf"]
 

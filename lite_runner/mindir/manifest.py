@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from lite_runner.architectures.serialize import StoredDecoder, decoder_of, serialize
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.model_dir import MANIFEST as MANIFEST
+from lite_runner.config.sections import MANIFEST as MANIFEST
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
 from lite_runner.system.user_cache import digest_of

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from lite_runner import progress
-from lite_runner.config.model_dir import MANIFEST, only_yaml
-from lite_runner.config.sections import Infer, ModelSource
+from lite_runner.config.sections import MANIFEST, Infer, ModelSource
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system import environment
@@ -70,6 +69,8 @@ def _find(infer: Infer, source: ModelSource) -> ExportedModel:
         if (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
         else:
+            from lite_runner.config.model_dir import only_yaml
+
             only_yaml(folder)  # with several yamls the sizes would be ambiguous
             manifest = _inspect(graphs_in(folder), source)
     else:
