@@ -87,7 +87,8 @@ def _enough_memory(code: int, *_: Any) -> int:
 
 
 def instructions() -> str:
-    """The kernels in use: avx512, avx2 or portable, as this processor has them, or reproducible."""
+    """The kernels in use: avx512, avxvnni, avx2, dotprod (ARM) or portable, the best that this
+    processor has, or reproducible."""
     name: bytes = library().lite_runner_instructions()
     return name.decode()
 

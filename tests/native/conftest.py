@@ -132,7 +132,8 @@ if SANITIZED:
     settings.load_profile("sanitized")
     native.LIBRARY = Path(SANITIZED)
 OPERATORS = Operators(native.LIBRARY)
-INSTRUCTIONS = [name for name in ("portable", "avx2", "avx512") if OPERATORS.choose(name)]
+KERNELS = ("portable", "avx2", "avxvnni", "avx512", "dotprod")
+INSTRUCTIONS = [name for name in KERNELS if OPERATORS.choose(name)]
 
 
 @pytest.fixture(scope="module", params=INSTRUCTIONS)

@@ -10,6 +10,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 #define WIDTH 8
+#define BYTE_PRODUCTS 0
 namespace lite_runner {
 namespace avx2 {
 #include "kernels.inl"

@@ -10,6 +10,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
 #endif
 #define WIDTH 16
+#define BYTE_PRODUCTS 1
 #define BFLOAT16_PRODUCTS (__clang_major__ >= 9 || __GNUC__ >= 10)
 namespace lite_runner {
 namespace avx512 {

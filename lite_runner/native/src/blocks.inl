@@ -34,18 +34,25 @@ inline Ints in_table(Ints pair) {
 #endif
 }
 
-#if WIDTH == 16
-// kTable as unsigned bytes, 128 more than it says.
+#if BYTE_PRODUCTS
+// kTable of bytes that are indices, lifted for add_quads.
 inline Ints in_lifted_table(Ints indices) {
   constexpr auto lifted = [] {
     struct { alignas(16) uint8_t at[16]; } made{};
-    for (int i = 0; i < 16; ++i) made.at[i] = static_cast<uint8_t>(kTable[i] + 128);
+    for (int i = 0; i < 16; ++i) made.at[i] = static_cast<uint8_t>(kTable[i] + kLifted);
     return made;
   };
   static constexpr auto table = lifted();
-  const __m512i all =
-      _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(table.at)));
-  return (Ints)_mm512_shuffle_epi8(all, (__m512i)indices);
+#if WIDTH == 4
+  return (Ints)vqtbl1q_u8(vld1q_u8(table.at), (uint8x16_t)indices);
+#else
+  const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(table.at));
+#if WIDTH == 16
+  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)indices);
+#else
+  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), (__m256i)indices);
+#endif
+#endif
 }
 #endif
 
@@ -87,13 +94,13 @@ struct Quants {
     }
   }
 
-#if WIDTH == 16
-  // Of inputs 4 i, 4 i + 2, 4 i + 1, 4 i + 3, as unsigned bytes, and how much more those say.
-  static constexpr int64_t lifted = kForm<format>.bits == 8 || kForm<format>.table ? 128 : 0;
+#if BYTE_PRODUCTS
+  // Of inputs 4 i, 4 i + 2, 4 i + 1, 4 i + 3, as bytes for add_quads, and how much more those say.
+  static constexpr int64_t lifted = kForm<format>.bits == 8 || kForm<format>.table ? kLifted : 0;
   template <int64_t i>
   static Ints quad(const uint8_t* words, int64_t part) {
     if constexpr (kForm<format>.bits == 8) {
-      return word(words, i, part) ^ static_cast<int32_t>(0x80808080);
+      return word(words, i, part) ^ kLiftedWord;
     } else {
       const Ints low = word(words, i / kQuads, part) >> (i % kQuads * kLow) & kLowBits;
       if constexpr (kForm<format>.table)
@@ -149,7 +156,7 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
                                                         int64_t row, int64_t k,
                                                         Ints (&sums)[count][kParts]) {
   constexpr int64_t sub = kForm<format>.sub;
-#if WIDTH == 16
+#if BYTE_PRODUCTS
   constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
 #else
   constexpr int64_t offset = kForm<format>.offset;
@@ -164,9 +171,9 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
     for (int64_t p = 0; p < kParts; ++p)
       sums[r][p] = offset ? splat_int(static_cast<int32_t>(-offset) * inputs) : Ints{};
   }
-#if WIDTH == 16
+#if BYTE_PRODUCTS
   constexpr int64_t size = eight ? 1 : 2;
-  constexpr int64_t chains = count == 1 ? 2 : 1;  // one sum alone would have to be waited for
+  constexpr int64_t chains = count * kParts < 4 ? 2 : 1;  // one sum would have to be waited for
   const uint8_t* x = rows.bytes + size * first;
   Ints high[chains][count][kParts] = {}, low[chains][count][kParts] = {};
   unrolled<sub / 4>([&](auto i) __attribute__((always_inline)) {
@@ -182,9 +189,8 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
 #pragma GCC unroll 8
       for (int64_t p = 0; p < kParts; ++p) {
         Ints &upper = high[i % chains][r][p], &lower = low[i % chains][r][p];
-        upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, (__m512i)q[p], (__m512i)above);
-        if (!eight)
-          lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, (__m512i)q[p], (__m512i)below);
+        upper = add_quads(upper, q[p], above);
+        if (!eight) lower = add_quads(lower, q[p], below);
       }
     }
   });
@@ -299,7 +305,7 @@ void unpack(const uint8_t* data, int64_t inputs, Unpacked& to) {
             if (bytes) store(to.scale[group * subs + i] + p * kLanes, one);
             scale[i] = reinterpret_cast<Shorts>((one & 0xffff) | one << 16);
           }
-#if WIDTH == 16
+#if BYTE_PRODUCTS
         if constexpr (bytes) {
           unrolled<8>([&](auto i) __attribute__((always_inline)) {
             store(to.words[group * 8 + i] + p * kLanes, Quants<format>::template quad<i>(words, p));
@@ -336,7 +342,7 @@ inline __attribute__((always_inline)) void multiply_pairs(const Unpacked& from, 
   }
 }
 
-#if WIDTH == 16
+#if BYTE_PRODUCTS
 // The same of bytes; `totals`: of each 16 of the first row's inputs.
 template <Format format, int64_t count>
 inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, int64_t g,
@@ -353,10 +359,9 @@ inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, 
       for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 8 + i] + p * kLanes);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
-        const __m512i four = (__m512i)broadcast_word(x + r * stride + 4 * i);
+        const Ints four = broadcast_word(x + r * stride + 4 * i);
 #pragma GCC unroll 8
-        for (int64_t p = 0; p < kParts; ++p)
-          part[r][p] = (Ints)_mm512_dpbusd_epi32((__m512i)part[r][p], (__m512i)weights[p], four);
+        for (int64_t p = 0; p < kParts; ++p) part[r][p] = add_quads(part[r][p], weights[p], four);
       }
     }
 #pragma GCC unroll 16
@@ -389,7 +394,7 @@ void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int6
   for (int64_t g = 0; g < inputs / 32; ++g) {
     Ints sum[count][kParts] = {};
     const int64_t first = row * rows.stride + k + 32 * g;
-#if WIDTH == 16
+#if BYTE_PRODUCTS
     if constexpr (bytes)
       multiply_quads<format>(from, g, rows.bytes + first, rows.totals + first / 16, rows.stride, sum);
     else
@@ -419,7 +424,7 @@ void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float*
     return in_tiles<kFewRows>(rows.count, [&](auto count, int64_t row) {
       multiply_blocks_by_rows<format, eight, count>(m, rows, row, panel, sums);
     });
-  constexpr bool bytes = eight && WIDTH == 16;
+  constexpr bool bytes = eight && BYTE_PRODUCTS;
   Unpacked unpacked;
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
   for (int64_t k = 0; k < m.in; k += kUnpacked) {
@@ -468,7 +473,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * stride / 16);
-  uint8_t* bytes = WIDTH == 16 ? scratch<uint8_t>(kBytes, 2 * count * stride) : nullptr;
+  uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, 2 * count * stride) : nullptr;
   over_rows(count, [=](int64_t row) {
     for (int64_t first = 0; first < stride; first += 32) {
       const float* from = x + row * stride;
@@ -482,7 +487,7 @@ inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, 
       }
       scales[row * groups + first / 32] = scale;
       sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
-#if WIDTH == 16
+#if BYTE_PRODUCTS
       uint8_t* above = bytes + 2 * (row * stride + first);
       if (eight)
         order_bytes(to + first, bytes + row * stride + first);

@@ -404,6 +404,12 @@ struct Kernels {
                       uint8_t* to);
 };
 
-extern const Kernels kAvx512, kAvx2, kPortable, kReproducible;
+// Compilers that know AVX-VNNI.
+#if defined(__x86_64__) && (__clang_major__ >= 12 || __GNUC__ >= 11)
+#define AVX_VNNI 1
+#endif
+
+// Of these a library has those of its processor's kind.
+extern const Kernels kAvx512, kAvxVnni, kAvx2, kDotprod, kPortable, kReproducible;
 
 }  // namespace lite_runner

@@ -55,8 +55,8 @@ struct Words {
 };
 
 // The integers of a word as pairs of 16 bits, of inputs 2 i and 2 i + 1. The bytes, or nibbles, of
-// a word are ordered for this when it is packed. And those of 8 inputs as two quads of unsigned
-// bytes, which say `lifted` more, of inputs order[4 i] .. order[4 i + 3].
+// a word are ordered for this when it is packed. And those of 8 inputs as two quads of bytes for
+// add_quads, which say `lifted` more, of inputs order[4 i] .. order[4 i + 3].
 struct Int8 {
   static constexpr int64_t step = 4;
   template <int64_t i>
@@ -66,12 +66,14 @@ struct Int8 {
   }
 
   static constexpr int8_t order[] = {0, 2, 1, 3, 4, 6, 5, 7};
-  static constexpr int32_t lifted = 128;
+#if BYTE_PRODUCTS
+  static constexpr int32_t lifted = kLifted;
   template <int64_t i>
   static Ints quad(const uint8_t* words, int64_t part) {
     const Ints word = load(reinterpret_cast<const int32_t*>(words + i * Words::bytes) + part * kLanes);
-    return word ^ static_cast<int32_t>(0x80808080);
+    return word ^ kLiftedWord;
   }
+#endif
 };
 
 struct Int4 {
@@ -172,7 +174,7 @@ inline void in_tiles(int64_t rows, Body&& body) {
 
 constexpr int64_t kTile = WIDTH == 16 ? 12 : WIDTH == 8 ? 3 : 4;  // rows: what registers hold
 constexpr int64_t kIntegerTile = WIDTH == 16 ? 8 : 2;
-constexpr int64_t kSplitTile = 4;  // rows up to which it pays that they are two bytes
+constexpr int64_t kSplitTile = WIDTH == 16 ? 4 : 1;  // rows up to which it pays that they are two bytes
 constexpr int64_t kItemBytes = 128 << 10;  // of a matrix, that a thread takes at least for one row
 constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1 cache
 
@@ -180,10 +182,11 @@ constexpr int64_t kBlock = 256;            // inputs whose panel stays in the L1
 struct Rows {
   const float* x;  // [count, stride]; zeros up to the matrix's depth
   int64_t count, stride;
-  // [count, depth]: rounded to 8 bits, 128 added; for blocks signed, in the order of Int8. Of 16 bits
-  // [count, 2, depth]: above and below of split_bytes; for blocks [count, depth / 32, 2, 32].
+  // For add_quads. [count, depth]: rounded to 8 bits, lifted; for blocks signed, in the order of Int8.
+  // Of 16 bits [count, 2, depth]: above and below of split_bytes; for blocks [count, depth / 32, 2, 32].
   const uint8_t* bytes;
-  const int16_t* shorts;       // [count, depth]: rounded to 16 bits, or to bfloat16
+  // [count, depth]: rounded to 16 bits, or to bfloat16; to 8 bits in the order of Int8.
+  const int16_t* shorts;
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
   const int32_t* totals;       // [count, input groups] of the integers; for blocks [count, depth / 16]
 };
@@ -277,6 +280,7 @@ inline __attribute__((always_inline)) void add_group(const Matrix& m, const Rows
   }
 }
 
+#if BYTE_PRODUCTS
 // Inputs of 8 bits by weights of 8 bits.
 template <int64_t count>
 void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
@@ -293,25 +297,15 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
       const Words words = Words::read(data);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) {
-#if WIDTH == 16
         const Ints four = broadcast_word(x + r * m.depth() + k);
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p)
-          sum[r][p] = (Ints)_mm512_dpbusd_epi32((__m512i)sum[r][p], (__m512i)four,
-                                                (__m512i)words.part[p]);
-#else
-        unrolled<4>([&](auto input) {
-#pragma GCC unroll 8
-          for (int64_t p = 0; p < kParts; ++p)
-            sum[r][p] += splat_int(x[r * m.depth() + k + input]) *
-                         (words.part[p] << (24 - 8 * input) >> 24);
-        });
-#endif
+          sum[r][p] = add_quads(sum[r][p], four, words.part[p]);
       }
     }
 #pragma GCC unroll 8
     for (int64_t p = 0; p < kParts; ++p) {
-      const Ints offset = 128 * load(offsets + p * kLanes);
+      const Ints offset = kLifted * load(offsets + p * kLanes);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < count; ++r) sum[r][p] -= offset;
     }
@@ -319,11 +313,14 @@ void multiply_bytes(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
   }
   store_tile(totals, sums + row * kPanel);
 }
+#endif
 
 // sum += x * weights, both pairs of 16 bits.
 inline Ints add_pairs(Ints sum, Ints x, Ints weights) {
 #if WIDTH == 16
   return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights);
+#elif WIDTH == 8 && BYTE_PRODUCTS
+  return (Ints)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)x, (__m256i)weights);
 #elif WIDTH == 8
   return sum + (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)weights);
 #elif defined(__x86_64__)
@@ -369,10 +366,11 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
   store_tile(totals, sums + row * kPanel);
 }
 
-#if WIDTH == 16
+#if BYTE_PRODUCTS
 // Up to 32 integers as 256 * above + below, both signed bytes, of each 8 in the order of W.
 template <class W>
 inline void split_bytes(const int16_t* from, int64_t count, uint8_t* above, uint8_t* below) {
+#if WIDTH == 16
   int64_t order;
   __builtin_memcpy(&order, W::order, 8);
   const __m256i in_order = _mm256_add_epi8(
@@ -384,6 +382,13 @@ inline void split_bytes(const int16_t* from, int64_t count, uint8_t* above, uint
   const __m256i lower = _mm512_cvtepi16_epi8(all);
   _mm256_mask_storeu_epi8(above, live, _mm256_shuffle_epi8(upper, in_order));
   _mm256_mask_storeu_epi8(below, live, _mm256_shuffle_epi8(lower, in_order));
+#else
+  for (int64_t k = 0; k < count; ++k) {
+    const int16_t one = from[k / 8 * 8 + W::order[k % 8]];
+    above[k] = static_cast<uint8_t>((one + 128) >> 8);
+    below[k] = static_cast<uint8_t>(one);
+  }
+#endif
 }
 
 // 32 integers of 8 bits in the order of Int8.
@@ -396,7 +401,7 @@ inline void order_bytes(const int16_t* from, uint8_t* to) {
 // less to unpack.
 template <int64_t count, class W>
 void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
-  constexpr int64_t chains = count == 1 ? 2 : 1;  // one sum alone would have to be waited for
+  constexpr int64_t chains = count * kParts < 4 ? 2 : 1;  // one sum would have to be waited for
   constexpr int64_t bytes = 8 / W::step * Words::bytes;
   const int64_t group = m.input_group(), groups = m.input_groups(), depth = m.depth();
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
@@ -417,8 +422,8 @@ void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
 #pragma GCC unroll 8
           for (int64_t p = 0; p < kParts; ++p) {
             Ints &upper = high[i % chains][r][p], &lower = low[i % chains][r][p];
-            upper = (Ints)_mm512_dpbusd_epi32((__m512i)upper, (__m512i)weights[p], (__m512i)above);
-            lower = (Ints)_mm512_dpbusd_epi32((__m512i)lower, (__m512i)weights[p], (__m512i)below);
+            upper = add_quads(upper, weights[p], above);
+            lower = add_quads(lower, weights[p], below);
           }
         }
       });
@@ -440,16 +445,15 @@ void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
 }
 #endif
 
-// Rows of 16 bits by one panel.
+// Rows of 16 bits, or of 8, by one panel.
 template <class W>
 void multiply_integers(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
   in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
-#if WIDTH == 16
-    if constexpr (count <= kSplitTile)
-      multiply_split<count, W>(m, rows, row, panel, sums);
-    else
+#if BYTE_PRODUCTS
+    if (m.rounded_input) return multiply_bytes<count>(m, rows, row, panel, sums);
+    if constexpr (count <= kSplitTile) return multiply_split<count, W>(m, rows, row, panel, sums);
 #endif
-      multiply_shorts<count, W>(m, rows, row, panel, sums);
+    multiply_shorts<count, W>(m, rows, row, panel, sums);
   });
 }
 
@@ -486,12 +490,8 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_floats<Float8>(m, rows, rows.x, panel, sums);
   } else if (m.format == Format::kInt4) {
     multiply_integers<Int4>(m, rows, panel, sums);
-  } else if (!m.rounded_input) {
-    multiply_integers<Int8>(m, rows, panel, sums);
   } else {
-    in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
-      multiply_bytes<count>(m, rows, row, panel, sums);
-    });
+    multiply_integers<Int8>(m, rows, panel, sums);
   }
   const auto at = [&](int64_t offset) {
     return offset ? reinterpret_cast<const float*>(m.at(offset)) + panel * kPanel : nullptr;
@@ -550,10 +550,14 @@ inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t str
       scales[row * groups + g] = scale;
       sums[row * groups + g] = static_cast<float>(sum) * scale;
       totals[row * groups + g] = sum;
+#if BYTE_PRODUCTS
       for (int64_t k = first; m.rounded_input && k < end; ++k)
-        bytes[row * stride + k] = static_cast<uint8_t>(to[k] + 128);
+        bytes[row * stride + k] = static_cast<uint8_t>(to[k] + kLifted);
+#else
+      for (int64_t k = first; m.rounded_input && k < end; k += 4) std::swap(to[k + 1], to[k + 2]);
+#endif
     }
-#if WIDTH == 16
+#if BYTE_PRODUCTS
     uint8_t* target = bytes + 2 * row * stride;
     for (int64_t k = 0; !m.rounded_input && k < stride; k += 32) {
       const int16_t* from = shorts + row * stride + k;

@@ -5,6 +5,13 @@
 #include <mutex>
 #include <new>
 #include <type_traits>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 #include "layers.h"
 #include "peers.h"
@@ -60,18 +67,28 @@ int guarded(Work&& work) {
   }
 }
 
-const Kernels* best() {
+// The kernels that this processor runs, the fastest first.
+std::vector<const Kernels*> usable() {
+  std::vector<const Kernels*> found;
 #if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vnni"))
-    return &kAvx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kAvx2;
+    found.push_back(&kAvx512);
+#if AVX_VNNI
+  unsigned a = 0, b = 0, c = 0, d = 0;  // not every compiler's __builtin_cpu_supports has avxvnni
+  if (avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1)) found.push_back(&kAvxVnni);
 #endif
-  return &kPortable;
+  if (avx2) found.push_back(&kAvx2);
+#elif defined(__aarch64__)
+  if (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) found.push_back(&kDotprod);
+#endif
+  found.push_back(&kPortable);
+  return found;
 }
 
-const Kernels* kernels = best();
+const Kernels* kernels = usable().front();
 
 template <class T>
 const T& as(const void* pointer) {
@@ -189,21 +206,20 @@ extern "C" {
 extern const char lite_runner_sources[];
 const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
 
-// The kernels in use: avx512, avx2, portable or reproducible.
+// The name of the kernels in use.
 const char* lite_runner_instructions() { return kernels->name; }
 
 // Chooses other kernels, "" the best; 0 where this machine has them not.
 int lite_runner_choose(const char* name) {
   std::lock_guard<std::mutex> lock(one_at_a_time);
-  const Kernels* found = best();
-  if (std::strcmp(name, "portable") == 0) found = &kPortable;
-  if (std::strcmp(name, "reproducible") == 0) found = &kReproducible;
-#if defined(__x86_64__)
-  if (std::strcmp(name, "avx2") == 0 && best() != &kPortable) found = &kAvx2;
-#endif
-  if (*name && std::strcmp(name, found->name) != 0) return 0;
-  kernels = found;
-  return 1;
+  std::vector<const Kernels*> found = usable();
+  found.push_back(&kReproducible);
+  for (const Kernels* one : found)
+    if (!*name || std::strcmp(name, one->name) == 0) {
+      kernels = one;
+      return 1;
+    }
+  return 0;
 }
 
 void lite_runner_set_threads(int count) {

@@ -2,6 +2,7 @@
 #include "instruction_set.h"
 
 #define WIDTH 4
+#define BYTE_PRODUCTS 0
 namespace lite_runner {
 namespace portable {
 #include "kernels.inl"

@@ -3,6 +3,7 @@
 #include "instruction_set.h"
 
 #define WIDTH 4
+#define BYTE_PRODUCTS 0
 namespace lite_runner {
 namespace reproducible {
 #include "kernels.inl"

@@ -14,6 +14,28 @@ inline Floats splat(float value) { return value - Floats{}; }
 inline Ints splat_int(int32_t value) { return value - Ints{}; }
 inline Floats to_float(Ints value) { return __builtin_convertvector(value, Floats); }
 
+#if BYTE_PRODUCTS
+// What the instruction for products of bytes takes as `lifted` bytes: 128 more than they say and
+// unsigned on x86, signed as they are on ARM.
+#if WIDTH > 4
+constexpr int32_t kLifted = 128;
+#else
+constexpr int32_t kLifted = 0;
+#endif
+constexpr int32_t kLiftedWord = kLifted * 0x01010101u;
+
+// Every word of `sum` + the products of its four lifted bytes by the four signed ones.
+inline Ints add_quads(Ints sum, Ints lifted, Ints bytes) {
+#if WIDTH == 16
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)lifted, (__m512i)bytes);
+#elif WIDTH == 8
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)lifted, (__m256i)bytes);
+#else
+  return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)lifted, (int8x16_t)bytes);
+#endif
+}
+#endif
+
 inline float float_of_half(uint16_t half) {
 #if WIDTH > 4
   return _cvtsh_ss(half);
