@@ -38,9 +38,11 @@ class AnswerBlock:
 class ChatCompletion:
     """One call: its prompt, and the answer in both forms."""
 
-    def __init__(self, server: Server, body: ChatRequest) -> None:
-        """Raises ApiError for what cannot be done."""
-        self._server, self._body = server, body
+    def __init__(self, server: Server, body: ChatRequest, *, fills: bool = False) -> None:
+        """`fills`: an answer for which there is less room than it asks for takes what there is.
+        Raises ApiError for what cannot be done."""
+        self._server, self._body, self._fills = server, body, fills
+        self.is_cut = False  # where the context ends
         self._adapter = server.adapter_of(body.model)
         self._priority = server.priority_of(body.priority)
         self._adjustments = adjustments(body, server.engine.info.vocab_size)
@@ -83,6 +85,9 @@ class ChatCompletion:
         self._prompt = await self.encode()
         self._thinking.follow(self._prompt)
         info = server.engine.info
+        room = info.max_length - len(self._prompt)
+        if self._fills and body.max_tokens is not None and body.max_tokens > room > 0:
+            self.is_cut, body.max_tokens = True, room
         self._options = generation_options(body, server.defaults, self._prompt, info)
         restricted = await server.restricted(self._adjustments, self._grammar) or Adjustments()
         calls = self._tools is not None

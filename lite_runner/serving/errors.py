@@ -151,4 +151,4 @@ def _is_type(part: str | int) -> bool:
     return (isinstance(part, str) and not part.isidentifier()) or part in _BRANCHES
 
 
-_BRANCHES = ("str", "int", "float", "bool", "ContentPart", "NamedTool", "ChosenTool")
+_BRANCHES = ("str", "int", "float", "bool", "ContentPart", "NamedTool", "ChosenTool", "AllowedTools")

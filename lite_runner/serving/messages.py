@@ -20,6 +20,7 @@ from lite_runner.serving.schemas import (
     MAX_PARTS,
     MAX_STOPS,
     MAX_TOOLS,
+    Cached,
     ChatRequest,
     RequestBody,
     only,
@@ -29,17 +30,13 @@ from lite_runner.system.json_file import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
 
-class _Block(RequestBody):
-    cache_control: dict[str, Any] | None = None  # prefixes are shared whatever it says
-
-
-class TextBlock(_Block):
+class TextBlock(Cached):
     type: Literal["text"]
     text: str
     citations: Annotated[Any, only([])] = None
 
 
-class ThinkingBlock(_Block):
+class ThinkingBlock(Cached):
     """Of an earlier answer."""
 
     type: Literal["thinking"]
@@ -54,7 +51,7 @@ class RedactedThinkingBlock(RequestBody):
     data: str
 
 
-class ToolUseBlock(_Block):
+class ToolUseBlock(Cached):
     """A call of an earlier answer."""
 
     type: Literal["tool_use"]
@@ -67,7 +64,7 @@ class ToolUseBlock(_Block):
 Texts = str | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
-class ToolResultBlock(_Block):
+class ToolResultBlock(Cached):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Texts | None = None
@@ -85,7 +82,7 @@ class Message(RequestBody):
     content: str | Annotated[list[ContentBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
-class ToolDefinition(_Block):
+class ToolDefinition(Cached):
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
@@ -120,7 +117,16 @@ class ThinkingSwitch(RequestBody):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class CountTokens(RequestBody):
+class ContextEdit(RequestBody):
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None  # the chat template has the thinking of the turns that it was made for
+
+
+class ContextManagement(RequestBody):
+    edits: Annotated[list[ContextEdit], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+
+
+class CountTokens(Cached):
     """/v1/messages/count_tokens"""
 
     model: str | None = None
@@ -132,7 +138,10 @@ class CountTokens(RequestBody):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingSwitch | None = None
     output_config: OutputConfig | None = None
-    cache_control: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
+    speed: Annotated[Any, only("standard")] = None
+    user_profile_id: str | None = None  # who asks; of no effect, as is the next
+    workspace_id: str | None = None
 
 
 class MessagesRequest(CountTokens):
@@ -145,13 +154,12 @@ class MessagesRequest(CountTokens):
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     stream: bool | None = None
     service_tier: Annotated[Any, only("auto", "standard_only")] = None
-    speed: Annotated[Any, only("standard")] = None
+    seed: int | None = None  # not Anthropic's: an answer can be asked for again
     # Who asks; of no effect on the answer.
     metadata: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
-    user_profile_id: str | None = None
-    workspace_id: str | None = None
+    mcp_servers: Annotated[Any, only([])] = None
 
 
 def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
@@ -163,6 +171,7 @@ def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "seed": body.seed,
             "stop": body.stop_sequences,
             "stream": body.stream,
         }
@@ -261,7 +270,7 @@ class MessagesCall:
 
     def __init__(self, server: Server, body: MessagesRequest) -> None:
         """Raises ApiError for what cannot be done."""
-        self._chat = ChatCompletion(server, chat_request(body, server.tokenizer))
+        self._chat = ChatCompletion(server, chat_request(body, server.tokenizer), fills=True)
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -332,7 +341,8 @@ class MessagesCall:
         }
 
     def _reason(self, ended: Ended) -> dict[str, str | None]:
-        reason = {"tool_calls": "tool_use", "length": "max_tokens"}.get(
+        length = "model_context_window_exceeded" if self._chat.is_cut else "max_tokens"
+        reason = {"tool_calls": "tool_use", "length": length}.get(
             self._chat.reason(ended), "end_turn"
         )
         if reason == "end_turn" and ended.stop_string is not None:

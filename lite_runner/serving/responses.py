@@ -190,7 +190,6 @@ class ResponsesRequest(Described):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    prompt_cache_options: dict[str, Any] | None = None  # prefixes are shared whatever it says
     # See ChatRequest.
     parallel_tool_calls: bool | None = None
     temperature: Any = None
@@ -220,12 +219,13 @@ def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     """The same in a chat completion's words. Raises ApiError for what these lack."""
     given: dict[str, Any] = {name: getattr(body, name, None) for name in _SAME}
     given["messages"] = list(_messages(body.instructions, items))
-    tools, choice = body.tools or [], body.tool_choice
-    if isinstance(choice, AllowedTools):
-        names = {one.name for one in choice.tools}
-        tools, choice = [tool for tool in tools if tool.name in names], choice.mode
-    named = {"type": "function", "function": {"name": getattr(choice, "name", None)}}
-    given["tool_choice"] = named if isinstance(choice, ChosenTool) else choice
+    choice: Any = body.tool_choice
+    if isinstance(choice, ChosenTool):
+        choice = _named(choice)
+    elif isinstance(choice, AllowedTools):
+        allowed = {"mode": choice.mode, "tools": list(map(_named, choice.tools))}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    given["tool_choice"] = choice
     given["tools"] = [
         {
             "type": "function",
@@ -235,7 +235,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
                 "parameters": tool.parameters,
             },
         }
-        for tool in tools
+        for tool in body.tools or ()
     ] or None
     if body.reasoning is not None and body.reasoning.effort:
         effort = body.reasoning.effort
@@ -249,6 +249,10 @@ def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
         raise _renamed(of_validation(error)) from None
+
+
+def _named(tool: ChosenTool) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.name}}
 
 
 def _wants_logprobs(body: ResponsesRequest) -> bool:

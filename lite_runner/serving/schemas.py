@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from lite_runner.records import MAX_PENALTY, MIN_PENALTY
 
 MAX_RETURNS = 128
-MAX_STOPS = 16
+MAX_STOPS = 64  # Continue sends some 25
 MAX_TOP_LOGPROBS = 20
 MAX_TOOLS = 128
 _ID_DIGITS = 10
@@ -78,7 +78,9 @@ class Described(RequestBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None  # prefixes are shared whatever it says
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     request_id: str | None = None
+    client_metadata: dict[str, Any] | None = None  # of Codex
 
 
 class StreamOptions(RequestBody):
@@ -201,7 +203,13 @@ class CompletionRequest(Sampling):
         return self
 
 
-class ContentPart(RequestBody):
+class Cached(RequestBody):
+    """What a client would have kept in a cache: prefixes are shared whatever it says."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class ContentPart(Cached):
     type: Literal["text"]
     text: str
 
@@ -215,12 +223,13 @@ class FunctionCall(RequestBody):
 
 
 class ToolCall(RequestBody):
+    index: int | None = None  # of a delta that it was put together from
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(RequestBody):
+class Message(Cached):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     name: str | None = None
@@ -228,7 +237,12 @@ class Message(RequestBody):
     tool_call_id: str | None = None
     reasoning: str | None = None  # the thinking of an earlier answer
     reasoning_content: str | None = None  # the same by its older name
-    annotations: list[Any] | None = None  # of an earlier answer
+    # Of earlier answers, maybe of other servers.
+    annotations: list[Any] | None = None
+    reasoning_details: list[Any] | None = None
+    thinking_blocks: list[Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    images: Annotated[Any, only([])] = None
 
     @property
     def text(self) -> str:
@@ -242,13 +256,14 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 class Function(RequestBody):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    # OpenAI has up to 64 characters, Anthropic up to 128.
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON schema; null: none
     strict: bool | None = None  # forced calls always are
 
 
-class Tool(RequestBody):
+class Tool(Cached):
     type: Literal["function"]
     function: Function
 
@@ -262,6 +277,16 @@ class NamedTool(RequestBody):
     function: FunctionName
 
 
+class AllowedNames(RequestBody):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(RequestBody):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+
 class ChatRequest(Sampling):
     """/v1/chat/completions"""
 
@@ -271,7 +296,8 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # null: auto
+    # null: auto
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     # Thinking.
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
@@ -302,12 +328,20 @@ class ChatRequest(Sampling):
         for name in names:
             if names.count(name) > 1:
                 raise FieldFault("tools", f"two tools have the name {name}")
-        if self.tool_choice not in (None, "none", "auto") and not names:
+        choice, chosen = self.tool_choice, list[NamedTool]()
+        if isinstance(choice, NamedTool):
+            chosen = [choice]
+        elif isinstance(choice, AllowedTools):
+            chosen = choice.allowed_tools.tools
+        for one in chosen:
+            if one.function.name not in names:
+                raise FieldFault("tool_choice", f"no tool has the name {one.function.name}")
+        if isinstance(choice, AllowedTools):
+            allowed = {one.function.name for one in chosen}
+            self.tools = [tool for tool in self.tools or () if tool.function.name in allowed]
+            choice = self.tool_choice = choice.allowed_tools.mode
+        if choice not in (None, "none", "auto") and not self.tools:
             raise FieldFault("tool_choice", "only with tools")
-        if isinstance(self.tool_choice, NamedTool):
-            chosen = self.tool_choice.function.name
-            if chosen not in names:
-                raise FieldFault("tool_choice", f"no tool has the name {chosen}")
         return self
 
 

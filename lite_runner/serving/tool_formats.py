@@ -104,6 +104,7 @@ class CallFormat:
     closing: str
     between: str | None = None  # two calls; None: one at a time
     whole: tuple[str, str] = ("", "")  # around all calls
+    said: str = ""  # before an answer that is no call
     arguments: Callable[[str, Mapping[str, Any], Spell], list[str]] = _json_rules
     # A call in a turn of its own, with the tool's name for its head; None: the template writes it.
     turn: Callable[[dict[str, Any]], str] | None = None
@@ -114,20 +115,27 @@ class CallFormat:
         tools: Iterable[tuple[str, dict[str, Any]]],
         spell: Spell,
         several: bool,
+        said: str | None = None,
     ) -> str:
-        """At least one call, in Lark. `tools`: names and schemas of the arguments."""
+        """At least one call, in Lark, or an answer in the grammar `said`. `tools`: names and
+        schemas of the arguments."""
         rules, calls = [], []
         for number, (name, schema) in enumerate(tools):
             rules += self.arguments(f"arguments_{number}", schema, spell)
             opening = self.opening.replace("{name}", name)
-            calls.append(f"{spell(opening)} arguments_{number} {spell(self.closing)}")
+            if opening.startswith("{"):  # a terminal of its own, as an answer in JSON has it
+                opening = f"{spell('{')} {spell(opening[1:])}"
+            else:
+                opening = spell(opening)
+            calls.append(f"{opening} arguments_{number} {spell(self.closing)}")
         again = ""
         if several and self.between is not None:
             again = f"({spell(self.between)} call)*"
         begin, end = map(spell, self.whole)
-        return "\n".join(
-            [f"start: {begin} call {again} {end}", f"call: {' | '.join(calls)}", *rules]
-        )
+        start = f"start: {begin} call {again} {end}"
+        if said is not None:
+            start += f" | said\nsaid: {spell(self.said)} {said.removeprefix('start: ')}"
+        return "\n".join([start, f"call: {' | '.join(calls)}", *rules])
 
 
 @dataclass(frozen=True)
@@ -380,6 +388,7 @@ FORMATS: dict[str, CallFormat] = {
             partial(JsonCalls, HARMONY),
             "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
             "<|call|>",
+            said="<|channel|>final<|message|>",
         ),
         CallFormat("glm45", MARKS, glm45, f"{BEGIN}{{name}}", END, "\n", arguments=glm45_rules),
         CallFormat(

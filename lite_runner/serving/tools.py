@@ -17,6 +17,10 @@ from lite_runner.system.json_file import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
 
+# What of a definition is not for the chat template.
+_NOT_TOLD: Any = {"cache_control": True, "function": {"strict"}}
+
+
 class ToolUse:
     """The tools of one request."""
 
@@ -33,33 +37,34 @@ class ToolUse:
         self._functions = [tool.function for tool in body.tools or ()]
         self._several = body.parallel_tool_calls is not False
         self.definitions = [
-            tool.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+            tool.model_dump(exclude_none=True, exclude=_NOT_TOLD)
             for tool in body.tools or ()
         ]
         known = {id: text for text in self._format.marks if (id := tokenizer.id_of(text))}
         self._special = {text: id for id, text in known.items() if id in tokenizer.special_ids}
         self.keeps_special = bool(self._special)  # else the marks of calls are not in the text
-        if grammar is not None:
-            raise ApiError(400, f"{grammar.field}: not with tools", grammar.field)
-        self.grammar = self._forced(body)
+        self.grammar = self._restricted(body, grammar)
 
     def reader(self) -> CallReader:
         """Reads one answer."""
         tools = {function.name: _schema(function) for function in self._functions}
         return CallReader(self._format, tools, several=self._several)
 
-    def _forced(self, body: ChatRequest) -> Grammar | None:
-        """Of calls that must be made."""
+    def _restricted(self, body: ChatRequest, said: Grammar | None) -> Grammar | None:
+        """Of calls that must be made; or of calls, or else an answer as `said` has it."""
         chosen, functions = body.tool_choice, self._functions
-        if chosen in (None, "auto"):
+        forced = chosen not in (None, "auto")
+        if not forced and said is None:
             return None
         check_free_end(body, "tool_choice")
         if isinstance(chosen, NamedTool):
             functions = [one for one in functions if one.name == chosen.function.name]
         schemas = [(one.name, _schema(one)) for one in functions]
-        several = self._several and chosen == "required"
-        lark = self._format.grammar(schemas, self._spell, several)
-        return Grammar(lark, "tools", tuple(schema for _, schema in schemas))
+        several = self._several and not isinstance(chosen, NamedTool)
+        other = None if forced else said
+        lark = self._format.grammar(schemas, self._spell, several, other and other.lark)
+        listed = (*(schema for _, schema in schemas), *(other.schemas if other else ()))
+        return Grammar(lark, "tools", listed, other.patterns if other else ())
 
     def _spell(self, text: str) -> str:
         """A text in Lark; marks that are special tokens by their ids."""
