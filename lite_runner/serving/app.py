@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +38,7 @@ from lite_runner.serving.errors import (
     OUT_OF_MEMORY,
     ApiError,
     of_exception,
+    shortened,
 )
 from lite_runner.serving.messages import CountTokens, MessagesCall, MessagesRequest, count_tokens
 from lite_runner.serving.middleware import Body, Guard, Guarded, parse_body
@@ -230,14 +232,39 @@ class Json(JSONResponse):
 
 async def models(request: Request) -> Response:
     server = server_of(request)
-    listed = [card(server, name) for name in (*server.names, *server.adapters)]
-    return JSONResponse({"object": "list", "data": listed})
+    return told_models(request, [card(server, one) for one in (*server.names, *server.adapters)])
 
 
 async def model(request: Request) -> Response:
     server, name = server_of(request), request.path_params["name"]
     server.adapter_of(name)
-    return JSONResponse(card(server, name))
+    return told_model(request, card(server, name))
+
+
+def told_models(request: Request, cards: Sequence[dict[str, Any]]) -> Response:
+    """/v1/models in the protocol of who asks."""
+    if "anthropic-version" not in request.headers:
+        return JSONResponse({"object": "list", "data": cards})
+    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
+    return JSONResponse({"data": list(map(_anthropics, cards)), **ends})
+
+
+def told_model(request: Request, card: dict[str, Any]) -> Response:
+    """/v1/models/NAME in the protocol of who asks."""
+    return JSONResponse(_anthropics(card) if "anthropic-version" in request.headers else card)
+
+
+def _anthropics(card: dict[str, Any]) -> dict[str, Any]:
+    created = datetime.fromtimestamp(card["created"], timezone.utc).isoformat()
+    name, most = card["id"], card["max_model_len"]
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created,
+        "max_input_tokens": most,
+        "max_tokens": most,
+    }
 
 
 def card(server: Server, name: str) -> dict[str, Any]:
@@ -344,8 +371,20 @@ async def left(_: Request, __: Exception) -> Response:
 async def refused(request: Request, error: Exception) -> Response:
     """An error as the protocol has it."""
     found, server = api_error(error), request.app.state.server
+    if isinstance(error, HTTPException):
+        found.message = _misaddressed(request, found.status)
     server.metrics.refused(found.status)
     return JSONResponse(found.body(request.url.path), found.status, headers=found.headers)
+
+
+def _misaddressed(request: Request, status: int) -> str:
+    """Of a path that is not there, or not with this method."""
+    paths = [route.path for route in request.app.routes]
+    path, shown = request.url.path, shortened(request.url.path, 100)
+    if status == 405:
+        return f"{shown} does not take {request.method}"
+    known = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in paths), None)
+    return f"there is no {shown} here" + (f"; there is {known}" if known else "")
 
 
 HANDLERS = {

@@ -221,7 +221,8 @@ class ChatCompletion:
         return thought if self._thinking.is_told else "", text, calls
 
     def _message(self, index: int, text: str, thought: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message |= {"refusal": None, "annotations": []}
         if thought:
             message |= {"content": text or None, **_reasoning(thought)}
         if self._readers and (calls := self._readers[index].calls):

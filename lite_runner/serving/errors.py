@@ -126,7 +126,7 @@ def of_validation(error: ValidationError) -> ApiError:
     which fits it furthest."""
     if (count := error.error_count()) > _MOST_FAULTS:
         return ApiError(400, f"the body has {count} errors", code="invalid_value")
-    errors = error.errors(include_url=False, include_input=False)
+    errors = error.errors(include_url=False)
     field = errors[0]["loc"][:1]
     found = max((one for one in errors if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in found["loc"] if not _is_type(part)]
@@ -139,6 +139,11 @@ def of_validation(error: ValidationError) -> ApiError:
         return ApiError(400, f"{place}: not supported", place, "unsupported_parameter")
     if kind == "unsupported":
         return ApiError(400, f"{place}: {message}", place, "unsupported_parameter")
+    if kind in ("literal_error", "union_tag_invalid"):
+        given = found["ctx"].get("tag") or found["input"]
+        wanted = found["ctx"].get("expected") or found["ctx"]["expected_tags"]
+        shown = repr(shortened(given, 100)) if isinstance(given, str) else f"a {_kind(given)}"
+        return ApiError(400, f"{place}: got {shown}, expected {wanted}", place, "invalid_value")
     if kind == "missing":
         return ApiError(400, f"{place}: missing", place, "missing_required_parameter")
     if kind == "json_invalid":
@@ -146,9 +151,24 @@ def of_validation(error: ValidationError) -> ApiError:
     return ApiError(400, f"{place}: {message}" if place else message, place, "invalid_value")
 
 
+def _kind(given: Any) -> str:
+    """JSON's name of a value's type."""
+    names = {dict: "object", list: "array", bool: "boolean", type(None): "null"}
+    return names.get(type(given), "number")
+
+
 def _is_type(part: str | int) -> bool:
     """Whether a part of pydantic's location names a branch of a union, not a field."""
     return (isinstance(part, str) and not part.isidentifier()) or part in _BRANCHES
 
 
-_BRANCHES = ("str", "int", "float", "bool", "ContentPart", "NamedTool", "ChosenTool", "AllowedTools")
+_BRANCHES = (
+    "str",
+    "int",
+    "float",
+    "bool",
+    "ContentPart",
+    "NamedTool",
+    "ChosenTool",
+    "AllowedTools",
+)

@@ -27,6 +27,7 @@ from lite_runner.serving.schemas import (
 )
 from lite_runner.serving.state import Server
 from lite_runner.system.json_file import parse_json
+from lite_runner.text.thinking import thinking_marks
 from lite_runner.text.tokenizer import Tokenizer
 
 
@@ -78,7 +79,7 @@ ContentBlock = Annotated[
 
 
 class Message(RequestBody):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
@@ -192,7 +193,8 @@ def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
         words = {"any": "required", "tool": named}
         given["tool_choice"] = words.get(choice.type, choice.type)
         given["parallel_tool_calls"] = not choice.disable_parallel_tool_use
-    if (thinking := body.thinking) is not None:
+    thinks = thinking_marks(tokenizer.chat_template) is not None
+    if (thinking := body.thinking) is not None and thinks:  # it may: a model that cannot does not
         if thinking.type in ("enabled", "disabled"):
             given["enable_thinking"] = thinking.type == "enabled"
         given["thinking_token_budget"] = thinking.budget_tokens
@@ -219,7 +221,10 @@ def _messages(body: CountTokens) -> Iterator[dict[str, Any]]:
             yield {"role": message.role, "content": blocks}
             continue
         read = [block for block in blocks if not isinstance(block, RedactedThinkingBlock)]
-        yield from (_of_user if message.role == "user" else _of_assistant)(place, read)
+        if message.role == "assistant":
+            yield from _of_assistant(place, read)
+        else:
+            yield from _of_others(place, read, message.role)
 
 
 def _misplaced(place: int, block: ContentBlock, role: str) -> ApiError:
@@ -228,14 +233,14 @@ def _misplaced(place: int, block: ContentBlock, role: str) -> ApiError:
     return ApiError(400, f"{field}: {why}", field, "invalid_value")
 
 
-def _of_user(place: int, blocks: Sequence[ContentBlock]) -> Iterator[dict[str, Any]]:
+def _of_others(place: int, blocks: Sequence[ContentBlock], role: str) -> Iterator[dict[str, Any]]:
     for is_text, run in itertools.groupby(blocks, lambda block: isinstance(block, TextBlock)):
         if is_text:
-            yield {"role": "user", "content": _joined(run)}
+            yield {"role": role, "content": _joined(run)}
             continue
         for block in run:
-            if not isinstance(block, ToolResultBlock):
-                raise _misplaced(place, block, "user")
+            if role == "system" or not isinstance(block, ToolResultBlock):
+                raise _misplaced(place, block, role)
             content = _text(block.content or "")
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
@@ -276,6 +281,7 @@ class MessagesCall:
             "type": "message",
             "role": "assistant",
             "model": body.model or server.name,
+            "container": None,
         }
         self.streams, self.is_large = bool(body.stream), False
 
@@ -328,7 +334,7 @@ class MessagesCall:
     def _start(self) -> dict[str, Any]:
         usage = _usage(Usage(self.stats.usage.prompt))
         message: dict[str, Any] = {**self._head, "content": [], "usage": usage}
-        message |= {"stop_reason": None, "stop_sequence": None}
+        message |= dict.fromkeys(("stop_reason", "stop_sequence", "stop_details"))
         return {"type": "message_start", "message": message}
 
     def _end(self) -> dict[str, Any]:
@@ -348,7 +354,7 @@ class MessagesCall:
         if reason == "end_turn" and ended.stop_string is not None:
             reason = "stop_sequence"
         stop = ended.stop_string if reason == "stop_sequence" else None
-        return {"stop_reason": reason, "stop_sequence": stop}
+        return {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
 
 
 async def count_tokens(server: Server, body: CountTokens) -> dict[str, int]:
@@ -358,15 +364,18 @@ async def count_tokens(server: Server, body: CountTokens) -> dict[str, int]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    thinks = usage.reasoning is not None
+    return {
         "input_tokens": usage.prompt - usage.cached,
+        "cache_creation": None,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.completion,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning} if thinks else None,
+        "server_tool_use": None,
+        "inference_geo": None,
+        "service_tier": "standard",
     }
-    if usage.reasoning is not None:
-        found["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
-    return found
 
 
 _DELTAS = {
@@ -386,7 +395,7 @@ def _input(written: str) -> Any:
 
 def _whole(block: AnswerBlock) -> dict[str, Any]:
     if block.kind == "text":
-        return {"type": "text", "text": block.text}
+        return {"type": "text", "text": block.text, "citations": None}
     if block.kind == "thinking":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     return {
@@ -394,4 +403,5 @@ def _whole(block: AnswerBlock) -> dict[str, Any]:
         "id": block.id,
         "name": block.name,
         "input": _input(block.text),
+        "caller": {"type": "direct"},
     }

@@ -25,7 +25,7 @@ from prometheus_client import Gauge
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from lite_runner import progress
@@ -34,7 +34,15 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.plugins import registered
 from lite_runner.records import dataclass
 from lite_runner.serving import static
-from lite_runner.serving.app import HANDLERS, disconnected, event, guarded, version
+from lite_runner.serving.app import (
+    HANDLERS,
+    disconnected,
+    event,
+    guarded,
+    told_model,
+    told_models,
+    version,
+)
 from lite_runner.serving.errors import ApiError, shortened
 from lite_runner.serving.metrics import ServerMetrics, merged
 from lite_runner.serving.middleware import parse_body, read_body
@@ -333,12 +341,12 @@ async def listed(request: Request) -> Response:
         for model in models.every.values()
         for name in dict.fromkeys((model.name, *model.names))
     ]
-    return JSONResponse({"object": "list", "data": cards})
+    return told_models(request, cards)
 
 
 async def one(request: Request) -> Response:
     models, name = models_of(request), request.path_params["name"]
-    return JSONResponse(card(models, models.find(name), name))
+    return told_model(request, card(models, models.find(name), name))
 
 
 def card(models: Models, model: ServedModel, name: str) -> dict[str, Any]:

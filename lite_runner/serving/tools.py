@@ -16,7 +16,6 @@ from lite_runner.structured.grammars import Grammar
 from lite_runner.system.json_file import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
-
 # What of a definition is not for the chat template.
 _NOT_TOLD: Any = {"cache_control": True, "function": {"strict"}}
 
@@ -37,8 +36,7 @@ class ToolUse:
         self._functions = [tool.function for tool in body.tools or ()]
         self._several = body.parallel_tool_calls is not False
         self.definitions = [
-            tool.model_dump(exclude_none=True, exclude=_NOT_TOLD)
-            for tool in body.tools or ()
+            tool.model_dump(exclude_none=True, exclude=_NOT_TOLD) for tool in body.tools or ()
         ]
         known = {id: text for text in self._format.marks if (id := tokenizer.id_of(text))}
         self._special = {text: id for id, text in known.items() if id in tokenizer.special_ids}

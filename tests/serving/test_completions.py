@@ -283,7 +283,7 @@ REFUSED = [
     ({"logit_bias": {"400": 1}}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"stop": [""]}, "stop"),
-    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ["x"] * 65}, "stop"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ({"unheard_of": 1}, "unheard_of"),

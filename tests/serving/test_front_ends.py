@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -132,10 +134,12 @@ CLAUDE_CODE = {
                 {"type": "text", "text": "<system-reminder>"},
             ],
         },
+        {"role": "system", "content": "Be brief."},
     ],
     "tools": [{"name": LONG, "description": "d", "input_schema": PARAMETERS, **CACHED}],
     "metadata": {"user_id": "user_1"},
     "temperature": 1,
+    "thinking": {"type": "enabled", "budget_tokens": 31999},  # where the model can
     "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
 }
 CODEX = {
@@ -178,28 +182,72 @@ def test_requests_of_front_ends_are_answered(start: Start, subtests: pytest.Subt
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-REFUSED = (
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [IMAGE]}]}, ""),
-    ("/v1/chat/completions", {"messages": [HI], "tool_choice": "any", "tools": [TOOL]}, ""),
-    ("/v1/chat/completions", {"messages": [HI], "tools": [{"type": "web_search"}]}, ""),
-    ("/v1/chat/completions", {"messages": [HI], "max_tokens": -1}, ""),
-    ("/v1/chat/completions", {"messages": [HI], "think": True}, ""),
-    ("/v1/chat/completions", {"messages": [{"role": "function", "name": "f", "content": "x"}]}, ""),
-    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, ""),
-    ("/v1/messages", {"max_tokens": 9, "messages": [HI], "tools": [{"type": "web_search_20250305", "name": "web_search"}]}, ""),
-    ("/v1/responses", {"input": "hi", "tools": [{"type": "web_search"}]}, ""),
-    ("/v1/responses", {"input": "hi", "tools": [{"type": "custom", "name": "apply_patch"}]}, ""),
-    ("/v1/responses", {"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, ""),
-    ("/chat/completions", {"messages": [HI]}, ""),
-    ("/api/chat", {"messages": [HI]}, ""),
-    ("/v1/images/generations", {"messages": [HI]}, ""),
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
+RESULT = {"role": "system", "content": [{"type": "tool_result", "tool_use_id": "1"}]}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+# What is not there, with what the client is told of it.
+REFUSED: tuple[tuple[str, dict[str, Any], int, str], ...] = (
+    (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "got 'image_url', expected"),
+    (CHAT, {"messages": [HI], "tool_choice": "any", "tools": [TOOL]}, 400, "got 'any', expected"),
+    (CHAT, {"messages": [HI], "tools": [{"type": "web_search"}]}, 400, "tools.0.type: got 'web_s"),
+    (CHAT, {"messages": [HI], "max_tokens": -1}, 400, "max_tokens: Input should be greater"),
+    (CHAT, {"messages": [HI], "think": True}, 400, "think: not supported"),
+    (CHAT, {"messages": [{"role": 3, "content": "x"}]}, 400, "role: got a number, expected"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "'image', "),
+    (MESSAGES, {"messages": [RESULT]}, 400, "tool_result is not in a message of the system"),
+    (MESSAGES, {"messages": [HI], "tools": [SEARCH]}, 400, "got 'web_search_20250305', expected"),
+    ("/v1/responses", {"input": "hi", "tools": [{"type": "custom"}]}, 400, "got 'custom', expe"),
+    ("/v1/responses", {"input": [ITEM]}, 400, "got 'input_image', expected 'input_text'"),
+    ("/v1/responses/compact", {}, 405, "/v1/responses/compact does not take POST"),
+    ("/chat/completions", {}, 404, "there is no /chat/completions here; there is /v1/chat/comp"),
+    ("/v1/metrics", {}, 404, "there is /metrics"),
+    ("/api/chat", {}, 404, "there is no /api/chat here"),
 )
 
 
-def test_refusals(start: Start) -> None:
-    served = start(MockBackend(letters, 4, 1024, 4), tokenizer=TOKENIZER)
-    for path, body, why in REFUSED:
-        status, _, content = call(served, path, body)
-        print(path, status, content.decode()[:300])
-    print(call(served, "/v1/models/"), call(served, "/models"))
-    assert 0
+def test_what_is_not_there_is_told(start: Start, subtests: pytest.Subtests) -> None:
+    served = start(tokenizer=TOKENIZER)
+    for path, body, expected, why in REFUSED:
+        with subtests.test(f"{path} {why}"):
+            more = {"max_tokens": 9} if path == MESSAGES else {}
+            status, _, content = call(served, path, {**body, **more})
+            error = json.loads(content)["error"]
+            assert (status, why in error["message"]) == (expected, True), error
+
+
+def test_an_answer_takes_what_the_context_has_for_anthropics_clients(start: Start) -> None:
+    served = start(MockBackend(letters, 4, 64, 4), tokenizer=TOKENIZER)
+    body = {"messages": [HI], "max_tokens": 32000, "temperature": 0}
+    found = json.loads(call(served, MESSAGES, body)[2])
+    if found["stop_reason"] != "end_turn":
+        assert found["stop_reason"] == "model_context_window_exceeded"
+        assert found["usage"]["input_tokens"] + found["usage"]["output_tokens"] == 64
+    status, _, content = call(served, MESSAGES, {**body, "system": "x" * 99})
+    assert (status, b"context of 64 tokens" in content) == (400, True)
+
+
+def test_models_in_anthropics_form(start: Start) -> None:
+    served = start(MockBackend(letters, 4, 64, 4))
+    headers = {"anthropic-version": "2023-06-01"}
+    listed = json.loads(call(served, "/v1/models?limit=1000", **headers)[2])
+    assert [one["id"] for one in listed["data"]] == ["base", "a", "b"]
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("base", "b", False)
+    (_, _, one) = call(served, "/v1/models/a", **headers)
+    assert json.loads(one) == listed["data"][1]
+    assert listed["data"][1]["max_input_tokens"] == 64
+
+
+def test_a_page_may_ask_before_it_asks(start: Start) -> None:
+    """As a browser does for a front end of another origin."""
+    served = start(key=b"secret", cors_origins=("http://localhost:3000",))
+    connection = http.client.HTTPConnection(urlsplit(served.url).netloc, timeout=30)
+    headers = {
+        "Origin": "http://localhost:3000",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+    }
+    connection.request("OPTIONS", "/v1/chat/completions", headers=headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]

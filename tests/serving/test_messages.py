@@ -81,7 +81,7 @@ def prompt_tokens(message: dict[str, Any]) -> int:
 
 def test_text(start: Start) -> None:
     message = asked(start_with(start, "Hello."))
-    assert message["content"] == [{"type": "text", "text": "Hello."}]
+    assert message["content"] == [{"type": "text", "text": "Hello.", "citations": None}]
     assert (message["role"], message["stop_reason"], message["stop_sequence"]) == (
         "assistant",
         "end_turn",
@@ -105,7 +105,7 @@ def test_thinking_and_calls(start: Start) -> None:
     message = asked(served, tools=[TOOL])
     thinking, text, *calls = message["content"]
     assert thinking == {"type": "thinking", "thinking": "Hm.", "signature": ""}
-    assert text == {"type": "text", "text": "I look."}
+    assert text == {"type": "text", "text": "I look.", "citations": None}
     assert [(one["type"], one["name"], one["input"]) for one in calls] == [
         ("tool_use", "clock", {"a": [1]})
     ] * 2

@@ -26,6 +26,9 @@ ASKED: dict[str, Any] = {"model": "base", "temperature": 0, "input": "hi"}
 EVENT: TypeAdapter[BaseModel] = TypeAdapter(ResponseStreamEvent)
 WRITTEN = '<tool_call>{"name": "clock", "arguments": {"a": [1]}}</tool_call>'
 
+# What OpenAI sends, too, and the schema of Open Responses has.
+MORE = {"store", "frequency_penalty", "presence_penalty"}
+
 
 def start_with(start: Start, text: str, template: str = TEMPLATE, **more: Any) -> Served:
     tokenizer = tokenizer_with_chat(template, MARKS)
@@ -39,7 +42,7 @@ def events_of(content: bytes) -> Iterator[dict[str, Any]]:
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}" and event["sequence_number"] == number
         found = EVENT.validate_python(event)
-        assert found.type == event["type"] and set(unknown(found)) <= {"store", "bytes"}, event
+        assert found.type == event["type"] and set(unknown(found)) <= {*MORE, "bytes"}, event
         yield event
 
 
@@ -47,7 +50,7 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
     """The response, which is what its events make, too."""
     content = sent(served, PATH, {**ASKED, **more})
     parsed = Response.model_validate_json(content, strict=True)
-    assert set(unknown(parsed)) == {"store"}, content  # which OpenAI sends, too
+    assert set(unknown(parsed)) == MORE, content
     whole: dict[str, Any] = json.loads(content)
     first, second, *changes, last = events_of(sent(served, PATH, {**ASKED, **more, "stream": True}))
     assert (first["type"], second["type"]) == ("response.created", "response.in_progress")
@@ -81,7 +84,7 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
             assert event["item_id"] == made[place]["id"]
     response = last["response"]
     assert last["type"] == f"response.{response['status']}"
-    same = {"id": 0, "created_at": 0, "usage": 0, "output": 0}
+    same = {"id": 0, "created_at": 0, "completed_at": 0, "usage": 0, "output": 0}
     assert response | same == whole | same
     assert plain(response["output"]) == plain(whole["output"])
     cached = response["usage"].pop("input_tokens_details")["cached_tokens"]
