@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -162,6 +162,7 @@ async def response_items(request: Request) -> Response:
 
 async def embeddings(request: Request) -> Response:
     call = await made(request, EmbeddingRequest, partial(EmbeddingCall, server_of(request)))
+    await written(request)
     request.state.stats = call.stats
     await or_gone(call.compute(), disconnected(request))
     return StreamingResponse(call.parts(), media_type="application/json")
@@ -169,6 +170,7 @@ async def embeddings(request: Request) -> Response:
 
 async def rerank(request: Request) -> Response:
     call = await made(request, RerankRequest, partial(RerankCall, server_of(request)))
+    await written(request)
     request.state.stats = call.stats
     return JSONResponse(await or_gone(call.whole(), disconnected(request)))
 
@@ -179,6 +181,7 @@ Call = Completions | ChatCompletion | MessagesCall | ResponsesCall
 async def answered(request: Request, call: Call) -> Response:
     """The answer of a call, whole or in server-sent events. A client that leaves ends it."""
     await call.prepare()
+    await written(request, call.replayed)
     request.state.stats = call.stats
     if not call.streams:
         whole = await or_gone(call.whole(), disconnected(request))
@@ -374,6 +377,7 @@ async def refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         found.message = _misaddressed(request, found.status)
     server.metrics.refused(found.status)
+    await written(request)
     return JSONResponse(found.body(request.url.path), found.status, headers=found.headers)
 
 
@@ -434,9 +438,24 @@ async def made(request: Request, kind: type[Body], make: Callable[[Body], T]) ->
     """What `make` makes of the body of a request. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Content-Type: expected application/json")
-    return await server_of(request).read(
-        request.stream(), lambda data: make(parse_body(data, kind))
-    )
+    server = server_of(request)
+
+    def read(data: bytearray) -> T:
+        if server.settings.request_log:
+            request.state.body = bytes(data)
+        return make(parse_body(data, kind))
+
+    return await server.read(request.stream(), read)
+
+
+async def written(request: Request, replayed: Callable[[Any], Any] = lambda body: body) -> None:
+    """Write a request to the log of requests, if there is one and it is not there yet;
+    `replayed`: the body that gives the same answer again."""
+    state = request.scope["state"]
+    if (body := state.pop("body", None)) is not None:
+        await server_of(request).log_request(
+            state["id"], request.url.path, lambda: replayed(from_json(body))
+        )
 
 
 async def disconnected(request: Request) -> None:

@@ -40,7 +40,14 @@ class BatchLine(RequestBody):
 
     custom_id: str = Field(min_length=1, max_length=512)
     method: Literal["POST"]
-    url: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+    url: Literal[
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/messages",
+        "/v1/rerank",
+        "/v1/responses",
+    ]
     body: dict[str, Any]
 
 

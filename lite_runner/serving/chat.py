@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lite_runner.generation import Adjustments
-from lite_runner.serving.completions import chat_entry, of_prompt, prompt_logprobs, usage_of
+from lite_runner.serving.completions import (
+    chat_entry,
+    of_prompt,
+    prompt_logprobs,
+    replayed,
+    usage_of,
+)
 from lite_runner.serving.engine import Ended, Piece
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import RequestStats
@@ -98,6 +104,10 @@ class ChatCompletion:
         self._thoughts = [self._thinking.reader() for _ in range(body.n or 1)]
         if self._thoughts[0] is not None:
             self.stats.usage.reasoning = 0
+
+    def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body that gives the same answer again."""
+        return replayed(body, self._body)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""

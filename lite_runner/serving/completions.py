@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from lite_runner.serving.engine import Busy, Ended, Piece
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import RequestStats, Usage
 from lite_runner.serving.sampling import adjustments, generation_options, grammar_for
-from lite_runner.serving.schemas import CompletionRequest
+from lite_runner.serving.schemas import CompletionRequest, Sampling
 from lite_runner.serving.state import Server
 from lite_runner.text.tokenizer import Tokenizer
 
@@ -63,6 +63,10 @@ class Completions:
         if body.echo:
             decode = server.tokenizer.decode
             self._echoes = await server.aside(lambda: [decode(ids) for ids in self._prompts])
+
+    def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The body that gives the same answer again."""
+        return replayed(body, self._body)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
@@ -231,6 +235,13 @@ def prompt_logprobs(
             }
         )
     return rows
+
+
+def replayed(given: Mapping[str, Any], body: Sampling) -> dict[str, Any]:
+    """The body of a request that gives the same answer again, in one: with the seed that was
+    drawn."""
+    rest = {name: one for name, one in given.items() if name not in ("stream", "stream_options")}
+    return {**rest, "seed": body.seed}
 
 
 class CompletionLogprobs:

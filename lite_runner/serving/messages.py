@@ -23,6 +23,8 @@ from lite_runner.serving.schemas import (
     Cached,
     ChatRequest,
     RequestBody,
+    as_format,
+    as_function,
     only,
 )
 from lite_runner.serving.state import Server
@@ -177,20 +179,9 @@ def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
             "stream": body.stream,
         }
     if body.tools:
-        given["tools"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.input_schema,
-                },
-            }
-            for tool in body.tools
-        ]
+        given["tools"] = list(map(as_function, body.tools))
     if (choice := body.tool_choice) is not None:
-        named = {"type": "function", "function": {"name": choice.name}}
-        words = {"any": "required", "tool": named}
+        words = {"any": "required", "tool": as_function(choice)}
         given["tool_choice"] = words.get(choice.type, choice.type)
         given["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     thinks = thinking_marks(tokenizer.chat_template) is not None
@@ -203,8 +194,7 @@ def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
         if output.effort and tokenizer.template_reads("reasoning_effort"):
             given["reasoning_effort"] = "xhigh" if output.effort == "max" else output.effort
         if output.format is not None:
-            schema = {"name": "answer", "schema": output.format.schema_}
-            given["response_format"] = {"type": "json_schema", "json_schema": schema}
+            given["response_format"] = as_format(output.format.schema_)
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
@@ -292,6 +282,10 @@ class MessagesCall:
     async def prepare(self) -> None:
         """See ChatCompletion."""
         await self._chat.prepare()
+
+    def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See ChatCompletion."""
+        return self._chat.replayed(body)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""

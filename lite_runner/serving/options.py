@@ -96,6 +96,7 @@ class Serve:
     drain_delay: NotNegative  # seconds after SIGTERM in which requests are still taken
     drain_timeout: Positive  # seconds for running requests after that
     log_format: Literal["text", "json"]
+    request_log: OutputPath  # requests and their seeds, to be replayed by `batch`; "": none
 
     @property
     def is_public(self) -> bool:

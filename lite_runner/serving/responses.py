@@ -23,6 +23,8 @@ from lite_runner.serving.schemas import (
     Described,
     RequestBody,
     StreamOptions,
+    as_format,
+    as_function,
     only,
 )
 from lite_runner.serving.state import Server, Stored
@@ -220,28 +222,20 @@ def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     given: dict[str, Any] = {name: getattr(body, name, None) for name in _SAME}
     given["messages"] = list(_messages(body.instructions, items))
     choice: Any = body.tool_choice
-    if isinstance(choice, ChosenTool):
-        choice = _named(choice)
-    elif isinstance(choice, AllowedTools):
-        allowed = {"mode": choice.mode, "tools": list(map(_named, choice.tools))}
+    if isinstance(choice, AllowedTools):
+        allowed = {"mode": choice.mode, "tools": list(map(as_function, choice.tools))}
         choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    elif isinstance(choice, ChosenTool):
+        choice = as_function(choice)
     given["tool_choice"] = choice
-    given["tools"] = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-            },
-        }
-        for tool in body.tools or ()
-    ] or None
+    given["tools"] = list(map(as_function, body.tools or ())) or None
     if body.reasoning is not None and body.reasoning.effort:
         effort = body.reasoning.effort
         given["reasoning_effort"] = "xhigh" if effort == "max" else effort
     if body.text is not None and (wanted := body.text.format) is not None:
-        given["response_format"] = _response_format(wanted)
+        is_schema = wanted.type == "json_schema"
+        form = as_format(wanted.schema_, wanted.name) if is_schema else {"type": wanted.type}
+        given["response_format"] = form
     given["max_completion_tokens"] = body.max_output_tokens
     if _wants_logprobs(body):
         given |= {"logprobs": True, "top_logprobs": body.top_logprobs}
@@ -251,10 +245,6 @@ def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         raise _renamed(of_validation(error)) from None
 
 
-def _named(tool: ChosenTool) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": tool.name}}
-
-
 def _wants_logprobs(body: ResponsesRequest) -> bool:
     """Raises ApiError for what cannot be included."""
     for one in body.include or ():
@@ -262,13 +252,6 @@ def _wants_logprobs(body: ResponsesRequest) -> bool:
             known = f"include: {shortened(one, 100)!r} is not supported"
             raise ApiError(400, known, "include", "unsupported_parameter")
     return bool(body.top_logprobs) or _LOGPROBS in (body.include or ())
-
-
-def _response_format(wanted: TextFormat) -> dict[str, Any]:
-    if wanted.type != "json_schema":
-        return {"type": wanted.type}
-    schema = {"name": wanted.name, "schema": wanted.schema_}
-    return {"type": "json_schema", "json_schema": schema}
 
 
 def _renamed(error: ApiError) -> ApiError:
@@ -383,7 +366,7 @@ class ResponsesCall:
 
     def _open(self, before: bytes = b"[]") -> None:
         """`before`: JSON of the items that it goes on from."""
-        given = self._body.input
+        self._before, given = before, self._body.input
         if isinstance(given, str):
             given = [MessageItem(role="user", content=given)]
         items = [*_ITEMS.validate_json(before), *given]
@@ -417,6 +400,15 @@ class ResponsesCall:
         if fits is None:
             raise error
         self._chat = fits
+
+    def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
+        """See ChatCompletion; with all items that it goes on from."""
+        made = self._chat.replayed(body)
+        if made.pop("previous_response_id", None) is None:
+            return made
+        given = made["input"]
+        new = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        return {**made, "input": from_json(self._before) + new}
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one."""
@@ -467,7 +459,7 @@ class ResponsesCall:
         of_item = {"item_id": item["id"], "output_index": len(self._output) - 1}
         is_call = block.kind == "call"
         of_part = of_item if is_call else {**of_item, "content_index": 0}
-        kind, name = _EVENTS[block.kind]
+        _, _, kind, name = _KINDS[block.kind]
         told = {"logprobs": logprobs} if block.kind == "text" else {}
         if change == "begun" and not is_call:
             yield self._event("content_part.added", **of_part, part=_part(block))
@@ -542,11 +534,11 @@ class ResponsesCall:
         }
 
 
-# Of a block: its events, and the field of the last one.
-_EVENTS = {
-    "thinking": ("reasoning_text", "text"),
-    "text": ("output_text", "text"),
-    "call": ("function_call_arguments", "arguments"),
+# Of a block: the prefix of its item's id and its type, its events, and the field of the last one.
+_KINDS = {
+    "thinking": ("rs", "reasoning", "reasoning_text", "text"),
+    "text": ("msg", "message", "output_text", "text"),
+    "call": ("fc", "function_call", "function_call_arguments", "arguments"),
 }
 
 
@@ -560,7 +552,7 @@ def _part(block: AnswerBlock) -> dict[str, Any]:
 
 def _item(block: AnswerBlock, status: str) -> dict[str, Any]:
     """A block as an item of the output; one that is in progress has no content yet."""
-    prefix, kind = _ITEM_KINDS[block.kind]
+    prefix, kind, _, _ = _KINDS[block.kind]
     item = {"id": f"{prefix}_{secrets.token_hex(16)}", "type": kind, "status": status}
     if block.kind == "call":
         return {**item, "call_id": block.id, "name": block.name, "arguments": block.text}
@@ -568,13 +560,6 @@ def _item(block: AnswerBlock, status: str) -> dict[str, Any]:
     if block.kind == "thinking":
         return {**item, "summary": [], "content": content}
     return {**item, "role": "assistant", "content": content}
-
-
-_ITEM_KINDS = {
-    "thinking": ("rs", "reasoning"),
-    "text": ("msg", "message"),
-    "call": ("fc", "function_call"),
-}
 
 
 def _listed(items: Sequence[Item]) -> bytes:

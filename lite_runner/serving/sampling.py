@@ -46,7 +46,7 @@ def generation_options(
         do_sample=samples,
         temperature=temperature if samples else 1.0,
         num_return_sequences=n,
-        seed=secrets.randbits(63) if body.seed is None else body.seed % 2**63,
+        seed=seeded(body) % 2**63,
         stop=body.stops or defaults.stop,
         logprobs=_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body),
@@ -65,6 +65,13 @@ def generation_options(
             "min_tokens",
         )
     return options
+
+
+def seeded(body: Sampling) -> int:
+    """The seed of a request, drawn where it has none."""
+    if body.seed is None:
+        body.seed = secrets.randbits(63)
+    return body.seed
 
 
 def check_prompt(prompt: Sequence[int], info: BackendInfo, field: str, new: int = 0) -> None:

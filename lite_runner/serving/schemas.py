@@ -268,6 +268,19 @@ class Tool(Cached):
     function: Function
 
 
+def as_function(tool: Any) -> dict[str, Any]:
+    """A tool, or a choice of one, of another protocol as chat completions have it."""
+    schema = getattr(tool, "parameters", getattr(tool, "input_schema", None))
+    about = getattr(tool, "description", None)
+    told = {"name": tool.name, "description": about, "parameters": schema}
+    return {"type": "function", "function": told}
+
+
+def as_format(schema: Any, name: str | None = "answer") -> dict[str, Any]:
+    """A schema as response_format has it."""
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
+
+
 class FunctionName(RequestBody):
     name: str
 

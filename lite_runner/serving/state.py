@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic_core import to_json
 
+from lite_runner import progress
 from lite_runner.config.generation import GenerationConfig, Pooling
 from lite_runner.config.prompt import with_ending
 from lite_runner.errors import ArtifactError, ConfigError
@@ -108,6 +113,7 @@ class Server:
     adapter_uses: Counter[str] = field(default_factory=Counter)  # requests that are not over
     responses: Responses = field(default_factory=lambda: Responses())
     changing_adapters: set[str] = field(default_factory=set)  # names that come or go now
+    _log_fails: bool = False
     _bodies: dict[int, bytearray] = field(default_factory=dict)  # by id: as far as they have come
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _aside: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_ASIDE))
@@ -185,6 +191,29 @@ class Server:
             raise ApiError(
                 400, f"{field}: {error.message}", field, "context_length_exceeded"
             ) from None
+
+    async def log_request(self, id: str, path: str, body: Callable[[], Any]) -> None:
+        """Append a request to serve.request_log, as a line of a batch."""
+        log = Path(self.settings.request_log).expanduser()
+
+        def write() -> None:
+            try:
+                one = {"custom_id": f"{id}-{secrets.token_hex(4)}", "method": "POST"}
+                line = to_json({**one, "url": path, "body": body()})
+            except ValueError:  # no JSON: there is nothing to replay
+                return
+            # Opened each time: it may have been moved, or be another process's, too.
+            file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(file, "ab", buffering=0) as opened:
+                opened.write(line + b"\n")
+
+        try:
+            await self.aside(write)
+            self._log_fails = False
+        except OSError as error:
+            if not self._log_fails:  # once
+                progress.note(f"serve.request_log={log}: {error.strerror}; requests go on")
+            self._log_fails = True
 
     async def read(self, parts: AsyncIterable[bytes], work: Callable[[bytearray], T]) -> T:
         """The result of `work` on a body: in another thread, one at a time, unless it is short.

@@ -60,7 +60,7 @@ class ToolUse:
         schemas = [(one.name, _schema(one)) for one in functions]
         several = self._several and not isinstance(chosen, NamedTool)
         other = None if forced else said
-        lark = self._format.grammar(schemas, self._spell, several, other and other.lark)
+        lark = self._format.grammar(schemas, self._spell, several, other.lark if other else None)
         listed = (*(schema for _, schema in schemas), *(other.schemas if other else ()))
         return Grammar(lark, "tools", listed, other.patterns if other else ())
 

@@ -108,6 +108,7 @@ SETTINGS = Serve(
     drain_delay=0,
     drain_timeout=5,
     log_format="text",
+    request_log="",
 )
 Start = Callable[..., Served]
 Launch = Callable[..., tuple["subprocess.Popen[str]", str]]

@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from lite_runner import app
 from lite_runner.serving.batches import answered
 from tests.paths import ROOT
+from tests.serving.conftest import Launch
 
 WORDS = ("run_mode=serve", "model=tiny_llama", "seed=1", "serve.batch=requests.jsonl")
 PROMPT: dict[str, Any] = {"model": "tiny_llama", "prompt": "One, two,", "temperature": 0}
@@ -148,3 +150,52 @@ def test_what_is_typed_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     assert "serve.batch_output needs serve.batch=FILE" in capsys.readouterr().err
     assert run("serve.batch=missing.jsonl") == 2
     assert "missing.jsonl: No such file" in capsys.readouterr().err
+
+
+def test_a_log_of_requests_is_replayed(launch: Launch) -> None:
+    """Sampled, streamed and of all protocols: the answers are the same again."""
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}\n{% endfor %}"
+    Path("chat.jinja").write_text(template)
+    words = ("processor.tokenizer.chat_template=chat.jinja", "max_new_tokens=5")
+    _, url = launch("serve.request_log=log.jsonl", *words)
+
+    def ask(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = httpx2.post(f"{url}{path}", json=body, headers={"X-Request-Id": "mine"})
+        if not body.get("stream"):
+            found: dict[str, Any] = answer.json()
+            return found
+        events = [one.removeprefix("data: ") for one in answer.text.split("\n\n")]
+        pieces = [json.loads(one)["choices"] for one in events if one.startswith("{")]
+        text = "".join(choice["delta"].get("content", "") for one in pieces for choice in one)
+        return {"choices": [{"message": {"content": text}}]}
+
+    chat = [{"role": "user", "content": "hi"}]
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": ["One,", "two"], "n": 2}),
+        ("/v1/chat/completions", {"messages": chat, "stream": True}),
+        ("/v1/messages", {"messages": chat, "max_tokens": 4}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/completions", {"prompt": "x", "wheels": 4}),
+    ]
+    told = [ask(*one) for one in asked]
+    told.append(ask("/v1/responses", {"input": "so?", "previous_response_id": told[3]["id"]}))
+    assert httpx2.post(f"{url}/v1/completions", content=b"{").status_code == 415
+    log = Path("log.jsonl")
+    assert log.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(one) for one in log.read_text().splitlines()]
+    assert [one["url"] for one in lines] == [*(path for path, _ in asked), "/v1/responses"]
+    assert "stream" not in lines[1]["body"] and isinstance(lines[1]["body"]["seed"], int)
+    assert run("serve.batch=log.jsonl", *words) == 0
+    found = answers("log_output.jsonl")
+
+    def said(answer: dict[str, Any]) -> list[str]:
+        if "choices" in answer:
+            return [one.get("text") or one["message"]["content"] for one in answer["choices"]]
+        if answer.get("error"):
+            return [answer["error"]["message"]]
+        blocks = answer.get("content") or [b for one in answer["output"] for b in one["content"]]
+        return [block["text"] for block in blocks]
+
+    for line, answer in zip(lines, told, strict=True):
+        assert line["custom_id"].startswith("mine-")
+        assert said(found[line["custom_id"]]["body"]) == said(answer)
