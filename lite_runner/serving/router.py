@@ -49,7 +49,7 @@ from lite_runner.serving.middleware import parse_body, read_body
 from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.serving.planning import check_certificate, listen
 from lite_runner.serving.server import http_server, run_model, serve_until_stopped
-from lite_runner.serving.state import Gone, or_gone
+from lite_runner.serving.state import Gone, is_stored, or_gone
 from lite_runner.system.secret import named_keys, take_key
 
 if TYPE_CHECKING:
@@ -137,6 +137,10 @@ class Models:
             "model_not_found",
         )
 
+    def kept(self, model: ServedModel) -> Path:
+        """The file of a model's responses while it is not loaded."""
+        return Path(self._folder.name, f"{list(self.every).index(model.name)}.responses")
+
     @property
     def loaded(self) -> list[ServedModel]:
         return [model for model in self.every.values() if model.state == "loaded"]
@@ -196,7 +200,10 @@ class Models:
         model.path = str(Path(self._folder.name, f"{next(self._numbers)}.sock"))
         model.process = multiprocessing.get_context("spawn").Process(
             target=run_model,
-            args=(model.config.to_dict(), registered(), self._key, model.path, theirs),
+            args=(
+                *(model.config.to_dict(), registered(), self._key, model.path),
+                *(self.kept(model), theirs),
+            ),
             daemon=True,
         )
         model.pipe = ours
@@ -400,15 +407,20 @@ async def by_model(request: Request) -> Response:
 
 
 async def by_any(request: Request) -> Response:
-    """The answer of the model that knows the response: those that are loaded are asked in turn."""
-    models = models_of(request)
+    """The answer of the model that knows the response: those that are loaded are asked in turn;
+    one that is not and knows it is loaded."""
+    models, id = models_of(request), request.path_params["id"]
     for model in models.loaded:
         with suppress(OSError, h11.RemoteProtocolError):
             status, body = await answer(model, request, b"")
             if status != 404:
                 return Response(body, status, media_type="application/json")
-    id = shortened(request.path_params["id"], 100)
-    why = f"there is no response {id!r}, or not any more"
+    for model in models.every.values():
+        if model.state != "loaded" and await asyncio.to_thread(is_stored, models.kept(model), id):
+            limit = models.settings.load_timeout
+            await or_gone(models.enter(model, limit), disconnected(request))
+            return Forwarded(models, model, b"")
+    why = f"there is no response {shortened(id, 100)!r}, or not any more"
     raise ApiError(404, why, None, "response_not_found")
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
@@ -171,10 +172,16 @@ async def serve_until_stopped(
 
 
 def run_model(
-    raw: Mapping[str, Any], plugins: Sequence[str], key: bytes | None, path: str, pipe: Pipe
+    raw: Mapping[str, Any],
+    plugins: Sequence[str],
+    key: bytes | None,
+    path: str,
+    kept: Path,
+    pipe: Pipe,
 ) -> None:
     """Serve one of several models on the socket at `path` until the pipe is closed; `raw`: its
-    config as plain data. The pipe tells what it takes, waits, and tells that it is loaded."""
+    config as plain data; `kept`: a file for its responses, while it is not loaded. The pipe tells
+    what it takes, waits, and tells that it is loaded."""
     for number in (signal.SIGINT, signal.SIGTERM):  # who started this process ends it
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -187,7 +194,7 @@ def run_model(
         pipe.recv()
         with closing(open_planned(plan)) as backend:
             backend.prepare()
-            asyncio.run(_answer(plan, backend, key, path, pipe))
+            asyncio.run(_answer(plan, backend, key, path, kept, pipe))
     except EOFError:
         return
     except Exception as error:
@@ -200,8 +207,11 @@ def run_model(
             pipe.send({"error": lacks.message, "hint": lacks.hint, "here": here})
 
 
-async def _answer(plan: Plan, backend: Backend, key: bytes | None, path: str, pipe: Pipe) -> None:
+async def _answer(
+    plan: Plan, backend: Backend, key: bytes | None, path: str, kept: Path, pipe: Pipe
+) -> None:
     server, loop = open_server(plan, backend, key), asyncio.get_running_loop()
+    server.responses.load(kept)
     http = http_server(application(server), server.settings, behind=True)
 
     def stop() -> None:
@@ -216,6 +226,7 @@ async def _answer(plan: Plan, backend: Backend, key: bytes | None, path: str, pi
             names = (*server.names, *server.adapters)
             pipe.send({"names": names, "max_length": server.engine.info.max_length})
             await http.serve([bound])
+    server.responses.save(kept)
 
 
 class _Http(uvicorn.Server):

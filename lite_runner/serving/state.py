@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from lite_runner import progress
 from lite_runner.config.generation import GenerationConfig, Pooling
@@ -87,6 +88,27 @@ class Responses:
         """Raises ApiError as `get`."""
         self._bytes -= _size(self.get(id, owner))
         del self._stored[id]
+
+    def save(self, path: Path) -> None:
+        """Write all to a file: three lines each."""
+        with path.open("wb") as file:
+            for id, one in self._stored.items():
+                file.write(b"\n".join((to_json([id, one.owner]), one.response, one.items, b"")))
+
+    def load(self, path: Path) -> None:
+        """Take those of a file, if it is there."""
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        for head, response, items in zip(*[iter(lines)] * 3, strict=True):
+            id, owner = from_json(head)
+            self.add(id, Stored(response, items, owner))
+
+
+def is_stored(path: Path, id: str) -> bool:
+    """Whether a file of responses has this one."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return any(from_json(head)[0] == id for head in itertools.islice(file, 0, None, 3))
 
 
 def _size(one: Stored) -> int:

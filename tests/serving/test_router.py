@@ -37,7 +37,10 @@ def folder(tmp_path: Path) -> Path:
     """A folder of two models."""
     folder = tmp_path / "models"
     folder.mkdir()
-    (folder / "small.yaml").write_text("model: tiny_llama\nseed: 5\nserve: {max_running: 2}\n")
+    (folder / "small.yaml").write_text(
+        "model: tiny_llama\nseed: 5\nserve: {max_running: 2}\n"
+        "processor: {tokenizer: {chat_template: '{{ messages[-1].content }}'}}\n"
+    )
     (folder / "other.yml").write_text("model: tiny_gpt2\nserve.max_length: 64\n")
     (folder / "notes.txt").write_text("nothing")
     return folder
@@ -220,6 +223,7 @@ def test_models_come_and_go(launch: Launch, folder: Path) -> None:
     text = ask("small")
     assert client.embeddings.create(model="small", input="hi").data
     assert states() == {"other": "loaded", "small": "loaded", "tiny_qwen2": "unloaded"}
+    made = client.responses.create(model="small", input="hi", max_output_tokens=3)
     assert ask("tiny_qwen2") and states()["other"] == "unloaded"
     now = processes()
     assert len(now) == 2 and not first.keys() & now.keys()  # all that it took is free
@@ -230,6 +234,10 @@ def test_models_come_and_go(launch: Launch, folder: Path) -> None:
     assert len(list(stream)) >= 3
     with pytest.raises(openai.NotFoundError, match="no response 'resp_x'"):
         client.responses.retrieve("resp_x")
+    assert ask("other") and ask("tiny_qwen2") and states()["small"] == "unloaded"
+    assert client.responses.retrieve(made.id) == made and states()["small"] == "loaded"
+    again = {"model": "small", "input": "so?", "previous_response_id": made.id}
+    assert client.responses.create(**again, max_output_tokens=3).output_text
     for status, body in ((404, {"model": "nope"}), (400, {"model": 5})):
         answer = httpx2.post(f"{url}/v1/completions", json={"prompt": "hi", **body})
         assert answer.status_code == status and answer.json()["error"]["param"] == "model"
