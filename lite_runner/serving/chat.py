@@ -95,7 +95,8 @@ class ChatCompletion:
         if self._fills and body.max_tokens is not None and body.max_tokens > room > 0:
             self.is_cut, body.max_tokens = True, room
         self._options = generation_options(body, server.defaults, self._prompt, info)
-        restricted = await server.restricted(self._adjustments, self._grammar) or Adjustments()
+        grammar = self._thinking.around(self._grammar)
+        restricted = await server.restricted(self._adjustments, grammar) or Adjustments()
         calls = self._tools is not None
         guide = self._thinking.guide(restricted.guide, calls=calls)
         restricted = replace(restricted, guide=guide)

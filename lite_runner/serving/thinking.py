@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,14 @@ from lite_runner.errors import ConfigError
 from lite_runner.generation import Guide
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.schemas import ChatRequest
+from lite_runner.structured.grammars import Grammar
 from lite_runner.text.thinking import (
     HARMONY,
     HarmonyReader,
     Stage,
+    ThinkingMarks,
     ThinkingReader,
+    overlap,
     stage_of,
     thinking_marks,
     thinking_switch,
@@ -80,7 +85,10 @@ class Thinking:
             )
         texts = (self._marks.begin, self._marks.end) if self._marks else (None, None)
         self._begin, self._end = map(tokenizer.id_of, texts)
-        self.keeps_special = not tokenizer.special_ids.isdisjoint((self._begin, self._end))
+        ids = self._begin, self._end
+        self.keeps_special = not tokenizer.special_ids.isdisjoint(ids)
+        # Told from the text then, whose grammar they are in.
+        self._is_spelled = None in ids and not self.keeps_special and self._marks is not None
         self._stage: Stage = "over"
 
     def follow(self, prompt: Sequence[int]) -> None:
@@ -95,21 +103,33 @@ class Thinking:
             return HarmonyReader()
         return None if self._marks is None else ThinkingReader(self._marks, self._stage)
 
+    def around(self, grammar: Grammar | None) -> Grammar | None:
+        """The grammar of an answer; with its thinking, where the marks are several tokens each."""
+        if grammar is None or self._marks is None or not self._is_spelled or self._stage == "over":
+            return grammar
+        thinking = f'{json.dumps(self._marks.begin)} thinking "\\n"? "\\n"?'
+        begins = f"({thinking})?" if self._stage == "open" else thinking.partition(" ")[2]
+        end = re.escape(self._marks.end).replace("/", r"\/")
+        rules = f"start: {begins} answer\nthinking[lazy]: /(?s:.*){end}/\n"
+        return replace(grammar, lark=rules + grammar.lark.replace("start: ", "answer: ", 1))
+
     def guide(self, rest: Callable[[], Guide] | None, *, calls: bool) -> Callable[[], Guide] | None:
         """Guides of answers whose text behind the thinking is restricted to `rest`, to `calls` or
-        to what is said. Raises ApiError where the end of the thinking is no token of its own."""
-        stage = self._stage
-        if stage == "over" or (rest is None and self._budget is None):
+        to what is said. Raises ApiError for marks that are partly special tokens."""
+        stage, marks, budget = self._stage, self._marks, self._budget
+        if stage == "over" or (rest is None and budget is None):
             return rest
+        if self._is_spelled and marks is not None:
+            if budget is None:
+                return rest
+            return lambda: SpelledGuide(rest and rest(), stage, marks, budget, self._tokenizer)
         if self._marks is HARMONY and self._end is not None:
             return self._of_harmony(rest, self._end, calls=calls)
         if self._end is None or (stage == "open" and self._begin is None):
-            if stage == "open" and self._budget is None:
-                return rest  # an answer in a grammar does without
-            field = "thinking_token_budget" if self._budget is not None else "chat_template_kwargs"
-            why = "the marks of the model's thinking are several tokens each"
+            field = "thinking_token_budget" if budget is not None else "chat_template_kwargs"
+            why = "one mark of the model's thinking is a special token, and one is not"
             raise ApiError(400, f"{field}: not supported: {why}", field, "unsupported_parameter")
-        begin, end, budget = self._begin, self._end, self._budget
+        begin, end = self._begin, self._end
         return lambda: ThinkingGuide(rest and rest(), stage, begin, end, budget)
 
     def _of_harmony(
@@ -133,6 +153,65 @@ class Thinking:
         return found
 
 
+def _allow_only(scores: NDArray[np.floating[Any]], token: int) -> None:
+    score = scores[token]
+    scores[:] = -np.inf
+    scores[token] = score
+
+
+class SpelledGuide:
+    """Restricts thinking to its budget where the marks are several tokens each. See Guide."""
+
+    def __init__(
+        self,
+        rest: Guide | None,
+        stage: Stage,
+        marks: ThinkingMarks,
+        budget: int,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """`rest`: of the whole answer."""
+        self._rest, self._stage, self._left = rest, stage, budget
+        self._begin, self._end, self._tokenizer = marks.begin, marks.end, tokenizer
+        self._text = ""  # so far, as much as tells a mark
+        self._forced: list[int] = []
+        self._bound()
+
+    def mask(self, scores: NDArray[np.floating[Any]]) -> None:
+        if self._forced:
+            _allow_only(scores, self._forced[0])
+        elif self._rest is not None:
+            self._rest.mask(scores)
+
+    def take(self, token: int) -> None:
+        if self._rest is not None:
+            self._rest.take(token)
+        if self._forced:
+            self._forced.pop(0)
+            return
+        if self._stage == "over":
+            return
+        self._left -= self._stage == "inside"
+        self._text += self._tokenizer.decode([token], skip_special_tokens=False)
+        if self._stage == "open":
+            self._text = self._text.lstrip()
+            if self._text.startswith(self._begin):
+                self._stage, self._text = "inside", self._text.removeprefix(self._begin)
+            elif not self._begin.startswith(self._text):
+                self._stage = "over"
+        self._bound()
+
+    def _bound(self) -> None:
+        if self._stage != "inside":
+            return
+        if self._end in self._text:
+            self._stage = "over"
+        elif self._left <= 0:
+            rest = self._end[overlap(self._text, self._end) :]  # the model may have begun it
+            self._stage, self._forced = "over", self._tokenizer.encode(rest, False)
+        self._text = self._text[1 - len(self._end) :]
+
+
 class HarmonyGuide:
     """Restricts the message behind the thinking, which stands in one of its own. See Guide."""
 
@@ -154,10 +233,7 @@ class HarmonyGuide:
 
     def mask(self, scores: NDArray[np.floating[Any]]) -> None:
         if self._forced or (self._thinks and self._left == 0):
-            only = self._forced[0] if self._forced else self._end
-            score = scores[only]
-            scores[:] = -np.inf
-            scores[only] = score
+            _allow_only(scores, self._forced[0] if self._forced else self._end)
         elif self._thinks:
             scores[self._others[self._others < len(scores)]] = -np.inf
         elif self._rest is not None:
@@ -187,9 +263,7 @@ class ThinkingGuide:
     def mask(self, scores: NDArray[np.floating[Any]]) -> None:
         if self._stage == "inside":
             if self._left == 0:
-                score = scores[self._end]
-                scores[:] = -np.inf
-                scores[self._end] = score
+                _allow_only(scores, self._end)
         elif self._rest is not None:
             may_begin = self._stage == "open"
             score = scores[self._begin] if may_begin else None

@@ -204,12 +204,28 @@ def test_a_grammar_begins_behind_it(
     assert asked(served, guided_choice=["yes"], **off)["content"] == "yes"
 
 
-def test_marks_of_several_tokens_have_no_grammar_behind_them(start: Start) -> None:
-    served = start_with(start, BEGUN, "Why?</think>no", tokens=False)
-    assert "are several tokens each" in refused(served, guided_choice=["yes"])
-    assert "are several tokens each" in refused(served, thinking_token_budget=2)
-    without = start_with(start, SWITCHED, "no", tokens=False)
-    assert asked(without, guided_choice=["yes"])["content"] == "yes"
+@pytest.mark.parametrize(
+    ("template", "text", "thought"),
+    [
+        (SWITCHED, "<think>No <b> JSON.</think>\n\nno JSON", "No <b> JSON."),
+        (SWITCHED, "no JSON", None),
+        (BEGUN, "No </th JSON.</think>no JSON", "No </th JSON."),
+        (BEGUN, "</think>no JSON", None),
+    ],
+)
+def test_marks_of_several_tokens(
+    start: Start, template: str, text: str, thought: str | None
+) -> None:
+    """A grammar behind the thinking, a budget, and both."""
+    served = start_with(start, template, text, tokens=False)
+    wanted = {"guided_choice": ["yes", "no, never"]}
+    message = asked(served, **wanted)
+    assert message["content"] in ("yes", "no, never")
+    assert message.get("reasoning") == thought
+    for more in ({}, wanted):
+        message = asked(served, thinking_token_budget=2, max_tokens=80, **more)
+        assert message.get("reasoning") == (thought and "No")
+        assert more == {} or message["content"] in ("yes", "no, never")
 
 
 def test_calls_come_behind_it(start: Start) -> None:
