@@ -44,6 +44,8 @@ def arguments() -> dict[str, tuple[list[str], int]]:
     compose = read("compose.yaml")["services"]["lite-runner"]
     _, *of_unit = shlex.split(unit()["ExecStart"])
     spec = pod()
+    job = next(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text(encoding="utf-8")))["spec"]
+    ray = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     return {
         "compose": (
             [one.replace("${MODEL:-smollm2_135m}", "smollm2_135m") for one in compose["command"]],
@@ -51,6 +53,7 @@ def arguments() -> dict[str, tuple[list[str], int]]:
         ),
         "systemd": (of_unit, int(unit()["TimeoutStopSec"])),
         "kubernetes": (spec["containers"][0]["args"], spec["terminationGracePeriodSeconds"]),
+        "kuberay": (shlex.split(job["entrypoint"])[1:], ray["terminationGracePeriodSeconds"]),
     }
 
 

@@ -47,7 +47,9 @@ OTHERS: list[tuple[str, Any]] = [  # path, and body of a POST
     ("/v1/responses", {"input": "the text", "max_output_tokens": 9}),
     ("/v1/responses/input_tokens", {"input": "the text"}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
 ]
+VECTORS = ("/v1/embeddings", {"input": ["the text", "a text"]})  # of a real model alone
 
 
 @dataclass
@@ -162,7 +164,7 @@ class Soak:
         self.done["left"] += 1
 
     async def _other(self, http: httpx2.AsyncClient) -> None:
-        path, body = self._random.choice(OTHERS)
+        path, body = self._random.choice([*OTHERS, *([VECTORS] if self.comes else [])])
         answer = await (http.get(path) if body is None else http.post(path, json=body))
         assert answer.status_code in (200, 429), (path, answer.text)
         self.done["other"] += 1

@@ -1,4 +1,5 @@
-"""Programs of others that speak to a server: lm-eval, LangChain, OpenAI's and Anthropic's packages.
+"""Programs of others that speak to a server: lm-eval, LangChain, OpenAI's packages and agents,
+Anthropic's package, LiteLLM's proxy, and llm-comply, which has the schemas of three protocols.
 
 Their packages are an environment of their own, which `make clients` makes.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lite_runner import app
 from tests.conftest import NO_CLIENTS
 from tests.paths import ROOT
 from tests.serving.conftest import Launch
+from tests.test_joined import free_port
 from tests.tiny_gguf import write_tiny_gguf
 
 PYTHON = ROOT / ".venv-clients/bin/python"
@@ -117,11 +120,107 @@ else:
     raise AssertionError
 """
 
+AGENTS = """
+import asyncio
+import sys
+from typing import Literal
+
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, OpenAIResponsesModel
+from agents import Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+called = []
+
+@function_tool
+def weather(city: Literal["Oslo", "Rome"]) -> str:
+    "Of a city."
+    called.append(city)
+    return "snow"
+
+class Trip(BaseModel):
+    city: Literal["Oslo", "Rome"]
+
+async def main():
+    client = AsyncOpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
+    for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
+        asked = {"temperature": 2, "max_tokens": 150, "parallel_tool_calls": False}
+        settings = ModelSettings(**asked, tool_choice="required", extra_body={"seed": 1})
+        model = kind(sys.argv[2], client)
+        agent = Agent("a", model=model, tools=[weather], model_settings=settings)
+        found = await Runner.run(agent, "weather?")
+        assert called and isinstance(found.final_output, str), found
+        free = ModelSettings(**asked, extra_body={"seed": 1})
+        trip = agent.clone(output_type=Trip, model_settings=free)  # calls, and then a trip
+        found = await Runner.run(trip, "where?", max_turns=30)
+        assert isinstance(found.final_output, Trip), found
+        called.clear()
+
+set_tracing_disabled(True)
+asyncio.run(main())
+"""
+
+# A proxy in front: OpenAI's protocol by two ways, and Anthropic's.
+LITELLM = """
+import sys
+
+import httpx
+from openai import OpenAI
+
+url, key = sys.argv[1], sys.argv[2]
+client = OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+city = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+city["additionalProperties"] = False
+tools = [{"type": "function", "function": {"name": "weather", "parameters": city}}]
+for model in ("vllm", "openai", "anthropic"):
+    asked = {"model": model, "temperature": 0, "max_tokens": 60}
+    asked["messages"] = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content and whole.usage.completion_tokens, whole
+    options = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options=options))
+    text = "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+    assert text.strip() == whole.choices[0].message.content.strip(), (text, whole)
+    assert [one.usage.completion_tokens for one in chunks if one.usage], chunks
+    made = client.chat.completions.create(**asked, tools=tools, tool_choice="required")
+    assert made.choices[0].message.tool_calls[0].function.name == "weather", made
+    assert client.responses.create(model=model, input="hi", max_output_tokens=8).output_text
+    body = {"model": model, "max_tokens": 8, "messages": asked["messages"][1:]}
+    answer = httpx.post(url + "/v1/messages", json=body, headers={"x-api-key": key}, timeout=60)
+    assert answer.status_code == 200 and answer.json()["type"] == "message", answer.text
+assert len(client.embeddings.create(model="openai", input=["a", "b"]).data) == 2
+body = {"model": "vllm", "query": "a", "documents": ["b", "c"]}
+answer = httpx.post(url + "/v1/rerank", json=body, headers={"Authorization": "Bearer " + key})
+assert len(answer.json()["results"]) == 2, answer.text
+"""
+PROXY = """
+model_list:
+  - model_name: vllm
+    litellm_params: {{model: hosted_vllm/tiny_llama, api_base: {0}/v1, api_key: none}}
+  - model_name: openai
+    litellm_params: {{model: openai/tiny_llama, api_base: {0}/v1, api_key: none}}
+  - model_name: anthropic
+    litellm_params: {{model: anthropic/tiny_llama, api_base: {0}, api_key: none}}
+"""
+# Those of which the answers' form decides; others ask what a random model does not know.
+COMPLY = {
+    "open-responses": "basic-response,system-prompt,multi-turn,streaming-response,streaming-usage,"
+    "assistant-phase,response-output-phase-schema",
+    "openai-chat": "chat-basic-response,chat-system-prompt,chat-multi-turn,"
+    "chat-streaming-response,chat-streaming-usage",
+    "anthropic": "anth-basic-response,anth-system-prompt,anth-multi-turn,anth-streaming-response,"
+    "anth-streaming-usage,anth-error-handling",
+}
+CHATS = (
+    "{% if tools %}{# <tool_call> #}{{ tools | length }}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+
 
 @pytest.fixture
 def python() -> str:
     """The interpreter that has the clients."""
-    if not PYTHON.exists():
+    if not PYTHON.with_name("litellm").exists():  # the last that was added
         pytest.skip(f"{NO_CLIENTS}: make clients installs them")
     return str(PYTHON)
 
@@ -208,3 +307,54 @@ def test_anthropics_package(python: str, served: tuple[str, str], tmp_path: Path
 def test_openais_embeddings(python: str, served: tuple[str, str], tmp_path: Path) -> None:
     url, model = served
     run(python, tmp_path, "-c", EMBEDDINGS, f"{url}/v1", model)
+
+
+@pytest.fixture
+def chats(launch: Launch, tmp_path: Path) -> str:
+    """The address of a server of a model with a chat template that has tools."""
+    (tmp_path / "chats.jinja").write_text(CHATS)
+    _, url = launch(
+        "processor.tokenizer.chat_template=chats.jinja", "model.model_config.seq_length=2048"
+    )
+    return url
+
+
+def test_openais_agents(python: str, chats: str, tmp_path: Path) -> None:
+    run(python, tmp_path, "-c", AGENTS, f"{chats}/v1", "tiny_llama")
+
+
+@pytest.mark.parametrize("protocol", COMPLY)
+def test_published_schemas_hold(python: str, chats: str, tmp_path: Path, protocol: str) -> None:
+    words = ["-u", f"{chats}/v1", "-m", "tiny_llama", "-k", "none", "--format", protocol]
+    # How a random model's answer ends is not what is asked here.
+    words += ["-f", COMPLY[protocol], "-i", "expected status=,finish_reason,stop_reason"]
+    run(python, tmp_path, str(Path(python).with_name("llm-comply")), *words)
+
+
+def test_litellm_in_front(python: str, chats: str, tmp_path: Path) -> None:
+    (tmp_path / "proxy.yaml").write_text(PROXY.format(chats))
+    key, port = "sk-of-a-test-0123456789abcdef", free_port()
+    own = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": key}
+    words = ["--config", "proxy.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(
+        [python, Path(python).with_name("litellm"), *words],
+        cwd=tmp_path,
+        env={**os.environ, **own},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    ) as proxy:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not _answers(f"{url}/health/liveliness"):
+                assert proxy.poll() is None
+                time.sleep(0.2)
+            run(python, tmp_path, "-c", LITELLM, url, key)
+        finally:
+            proxy.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx2.get(url).status_code == 200
+    except httpx2.HTTPError:
+        return False
