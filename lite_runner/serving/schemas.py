@@ -295,7 +295,7 @@ class AllowedNames(RequestBody):
     tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
-class AllowedTools(RequestBody):
+class AllowedChoice(RequestBody):
     type: Literal["allowed_tools"]
     allowed_tools: AllowedNames
 
@@ -310,7 +310,7 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     # null: auto
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     # Thinking.
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the chat template
@@ -344,12 +344,12 @@ class ChatRequest(Sampling):
         choice, chosen = self.tool_choice, list[NamedTool]()
         if isinstance(choice, NamedTool):
             chosen = [choice]
-        elif isinstance(choice, AllowedTools):
+        elif isinstance(choice, AllowedChoice):
             chosen = choice.allowed_tools.tools
         for one in chosen:
             if one.function.name not in names:
                 raise FieldFault("tool_choice", f"no tool has the name {one.function.name}")
-        if isinstance(choice, AllowedTools):
+        if isinstance(choice, AllowedChoice):
             allowed = {one.function.name for one in chosen}
             self.tools = [tool for tool in self.tools or () if tool.function.name in allowed]
             choice = self.tool_choice = choice.allowed_tools.mode
