@@ -204,7 +204,7 @@ END_TO_END = {
     "native": "arm library sanitizers",
     "run_modes": "adapters blocks chatglm logprobs pretrained_folder strategy_files structured",
     "scripts": "rank_tables",
-    "serving": "clients page schema soak",
+    "serving": "clients front_ends page schema soak",
     "system": "peaks",
     "weights": "combine_ckpt gguf_models",
 }
