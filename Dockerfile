@@ -13,7 +13,7 @@ WORKDIR /source
 COPY requirements requirements
 RUN python3 -m venv /opt/lite-runner \
  && sed '/^# core$/q' requirements/lock.txt >build.txt \
- && sed '/^# jobs$/q' requirements/lock.txt >core.txt \
+ && sed '/^# extras$/q' requirements/lock.txt >core.txt \
  && for locked in build.txt core.txt; do \
       /opt/lite-runner/bin/python -m pip install --no-cache-dir --require-hashes \
         --no-build-isolation --use-pep517 --requirement $locked || exit 1; \

@@ -1,12 +1,12 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak chaos calls fuzz mutants lock clean
+.PHONY: help run mindspore test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak chaos calls fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run:  ## set up, then predict with a real model; ARGS="max_new_tokens=64" adds overrides
+run:  ## set up without MindSpore, then predict with a real model; ARGS="max_new_tokens=64" adds overrides
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
@@ -23,12 +23,15 @@ test:  ## set up, then lint, types, shell check and all tests
 	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
+mindspore:  ## set up MindSpore too: backend=ms, several ranks, exports
+	@scripts/setup.sh mindspore
+
 lite:  ## set up .venv-lite with MindSpore Lite, and its Python 3.7; PYTHON37=... chooses one
 	@scripts/setup.sh lite
 
 mindformers:  ## set up MindFormers 1.0.2, with its Python 3.9, and 1.9.0; PYTHON39=... chooses one
 	@scripts/setup.sh mindformers
-	@scripts/setup.sh run
+	@scripts/setup.sh mindspore
 	@scripts/setup.sh mindformers-1.9
 
 clients:  ## set up .venv-clients, whose programs the tests of the server speak through
@@ -62,12 +65,12 @@ bundle:  ## a folder that installs and runs a model without a network; ARGS="FOL
 
 reference:  ## make the references of the tests anew with torch and transformers, and compare
 	@scripts/setup.sh peers
-	@scripts/setup.sh run
+	@scripts/setup.sh mindspore
 	@scripts/compare_fixtures.sh "$$(.venv/bin/python scripts/model_path.py smollm2_135m)"
 
 reference-mindformers:  ## as reference, with the real MindFormers 1.0.2; it loads what is written here
 	@scripts/setup.sh mindformers
-	@scripts/setup.sh run
+	@scripts/setup.sh mindspore
 	@scripts/compare_mindformers.sh
 
 # What bench and bench-scaling share: command templates, and the model as peers read it.
@@ -127,7 +130,7 @@ bench-scaling:  ## measure over batch and context, and draw docs/scaling.svg
 
 bench-offline: OURS = $(FAST_OURS) quant=none
 bench-offline:  ## measure MindSpore Lite against the other engines and onnxruntime
-	@scripts/setup.sh run
+	@scripts/setup.sh mindspore
 	@scripts/setup.sh lite
 	@scripts/setup.sh peers
 	@.venv/bin/python benchmarks/bench.py --ours "$(OURS) backend=mslite engine=lite-worker" \
@@ -137,11 +140,11 @@ bench-offline:  ## measure MindSpore Lite against the other engines and onnxrunt
 	--peer "$(OURS) backend=mslite engine=graph-cell export.layout=static_pair" $(ARGS)
 
 bench-shard:  ## measure cutting and merging of checkpoints against MindSpore's own
-	@scripts/setup.sh run
+	@scripts/setup.sh mindspore
 	@.venv/bin/python benchmarks/shard.py $(ARGS)
 
 bench-parallel:  ## measure two ranks that share a model, and one process
-	@scripts/setup.sh run
+	@scripts/setup.sh mindspore
 	@.venv/bin/python benchmarks/parallel.py $(ARGS)
 
 bench-slora:  ## measure mixed LoRA adapters against the base, and against peft

@@ -26,7 +26,7 @@ trap 'rm -rf "$work"' EXIT
 
 echo "wheels"
 # What it runs on is what the lock has up to here, checked by its hashes.
-sed '/^# jobs$/q' requirements/lock.txt >"$work/core.txt"
+sed '/^# extras$/q' requirements/lock.txt >"$work/core.txt"
 "$python" -m pip wheel --quiet --require-hashes --no-deps --no-build-isolation \
     --wheel-dir "$bundle/wheels" --requirement "$work/core.txt"
 "$python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$bundle/wheels" .

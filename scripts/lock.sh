@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes requirements/lock.txt anew from the bounds of setup.cfg: what builds packages, the packages
-# of requirements/core.txt, of other jobs, those of tests too; each with the hashes of all its files.
+# of requirements/core.txt, of charts and chat, MindSpore, those of tests too; each with the hashes of all its files.
 # It is resolved for the oldest Python accepted, so that one list of versions serves all of them.
 #
 # The hashes of the other environments are written anew for the versions that their files name:
@@ -29,7 +29,10 @@ echo "# Made by \`make lock\` from setup.cfg: every package that is tested, and 
 echo 'setuptools >= 77' >"$work/build.in"
 add build "$work/build.in"
 add core requirements/core.txt
-add jobs setup.cfg --extra bench --extra chat --extra serve
+# What charts and chat add is told apart from what MindSpore does, which a first run goes without.
+printf '%s\n' "matplotlib >= 3.8" "prompt_toolkit >= 3.0.40" >"$work/extras.in"
+add extras requirements/core.txt "$work/extras.in"
+add mindspore setup.cfg --extra bench --extra chat --extra serve
 add tests setup.cfg --extra bench --extra chat --extra serve --extra dev
 
 hashes() { # an environment, its Python: adds the hashes of all files of each version

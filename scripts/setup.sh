@@ -2,7 +2,9 @@
 # Makes the environment of `make`, with exactly the packages of requirements/; does nothing
 # when its stamp fits. PYTHON=... chooses the interpreter, PYTHON37=... that of lite, PYTHON39=...
 # that of mindformers.
-#   scripts/setup.sh run           .venv to run jobs
+#   scripts/setup.sh run           .venv to run jobs; without MindSpore, four fifths of what there is to
+#                                  fetch, but on a machine with Ascend's devices
+#   scripts/setup.sh mindspore     .venv with MindSpore too
 #   scripts/setup.sh dev           .venv to run the tests too
 #   scripts/setup.sh peers         .venv-bench with torch, transformers and llama.cpp, to compare
 #   scripts/setup.sh clients       .venv-clients with lm-eval and LangChain, which the tests of the
@@ -20,12 +22,17 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly target=${1:?usage: scripts/setup.sh run|dev|peers|clients|docs|lite|mindformers|mindformers-1.9|cluster|ray [--optional]}
+readonly target=${1:?usage: scripts/setup.sh run|mindspore|dev|peers|clients|docs|lite|mindformers|mindformers-1.9|cluster|ray [--optional]}
 readonly optional=${2:-}
 old="" product="" again="" # the one old Python that an environment needs, for what, made by what
+readonly ascend=${ASCEND_DEVICE:-/dev/davinci_manager} # which the driver makes
 wish=${PYTHON:-} # of lite and mindformers another one: make test PYTHON=... means .venv
 case $target in
-  run) venv=.venv lock=requirements/lock.txt above=tests supported="3.11 3.12 3.10" ;;
+  run)
+    venv=.venv lock=requirements/lock.txt above=mindspore supported="3.11 3.12 3.10"
+    [[ ! -e $ascend ]] || above=tests
+    ;;
+  mindspore) venv=.venv lock=requirements/lock.txt above=tests supported="3.11 3.12 3.10" ;;
   dev) venv=.venv lock=requirements/lock.txt above=end supported="3.11 3.12 3.10" ;;
   peers) venv=.venv-bench lock=requirements/peers.txt supported="3.11 3.12" ;;
   clients) venv=.venv-clients lock=requirements/clients.txt supported="3.11 3.12" ;;
@@ -47,8 +54,8 @@ case $target in
     ;;
   ray) venv=.venv-ray lock=requirements/ray.txt supported="3.11 3.12 3.10" wish=.venv/bin/python ;;
   *)
-    echo "error: unknown set-up '$target'; there are run, dev, peers, clients, docs, lite, mindformers," \
-      "mindformers-1.9, cluster and ray" >&2
+    echo "error: unknown set-up '$target'; there are run, mindspore, dev, peers, clients, docs, lite," \
+      "mindformers, mindformers-1.9, cluster and ray" >&2
     exit 2
     ;;
 esac
@@ -77,6 +84,7 @@ stamp() {
   cat setup.cfg setup.py pyproject.toml "$lock" | cksum
   if [[ $venv == .venv ]]; then
     cat "$operators"/src/* | cksum
+    ls dist/*.whl 2>/dev/null || true # may have them built
     echo "${CXX:-} $(command -v c++ g++ clang++)" # one that was missing may be there now
   fi
   "$venv/bin/python" -V
@@ -253,7 +261,7 @@ say "installing the packages of $lock (log: $venv/setup.log)"
 [[ $venv != .venv ]] || uninstall_namesake
 [[ $target != peers ]] || say "llama.cpp is built from source once, in 3 to 10 minutes; pip keeps it"
 case $target in
-  run | dev)
+  run | mindspore | dev)
     install_above core # they build others
     install_above "$above"
     install --no-deps --no-build-isolation --editable .
@@ -276,12 +284,15 @@ esac
 # pip compiles what it installs, but no editable package. Where PYTHONDONTWRITEBYTECODE is set, as in
 # many containers, every start would compile the modules anew, which takes a third of a second.
 case $target in
-  run | dev) "$venv/bin/python" -m compileall -q lite_runner || true ;;
+  run | mindspore | dev) "$venv/bin/python" -m compileall -q lite_runner || true ;;
 esac
 
 stamp >"$venv/.ready-$target"
-[[ $target != dev ]] || cp "$venv/.ready-dev" "$venv/.ready-run"
-[[ $target != run && $target != dev || -f $operators/operators.so ]] ||
+case $target in # what holds more serves for less
+  dev) cp "$venv/.ready-dev" "$venv/.ready-mindspore" ;;&
+  dev | mindspore) cp "$venv/.ready-$target" "$venv/.ready-run" ;;
+esac
+[[ $venv != .venv || -f $operators/operators.so ]] ||
   say "without the operators of $operators (python setup.py build_ext --inplace says why)"
 rm "$unfinished"
 say "done in $SECONDS s"

@@ -128,7 +128,7 @@ def package(wanted: Requirement) -> Finding:
     missing = version or "not installed"
     if (wanted.name, version) == (packages.MINDSPORE, None):
         missing += ": backend=native alone computes, on one rank, and nothing is exported"
-        return Finding("warn", missing, wanted.bounds, remedy)
+        return Finding("warn", missing, wanted.bounds, packages.mindspore_line())
     return Finding("fail", missing, wanted.bounds or "any version", remedy)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import List
 
 OLDEST = (3, 10)
-# What setup.cfg requires, as modules. Not protobuf, which comes with gguf: finding its module
+# What setup.cfg requires, as modules. Not MindSpore, which a run may go without; nor protobuf, which comes with gguf: finding its module
 # would import the one above it.
 MODULES = (
-    *("certifi", "filelock", "gguf", "hydra", "jinja2", "mindspore"),
-    *("numpy", "omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
+    *("certifi", "filelock", "gguf", "hydra", "jinja2", "numpy"),
+    *("omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
 )
 _ROOT = Path(__file__).resolve().parents[2]
 _MARK = "LITE_RUNNER_OWN_PYTHON"  # given to the process that continues: it goes no further
@@ -39,7 +39,7 @@ def continue_in_own_python() -> None:
         os.execv(str(python), [str(python), *_program(), *sys.argv[1:]])
     if sys.version_info < OLDEST:
         hint = f"make run (in {_ROOT}) sets up .venv with Python 3.11"
-        print(f"error: {reason}, expected 3.10 to 3.12\n  -> {hint}", file=sys.stderr)
+        print(f"error: {reason}, expected 3.10 to 3.13\n  -> {hint}", file=sys.stderr)
         sys.exit(3)
 
 

@@ -24,6 +24,8 @@ _BOUND = re.compile(r"(>=|<)(\d+(?:\.\d+)*)")  # the only two operators that set
 _REQUIREMENT = re.compile(
     rf"([\w.-]+?(?:\[[\w,-]+\])?)\(?((?:{_BOUND.pattern},?)*)\)?"
 )  # without spaces
+# The one condition that it has: on another Python the requirement is left out.
+_PYTHON = re.compile(r"python_version(<|>=)[\"'](\d+)\.(\d+)[\"']")
 _RELEASE = re.compile(r"v?(?:\d+!)?(\d+(?:\.\d+)*)")
 
 
@@ -54,7 +56,8 @@ def required(extra: str = "") -> list[Requirement]:
     """Each package of setup.cfg in a checkout, else of the installed lite-runner's metadata; none
     where there is neither. `extra`: those of an extra instead."""
     lines = _extra_lines(extra) if extra else _lines("install_requires", "Requires-Dist")
-    return [_requirement(text) for text in lines]
+    texts = (re.sub(r"\s", "", line).partition(";") for line in lines)
+    return [_requirement(text) for text, _, condition in texts if _applies(condition)]
 
 
 def required_python() -> Requirement:
@@ -133,9 +136,19 @@ def check(extra: str = "") -> None:
 
 
 def check_mindspore() -> None:
-    """Raises EnvironmentFault, with the install line, where MindSpore is not installed."""
+    """Raises EnvironmentFault, with the command that installs it, where MindSpore is not."""
     if installed(MINDSPORE) is None:
-        _raise_unmet({one: None for one in required() if one.name == MINDSPORE})
+        raise EnvironmentFault(f"{MINDSPORE} is not installed in this Python", mindspore_line())
+
+
+def mindspore_line() -> str:
+    """The command that adds MindSpore to this Python: pinned, where `make run` has made it."""
+    wanted = [one for one in required() if one.name == MINDSPORE]
+    if not wanted:
+        return "there is none for this Python: make another environment, with Python 3.10 to 3.12"
+    if _setup() is not None and Path(sys.prefix) == _CHECKOUT / ".venv":
+        return shlex.join(["make", "-C", str(_CHECKOUT), MINDSPORE])
+    return install_line(wanted)
 
 
 def _raise_unmet(wrong: Mapping[Requirement, str | None]) -> None:
@@ -219,8 +232,23 @@ def _fields(package: str, name: str) -> Iterator[str]:
             yield value.strip()
 
 
+def _applies(condition: str) -> bool:
+    """False where a requirement is for another Python. `condition`: without spaces; "" for all."""
+    if not condition:
+        return True
+    match = _PYTHON.fullmatch(condition)
+    if match is None:
+        raise EnvironmentFault(
+            f"{_OWN} requires a package where {condition!r}, expected python_version < or >=",
+            "install it anew",
+        )
+    older = sys.version_info < (int(match[2]), int(match[3]))
+    return older == (match[1] == "<")
+
+
 def _requirement(text: str) -> Requirement:
-    match = _REQUIREMENT.fullmatch(re.sub(r"\s", "", text))
+    """Of a text without spaces."""
+    match = _REQUIREMENT.fullmatch(text)
     if match is None:
         raise EnvironmentFault(
             f"{_OWN} requires {text!r}, expected a name with bounds of >= and <", "install it anew"

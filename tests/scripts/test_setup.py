@@ -117,7 +117,8 @@ def test_set_up_once(checkout: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert first.stdout == "" and "making .venv with Python 3.11.1" in first.stderr
     assert installs(checkout) == ["venv", *OF_THE_LOCK]
-    assert "mindspore==" in packages(checkout) and "pytest==" not in packages(checkout)
+    assert "numpy==" in packages(checkout) and "matplotlib==" in packages(checkout)
+    assert "mindspore==" not in packages(checkout) and "pytest==" not in packages(checkout)
 
     second = setup(checkout)
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
@@ -178,10 +179,20 @@ def test_progress_while_pip_works(checkout: Path) -> None:
 
 def test_what_tests_need_serves_jobs_but_not_the_reverse(checkout: Path) -> None:
     setup(checkout, "run")
-    setup(checkout, "dev")
-    assert installs(checkout)[4:] == OF_THE_LOCK
-    assert packages(checkout) == (checkout / "requirements/lock.txt").read_text()
+    setup(checkout, "mindspore")
+    assert "mindspore==" in packages(checkout) and "pytest==" not in packages(checkout)
     assert setup(checkout, "run").stderr == ""
+    setup(checkout, "dev")
+    assert installs(checkout)[4:] == [*OF_THE_LOCK, *OF_THE_LOCK]
+    assert packages(checkout) == (checkout / "requirements/lock.txt").read_text()
+    assert setup(checkout, "run").stderr == setup(checkout, "mindspore").stderr == ""
+
+
+def test_a_machine_with_ascend_gets_mindspore_at_once(checkout: Path) -> None:
+    python = python_of("3.11", checkout.parent / "bin/python3.11")
+    device = {"PYTHON": str(python), "ASCEND_DEVICE": str(python)}
+    run("scripts/setup.sh", "run", cwd=checkout, env=device)
+    assert "mindspore==" in packages(checkout)
 
 
 def test_new_pins_update_the_environment(checkout: Path) -> None:

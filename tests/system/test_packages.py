@@ -113,7 +113,7 @@ def test_bounds(bounds: str, version: str, allowed: bool) -> None:
     assert Requirement("one", bounds).allows(version) is allowed
 
 
-@pytest.mark.parametrize("text", ["numpy ~= 1.25", "a; python_version < '3.11'", "b[c >= 1"])
+@pytest.mark.parametrize("text", ["numpy ~= 1.25", "a; sys_platform == 'linux'", "b[c >= 1"])
 def test_a_requirement_that_would_be_misread_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
@@ -122,8 +122,35 @@ def test_a_requirement_that_would_be_misread_is_refused(
     )
     (tmp_path / "setup.cfg").write_text(config)
     monkeypatch.setattr(packages, "_CHECKOUT", tmp_path)
-    with pytest.raises(EnvironmentFault, match="expected a name with bounds"):
+    with pytest.raises(EnvironmentFault, match="expected a name with|expected python_version"):
         packages.required()
+
+
+def test_a_requirement_of_other_pythons_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkout and from its metadata; and MindSpore, which has none, is no command then."""
+    monkeypatch.setattr(packages, "installed", lambda _: None)
+    for place in (packages._CHECKOUT, Path("/nowhere")):
+        monkeypatch.setattr(packages, "_CHECKOUT", place)
+        for version, numpy, remedy in (
+            ((3, 12, 1), "numpy>=1.25,<2", '-m pip install "mindspore'),
+            ((3, 13, 0), "numpy>=2.1", "another environment, with Python 3.10 to 3.12"),
+        ):
+            monkeypatch.setattr(sys, "version_info", version)
+            found = packages.required()
+            names = [one.name for one in found]
+            bounds = {bound for one in found if one.name == "numpy" for bound in str(one).split(",")}
+            assert bounds == set(numpy.split(",")) and names.count("numpy") == 1
+            assert ("mindspore" in names) == (version < (3, 13))
+            with pytest.raises(EnvironmentFault, match="mindspore is not installed") as caught:
+                packages.check_mindspore()
+            assert remedy in caught.value.hint
+
+
+def test_the_environment_of_a_checkout_gets_the_pinned_mindspore(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(packages._CHECKOUT / ".venv"))
+    assert packages.mindspore_line() == f"make -C {packages._CHECKOUT} mindspore"
 
 
 def test_an_extra_of_a_package_is_of_its_requirement(install: Install) -> None:
