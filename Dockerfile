@@ -23,6 +23,7 @@ COPY conf conf
 COPY lite_runner lite_runner
 RUN /opt/lite-runner/bin/python -m pip install --no-deps --no-build-isolation . \
  && /opt/lite-runner/bin/python -m pip uninstall --yes setuptools pip
+COPY scripts/sbom.py scripts/sbom.py
 
 FROM ${BASE}
 RUN apt-get update \
@@ -30,6 +31,9 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && install --directory --owner 10001 --group 10001 /cache /work
 COPY --from=build /opt/lite-runner /opt/lite-runner
+# CycloneDX: Python's packages and Debian's.
+COPY --from=build /source/scripts/sbom.py /opt/lite-runner/
+RUN /opt/lite-runner/bin/python /opt/lite-runner/sbom.py --system >/opt/lite-runner/sbom.cdx.json
 # Nothing else is written, so that the root file system may be read-only.
 ENV PATH=/opt/lite-runner/bin:$PATH LITE_RUNNER_CACHE=/cache HOME=/work PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001

@@ -57,7 +57,8 @@ docs:  ## set up, then build the documentation site in build/site; ARGS=serve sh
 wheel:  ## set up, then build dist/*.whl, which installs without a compiler; PLATFORM=aarch64 crosses
 	@scripts/setup.sh dev
 	@$(if $(PLATFORM),CXX=$(PLATFORM)-linux-gnu-g++) .venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist/*.whl
+	@for wheel in dist/*.whl; do .venv/bin/python scripts/sbom.py "$$wheel" >"$${wheel%.whl}.cdx.json"; done
+	@ls dist/*.whl dist/*.cdx.json
 
 bundle:  ## a folder that installs and runs a model without a network; ARGS="FOLDER model=... quant=..."
 	@scripts/setup.sh dev

@@ -48,8 +48,8 @@ def run(*commands: list[str]) -> None:
 class BuildOperators(build_ext):
     """Compiles the operators to a library that is no Python module, where there is a compiler.
 
-    Without one the package is whole too: MindSpore's own operators serve then. A checkout takes them
-    from a wheel in dist/ that was built of the same sources.
+    Without one the package is whole too: MindSpore's own operators serve then. A checkout takes
+    them from a wheel in dist/ that was built of the same sources.
     """
 
     def get_ext_filename(self, fullname: str) -> str:

@@ -4,8 +4,7 @@
 # It is resolved for the oldest Python accepted, so that one list of versions serves all of them.
 #
 # The hashes of the other environments are written anew for the versions that their files name:
-# change a version there, then run this. Those of peers have none: llama.cpp is built from source,
-# and torch is another file on each index.
+# change a version there, then run this. torch of peers has none: it is another file on each index.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -49,5 +48,7 @@ hashes cluster 3.10
 hashes docs 3.11.5
 hashes mindformers 3.9
 hashes mindformers-1.9 3.11
+hashes peers 3.11
+sed -i '/^torch==/,/[^\\]$/{/^torch/!d;s/ \\$//}' requirements/peers.txt
 hashes ray 3.11
 mv "$lock" requirements/lock.txt

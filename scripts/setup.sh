@@ -227,7 +227,7 @@ install() { # arguments of pip install
 install_pinned() { # arguments of pip install
   local pins=$venv/versions.txt
   sed -n 's/^\([^# ][^ ]*==[^ ]*\).*/\1/p' "$lock" >"$pins"
-  install "$@" --requirement "$lock"
+  install "$@" --requirement "${locked:-$lock}"
 }
 
 install_above() { # a comment of the lock: the packages above it, all of them without one
@@ -267,7 +267,13 @@ case $target in
     install --no-deps --no-build-isolation --editable .
     ;;
   lite) install --require-hashes --requirement "$lock" ;;
-  peers) install_pinned ;; # llama.cpp is built here, and torch differs by index
+  peers) # torch is another file on each index, and may bring packages that are not pinned
+    locked=$venv/locked.txt
+    sed '/^torch==/d' "$lock" >"$locked"
+    install_pinned --require-hashes --no-deps
+    sed -n '/^torch==/p' "$lock" >"$locked"
+    install_pinned
+    ;;
   clients | docs) install_pinned --require-hashes ;;
   # A run imports a tenth of what pip would compile here, in a minute.
   mindformers) install_pinned --require-hashes --no-compile ;;

@@ -303,6 +303,16 @@ def test_python_is_looked_for_in_order(checkout: Path, no_python: dict[str, str]
     assert "with Python 3.12.1" in done.stderr, done.stderr
 
 
+def test_peers_come_by_their_hashes_but_for_torch(checkout: Path) -> None:
+    assert setup(checkout, "peers").returncode == 0
+    hashed, torch = installs(checkout)[1:]
+    assert "--require-hashes --no-deps" in hashed and "--require-hashes" not in torch
+    left = (checkout / ".venv-bench/locked.txt").read_text()
+    assert left.startswith("torch==") and left.count("==") == 1
+    packages = re.findall(r"^[\w.-]+==.*", (ROOT / "requirements/peers.txt").read_text(), re.M)
+    assert [one for one in packages if not one.endswith("\\")] == [left.strip()]
+
+
 def test_peers_do_not_run_on_3_10(checkout: Path) -> None:
     done = setup(checkout, "peers", version="3.10")
     assert done.returncode == 3 and "accepted: 3.11, 3.12" in done.stderr

@@ -122,7 +122,7 @@ def test_a_requirement_that_would_be_misread_is_refused(
     )
     (tmp_path / "setup.cfg").write_text(config)
     monkeypatch.setattr(packages, "_CHECKOUT", tmp_path)
-    with pytest.raises(EnvironmentFault, match="expected a name with|expected python_version"):
+    with pytest.raises(EnvironmentFault, match=r"expected a name with|expected python_version"):
         packages.required()
 
 
@@ -138,7 +138,9 @@ def test_a_requirement_of_other_pythons_is_left_out(monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(sys, "version_info", version)
             found = packages.required()
             names = [one.name for one in found]
-            bounds = {bound for one in found if one.name == "numpy" for bound in str(one).split(",")}
+            bounds = {
+                bound for one in found if one.name == "numpy" for bound in str(one).split(",")
+            }
             assert bounds == set(numpy.split(",")) and names.count("numpy") == 1
             assert ("mindspore" in names) == (version < (3, 13))
             with pytest.raises(EnvironmentFault, match="mindspore is not installed") as caught:
