@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import List
 
 OLDEST = (3, 10)
-# What setup.cfg requires, as modules. Not MindSpore, which a run may go without; nor protobuf, which comes with gguf: finding its module
-# would import the one above it.
+# What setup.cfg requires, as modules, but for MindSpore, which a run may go without, and protobuf,
+# which comes with gguf: finding its module would import the one above it.
 MODULES = (
     *("certifi", "filelock", "gguf", "hydra", "jinja2", "numpy"),
     *("omegaconf", "psutil", "safetensors", "sentencepiece", "tokenizers", "yaml"),
