@@ -48,9 +48,10 @@ lint:  ## set up, then lint, types and shell check
 	.venv/bin/python -m mypy
 	.venv/bin/shellcheck $(SHELL_FILES)
 
-docs:  ## set up, then build the documentation site in build/site; ARGS=serve shows it while you write
+docs:  ## set up, take the pictures, then build the documentation site in build/site; ARGS=serve shows it while you write
 	@scripts/setup.sh run
 	@scripts/setup.sh docs
+	@.venv/bin/python -m scripts.pictures build/pictures
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs $(or $(ARGS),build --quiet) --strict
 	@echo build/site/index.html
 

@@ -1,11 +1,13 @@
 """A hook of mkdocs (mkdocs.yml): pages from outside docs/, and links that hold on GitHub and here.
 
 README and its Chinese form are the first pages. A link to a file that is no page leads to the
-repository where `repo_url` is set; else its text stays without a link.
+repository where `repo_url` is set; else its text stays without a link. The site of a version stands
+in a folder of its own, build/site/VERSION; versions.json names them, for the theme to choose from.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import subprocess
@@ -20,16 +22,27 @@ PAGES = {
     **{name: name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")},
 }
 API = "api.md"
+PICTURES = "pictures.md"  # of what scripts/pictures.py has made in build/pictures
+SITE = ROOT / "build/site"
 SCHEMA = "schema.json"
 REFERENCE = ("LLM", "Output", "pipeline", "AutoModel", "AutoTokenizer", "register")
+_command: list[str] = []
 _LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s]+)\)")
 _CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
 
+def on_startup(command: str, dirty: bool) -> None:
+    """Remembers whether a site is built, or shown while it is written."""
+    _command.append(command)
+
+
 def on_config(config: Any) -> Any:
-    """Anchors as GitHub makes them."""
+    """Anchors as GitHub makes them; a folder for the version."""
     from pymdownx.slugs import slugify
 
+    if _command == ["build"]:
+        config.site_dir = str(SITE / version())
+    config.extra["version"] = {"provider": "mike"}  # which reads ../versions.json
     config.mdx_configs["toc"]["slugify"] = slugify(case="lower")
     return config
 
@@ -43,12 +56,50 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, target, content=text))
     files.append(File.generated(config, API, content=api_page()))
     files.append(File.generated(config, SCHEMA, content=schema()))
+    pictures = sorted((ROOT / "build/pictures").glob("*"))
+    files.append(File.generated(config, PICTURES, content=pictures_page(pictures)))
+    for path in pictures:
+        files.append(File.generated(config, path.name, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Translates the links of a page."""
     return with_links(markdown, page.file.src_uri, config.repo_url or "")
+
+
+def on_post_build(config: Any) -> None:
+    """The versions that are there, newest first, and a first page that leads to this one."""
+    if _command != ["build"]:
+        return
+    found = [path for path in SITE.iterdir() if (path / "index.html").is_file()]
+    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    told = [{"version": path.name, "title": path.name, "aliases": []} for path in found]
+    (SITE / "versions.json").write_text(json.dumps(told), encoding="utf-8")
+    lead = f'<meta http-equiv="refresh" content="0; url={version()}/index.html">'
+    (SITE / "index.html").write_text(f"<!doctype html><title>lite-runner</title>{lead}\n")
+
+
+def version() -> str:
+    """That of the package."""
+    text = (ROOT / "lite_runner/__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "(.*)"', text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def pictures_page(pictures: list[Path]) -> str:
+    """The terminal, the server's page and the charts, as they were when the site was built."""
+    shown = {"terminal.svg": "The terminal", "page.png": "The page of `run_mode=serve`"}
+    there = [path.name for path in pictures]
+    parts = [
+        f"## {title}\n\n![{title}]({name})\n" for name, title in shown.items() if name in there
+    ]
+    parts += [
+        f"## {path.stem.replace('_', ' ').capitalize()}\n\n![{path.stem}]({path.name})\n"
+        for path in sorted((ROOT / "docs").glob("*.svg"))
+    ]
+    return "\n".join(["# Pictures\n", *parts])
 
 
 def api_page() -> str:
