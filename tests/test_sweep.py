@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import shutil
+import socket
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -205,13 +210,72 @@ def test_what_does_not_work_is_said(
         sweep(*words)
 
 
+SLURM = """
+ClusterName=one
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}
+SlurmdSpoolDir={folder}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/linear
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=1 State=UNKNOWN
+PartitionName=all Nodes={host} Default=YES State=UP
+"""
+
+
+@contextmanager
+def slurm(folder: Path) -> Iterator[dict[str, str]]:
+    """A cluster of one node, this machine, for the length of a test: what its programs read."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    folder.mkdir()
+    host, user = socket.gethostname().partition(".")[0], getpass.getuser()
+    config = folder / "slurm.conf"
+    config.write_text(SLURM.format(host=host, user=user, folder=folder, ports=ports))
+    environment = {"SLURM_CONF": str(config)}
+    with ExitStack() as daemons:
+        for name in ("slurmctld", "slurmd"):
+            log = daemons.enter_context((folder / f"{name}.log").open("wb"))
+            daemon = subprocess.Popen(
+                [name, "-D"], env={**os.environ, **environment}, stdout=log, stderr=log
+            )
+            daemons.callback(daemon.wait)
+            daemons.callback(daemon.terminate)
+        yield environment
+
+
 @pytest.mark.skipif(not PYTHON.exists(), reason="no launchers of Hydra's: make cluster")
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_launchers_run_the_jobs_in_processes_of_their_own(launcher: str) -> None:
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm"])
+def test_launchers_run_the_jobs_in_processes_of_their_own(launcher: str, tmp_path: Path) -> None:
+    if launcher != "submitit_slurm":
+        return launched(launcher, {})
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
+        pytest.skip("no Slurm: apt install slurm-wlm")
+    with slurm(tmp_path / "slurm") as environment:
+        launched(launcher, environment)
+        ran = (tmp_path / "slurm/slurmd.log").read_text()
+        assert ran.count("Launching batch job") == 2, ran
+
+
+def launched(launcher: str, environment: dict[str, str]) -> None:
     words = [*TINY, "seed=1,2", "-m", f"hydra/launcher={launcher}"]
     done = subprocess.run(
         [PYTHON, ROOT / "run_lite.py", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         encoding="utf-8",
     )
