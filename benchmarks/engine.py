@@ -12,9 +12,8 @@ from lite_runner.config.schema import ComputeOptions
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan.backend import resolve_backend, run_options
-from lite_runner.plan.job import Job
-from lite_runner.plan.resources import open_backend
+from lite_runner.plan.plan import Job
+from lite_runner.plan.resources import open_backend, resolve_backend, run_options
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment
 

@@ -24,7 +24,7 @@ from lite_runner.backends.lite.engine import EngineOptions, start_engine
 from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.config.backend_checks import EngineName
-from lite_runner.config.model_dir import MANIFEST
+from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import EnvironmentFault
 from lite_runner.model.exported_model import ExportedModel
 from tests.paths import FIXTURES, ROOT

@@ -39,9 +39,8 @@ from lite_runner.model.adapters import (
 )
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan.backend import grow_backend, resolve_backend, run_options
-from lite_runner.plan.job import Job, fit, with_ends
-from lite_runner.plan.resources import open_backend
+from lite_runner.plan.plan import Job, fit, with_ends
+from lite_runner.plan.resources import grow_backend, open_backend, resolve_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment
 from lite_runner.text.streaming import Transcript

@@ -24,9 +24,8 @@ from lite_runner.bench.workload import timed, workload
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.native import costs
-from lite_runner.plan.backend import choose, run_options
-from lite_runner.plan.job import Job
-from lite_runner.plan.resources import open_backend
+from lite_runner.plan.plan import Job
+from lite_runner.plan.resources import choose, open_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment, memory, own_process
 

@@ -39,8 +39,7 @@ from lite_runner.output.report import (
     Timing,
     peak_rss_mib,
 )
-from lite_runner.plan.job import Job
-from lite_runner.plan.plan import Plan
+from lite_runner.plan.plan import Job, Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
 from lite_runner.system.signals import CutShort

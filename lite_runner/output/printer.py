@@ -15,7 +15,7 @@ from lite_runner import progress
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, logprobs_of, prompt_logprobs_of
 from lite_runner.output.report import Result, RowResult, RunFolder
-from lite_runner.plan.job import Job
+from lite_runner.plan.plan import Job
 from lite_runner.text.streaming import Transcript
 from lite_runner.text.tokenizer import Tokenizer
 

@@ -12,14 +12,14 @@ from lite_runner.config.schema import SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
-from lite_runner.plan.backend import resolve_backend, run_options
-from lite_runner.plan.job import Job, with_ends
-from lite_runner.plan.plan import Plan
+from lite_runner.plan.plan import Job, Plan, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,
     fitted,
     fitted_text,
     lengths_of,
+    resolve_backend,
+    run_options,
     with_resources,
 )
 from lite_runner.system import environment

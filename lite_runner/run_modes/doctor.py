@@ -22,10 +22,8 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.generation import max_sequence_of
 from lite_runner.model.locate import locate_cached
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan.backend import run_options
-from lite_runner.plan.job import Job, slots_for
-from lite_runner.plan.plan import Plan
-from lite_runner.plan.resources import check_machine, job_memory, memory_hints
+from lite_runner.plan.plan import Job, Plan, slots_for
+from lite_runner.plan.resources import check_machine, job_memory, memory_hints, run_options
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import check_memory, readable
 from lite_runner.system import environment, memory

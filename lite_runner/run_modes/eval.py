@@ -53,14 +53,14 @@ from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.output.comparison import compared
 from lite_runner.output.report import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.scoring import score
-from lite_runner.plan.backend import resolve_backend, run_options
-from lite_runner.plan.job import Job, with_ends
-from lite_runner.plan.plan import Plan
+from lite_runner.plan.plan import Job, Plan, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,
     fitted,
     fitted_text,
     open_planned,
+    resolve_backend,
+    run_options,
     with_resources,
 )
 from lite_runner.records import Count, InputPath, Range, dataclass

@@ -32,8 +32,7 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.job import Job
-from lite_runner.plan.plan import Plan, described
+from lite_runner.plan.plan import Job, Plan, described
 from lite_runner.plan.resources import files_to_fetch, with_seat
 from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing.memory import check_memory

@@ -26,15 +26,14 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.output.completions import complete
 from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.backend import resolve_backend
-from lite_runner.plan.job import Job, encoded, estimate, fit, grammars_of, with_ends
-from lite_runner.plan.plan import Plan
+from lite_runner.plan.plan import Job, Plan, encoded, estimate, fit, grammars_of, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,
     fitted,
     fitted_text,
     lengths_of,
     options_of,
+    resolve_backend,
     with_resources,
 )
 from lite_runner.sizing.memory import model_lines

@@ -13,7 +13,7 @@ from lite_runner.generation import Generation, GenerationTiming
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.output.completions import RankResult, adapter_report, merge
 from lite_runner.output.report import AdapterReport, AdapterUse, RowResult
-from lite_runner.plan.job import Job
+from lite_runner.plan.plan import Job
 
 
 def row(adapter: str | None, prompt: int, made: int) -> RowResult:

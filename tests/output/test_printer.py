@@ -14,7 +14,7 @@ from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.config.prompt import Message, Request
 from lite_runner.generation import Completion
 from lite_runner.output.printer import SPEED_INTERVAL_S, Format, Printer, Speedometer, advice
-from lite_runner.plan.job import Job
+from lite_runner.plan.plan import Job
 from lite_runner.text.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -25,8 +25,8 @@ from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan import resources
-from lite_runner.plan.backend import choose, run_options
-from lite_runner.plan.job import Job
+from lite_runner.plan.plan import Job
+from lite_runner.plan.resources import choose, run_options
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing.memory import cache_bytes
 from lite_runner.system import environment, memory

@@ -12,8 +12,7 @@ from lite_runner.app import main
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import GenerateOptions, RunConfig
 from lite_runner.model.files import ModelFiles
-from lite_runner.plan.job import Job
-from lite_runner.plan.plan import Plan, described
+from lite_runner.plan.plan import Job, Plan, described
 from lite_runner.sizing.memory import Memory, MemoryHint
 from lite_runner.system import memory
 from lite_runner.weights.repository import Repository

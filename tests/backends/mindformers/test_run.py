@@ -15,8 +15,7 @@ from lite_runner.backends.seat import seat
 from lite_runner.config.argv import parse
 from lite_runner.config.checks import PredictOptions
 from lite_runner.errors import ConfigError
-from lite_runner.plan.backend import run_options
-from lite_runner.plan.resources import options_of
+from lite_runner.plan.resources import options_of, run_options
 from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.predict import plan as plan_generation
 
