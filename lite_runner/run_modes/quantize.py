@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files, tokenizer_for_plan
-from lite_runner.output.fidelity import WINDOW, Fidelity, fidelity
+from lite_runner.output.fidelity import WINDOW, fidelity
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import Count, InputPath, OutputPath, dataclass
@@ -41,7 +42,13 @@ from lite_runner.weights.formats.gguf_writer import (
     write_gguf,
 )
 from lite_runner.weights.formats.packed_layouts import layout_in
-from lite_runner.weights.quantization.gptq import calibrated
+from lite_runner.weights.quantization.gptq import KeptLayers, calibrated
+from lite_runner.weights.quantization.importance import (
+    Importance,
+    importance_file,
+    measured_importance,
+    read_importance,
+)
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
@@ -52,6 +59,9 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
 from lite_runner.weights.write import check_folder, check_free, write_beside, write_files
 
 RECEIPT, TEXTS = "receipt.json", "Python's help texts"
+IMATRIX = "imatrix.gguf"
+IMATRICES = (".dat", ".gguf")  # suffixes of llama.cpp's files
+NAMES = {"gptq": "GPTQ", "imatrix": "an importance matrix"}
 MAX_TEXT = 64 << 20  # bytes
 
 
@@ -59,7 +69,7 @@ MAX_TEXT = 64 << 20  # bytes
 class Calibration:
     """How weights are quantized, and written."""
 
-    method: Literal["nearest", "gptq"]
+    method: Literal["nearest", "gptq", "imatrix"]
     data: InputPath  # "": Python's help texts
     tokens: Count
     format: Literal["folder", "compressed-tensors", GGUFKind]
@@ -74,8 +84,8 @@ class Config(OverwriteOptions):
 
     @property
     def calibration(self) -> Calibration | None:
-        """The settings of GPTQ; None for the nearest integers."""
-        return self.quantize if self.quantize and self.quantize.method == "gptq" else None
+        """The settings of GPTQ and importance matrices; None for the nearest integers."""
+        return self.quantize if self.quantize and self.quantize.method != "nearest" else None
 
     @property
     def format(self) -> Literal["folder", "compressed-tensors", GGUFKind]:
@@ -103,6 +113,12 @@ def errors(config: Config) -> Iterator[Invalid]:
             "quantize.format=compressed-tensors leaves inputs as they are, got quant=a8w8; "
             "expected quant=a16w8 or quant=a16w4",
         )
+    elif config.calibration and config.calibration.method == "imatrix":
+        yield invalid(
+            ("quantize.method", "quantize.format"),
+            "quantize.method=imatrix chooses the blocks of a GGUF file; expected quantize.format="
+            "Q4_K_M, Q4_0 or Q4_1, or quantize.method=gptq",
+        )
     elif config.calibration and config.quant != "a16w4":
         yield invalid(
             ("quantize.method", "quant"),
@@ -111,7 +127,7 @@ def errors(config: Config) -> Iterator[Invalid]:
     elif config.quantize and config.quantize.data and not config.calibration:
         yield invalid(
             ("quantize.data", "quantize.method"),
-            "quantize.data has no effect without quantize.method=gptq",
+            "quantize.data has no effect without quantize.method=gptq or imatrix",
         )
 
 
@@ -124,10 +140,13 @@ def _errors_of_gguf(config: Config, kind: GGUFKind) -> Iterator[Invalid]:
             ("quant", "quantize.format"),
             f"quant={config.quant} has no effect: quantize.format={kind} names the blocks",
         )
-    if config.calibration and kind != "Q4_1":
+    method = config.calibration.method if config.calibration else "nearest"
+    wrong = {"gptq": kind != "Q4_1", "imatrix": kind == "Q8_0"}
+    if wrong.get(method):
         yield invalid(
             ("quantize.method", "quantize.format"),
-            f"quantize.method=gptq rounds to Q4_1, got quantize.format={kind}",
+            f"quantize.method={method} rounds to {'Q4_1' if method == 'gptq' else 'fewer bits'},"
+            f" got quantize.format={kind}",
         )
 
 
@@ -152,7 +171,9 @@ def plan(config: Config) -> Plan:
         what = f"quant={files.quantization}"
     else:
         check_writable(files.model, kind)
-        quantization = Quantization("a16w4", 32) if kind == "Q4_1" else Quantization("file")
+        by_importance = config.calibration is not None and config.calibration.method == "imatrix"
+        integers = kind == "Q4_1" and not by_importance
+        quantization = Quantization("a16w4", 32) if integers else Quantization("file")
         files = replace(files, quantization=quantization)
         size, what = gguf_bytes(files.model, kind), f"quantize.format={kind}"
     lines = model_lines(config.run_mode, config.model_name, files.model, files.location())
@@ -166,7 +187,7 @@ def plan(config: Config) -> Plan:
     if kind or config.calibration:
         tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
     if settings := config.calibration:
-        lines["calibrated"] = f"by GPTQ on {settings.data or TEXTS}"
+        lines["calibrated"] = f"by {NAMES[settings.method]} on {settings.data or TEXTS}"
     return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
 
 
@@ -185,29 +206,32 @@ def run(plan: Plan, folder: RunFolder) -> None:
     beside = {} if kind else side_files(config.tokenizer, files)
     if files.quantization.rounds:
         progress.note(describe(files.whole(), files.quantization))
-    if (settings := config.calibration) and plan.tokenizer is not None:
-        wanted = config.quantization if config.format == FORMAT else files.quantization
-        files, measured = _calibrate(files, plan.tokenizer, settings, wanted)
-        receipt = {
-            "method": settings.method,
-            "quant": str(wanted),
-            "source": files.source,
-            "text": settings.data or TEXTS,
-            "tokens": settings.tokens,
-            "bytes": weights_bytes(files.model, schemes_of(files.whole())),
-            "source_bytes": files.stored_bytes(),
-            "held_out": asdict(measured),
-        }
-        beside[RECEIPT] = (json.dumps(receipt, indent=2) + "\n").encode()
-        progress.note(f"GPTQ, on text that it did not see: {measured}")
+    settings, importance, kept = config.calibration, None, None
+    if settings is not None:
+        assert plan.tokenizer is not None
+        texts, held_out = _windows(plan.tokenizer, settings)
+        if settings.method == "imatrix":
+            importance = _importance(files, texts, settings)
+        else:
+            wanted = config.quantization if config.format == FORMAT else files.quantization
+            kept = _kept_layers(files, target, texts, f"{settings.format} {wanted}")
+            source, files = files, _calibrate(files, texts, settings, wanted, kept)
+            beside[RECEIPT] = _receipt(source, files, held_out, settings, str(wanted))
     if config.format == FORMAT:
         size = _write_compressed(files, config, beside, target)
     elif kind is None:
         size = _write(files, beside, target)
     else:
-        size = _write_gguf(files, kind, keys, target)
+        size = _write_gguf(files, kind, keys, target, importance)
+        if settings is not None and importance is not None:
+            written = replace(files, path=target, quantization=Quantization("file"))
+            beside[RECEIPT] = _receipt(files, written, held_out, settings, kind)
+            if not settings.data.endswith(IMATRICES):
+                beside[IMATRIX] = importance_file(importance, settings.data or TEXTS, texts.size)
         if beside:
             write_beside(target, beside)
+    if kept is not None:
+        kept.remove()
     folder.write_result(Result.of_files(plan, files.source, began))
     floats = float32_bytes(files.model)
     progress.note(
@@ -218,26 +242,74 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 
 def _calibrate(
-    files: ModelFiles, tokenizer: Tokenizer, settings: Calibration, wanted: Quantization
-) -> tuple[ModelFiles, Fidelity]:
-    """The model with its weights quantized, in memory, and how close they are to the source."""
-    texts, held_out = _windows(tokenizer, settings)
-    source = replace(files, quantization=Quantization("file"))
+    files: ModelFiles,
+    texts: NDArray[np.int32],
+    settings: Calibration,
+    wanted: Quantization,
+    kept: KeptLayers,
+) -> ModelFiles:
+    """The model with its weights quantized, in memory."""
+    if done := kept.count:
+        progress.note(f"calibrate: {done} of {files.model.num_layers} layers are here already")
     plain = replace(files, quantization=Quantization())
-    layers = files.model.num_layers
-    with progress.step("calibrate", total=layers, unit="layers") as step:
-        around_zero = settings.format == FORMAT
+    around_zero = settings.format == FORMAT
+    with progress.step("calibrate", total=files.model.num_layers, unit="layers") as step:
         held = calibrated(
             plain.whole(),
             files.model,
             wanted,
             texts,
             around_zero=around_zero,
+            kept=kept,
             advance=step.advance,
         )
     quantization = Quantization("file") if around_zero else wanted
-    files = replace(files, held=held, quantization=quantization)
-    return files, fidelity(source, files, held_out)
+    return replace(files, held=held, quantization=quantization)
+
+
+def _kept_layers(
+    files: ModelFiles, target: Path, texts: NDArray[np.int32], form: str
+) -> KeptLayers:
+    """Those of a run with the same model, text and form that was ended."""
+    changed = files.path.stat().st_mtime_ns if files.path else files.seed
+    text = hashlib.sha256(texts.tobytes()).hexdigest()
+    settings = f"{files.source}\n{files.stored_bytes()} {changed}\n{text}\n{form}\n"
+    return KeptLayers(target.with_name(f"{target.name}.partial"), settings)
+
+
+def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibration) -> Importance:
+    """That of a file of llama.cpp's, or of the texts."""
+    if settings.data.endswith(IMATRICES):
+        return read_importance(Path(settings.data).expanduser(), files.model)
+    plain = replace(files, quantization=Quantization())
+    with progress.step("calibrate", total=files.model.num_layers, unit="layers") as step:
+        return measured_importance(plain.whole(), files.model, texts, step.advance)
+
+
+def _receipt(
+    source: ModelFiles,
+    files: ModelFiles,
+    held_out: NDArray[np.int32],
+    settings: Calibration,
+    form: str,
+) -> bytes:
+    """How close the quantized weights of `files` are to their source."""
+    found = fidelity(replace(source, held=None, quantization=Quantization("file")), files, held_out)
+    progress.note(f"{NAMES[settings.method]}, on text that it did not see: {found}")
+    in_memory = files.held is not None
+    receipt = {
+        "method": settings.method,
+        "quant": form,
+        "source": source.source,
+        "text": settings.data or TEXTS,
+        "tokens": settings.tokens,
+        "bytes": weights_bytes(files.model, schemes_of(files.whole()))
+        if in_memory
+        else files.stored_bytes(),
+        "source_bytes": source.stored_bytes(),
+        "held_out": asdict(found),
+    }
+    return (json.dumps(receipt, indent=2) + "\n").encode()
 
 
 def _windows(
@@ -245,7 +317,7 @@ def _windows(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Windows of token ids [n, WINDOW] from all over the text, of settings.tokens together, and a
     quarter as many that are held out. Raises ArtifactError."""
-    if settings.data:
+    if settings.data and not settings.data.endswith(IMATRICES):
         try:
             text = read_small(Path(settings.data).expanduser(), "a text", MAX_TEXT).decode()
         except (OSError, ValueError) as error:
@@ -305,13 +377,25 @@ def _write_compressed(
 
 
 def _write_gguf(
-    files: ModelFiles, kind: GGUFKind, tokenizer: Mapping[str, Any], target: Path
+    files: ModelFiles,
+    kind: GGUFKind,
+    tokenizer: Mapping[str, Any],
+    target: Path,
+    importance: Importance | None,
 ) -> int:
     """Write a GGUF file; returns the bytes of its tensors. Raises RunnerError."""
     make_folder(target.parent)
     tensors = files.whole()
     with progress.step("quantize", total=len(tensors), unit="tensors") as step:
-        return write_gguf(target, tensors, files.model, kind, tokenizer, step.advance)
+        return write_gguf(
+            target,
+            tensors,
+            files.model,
+            kind,
+            tokenizer,
+            step.advance,
+            importance=importance,
+        )
 
 
 def _check_target(target: Path, overwrite: bool) -> None:

@@ -269,7 +269,7 @@ def test_gptq_writes_a_gguf_file_with_a_receipt() -> None:
     source = ["model=auto", "load_checkpoint=tiny.gguf"]
     assert main([*QUANTIZE, *source, *asked, *target]) == 0
     receipt = json.loads(Path("x.gguf.files/receipt.json").read_text())
-    assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 2
+    assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 4
     assert len(ids("model=auto", "load_checkpoint=x.gguf")) == 12
 
 
@@ -283,7 +283,7 @@ def test_a_folder_of_compressed_tensors(capsys: pytest.CaptureFixture[str]) -> N
     told = capsys.readouterr().err
     assert "GPTQ, on text that it did not see: perplexity" in told and "wrote q: " in told
     receipt = json.loads(Path("q/receipt.json").read_text())
-    assert receipt["quant"] == "a16w4 quant_group=32" and 0 < receipt["held_out"]["mean_kl"] < 2
+    assert receipt["quant"] == "a16w4 quant_group=32" and 0 < receipt["held_out"]["mean_kl"] < 4
     assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
     assert "exists already" in fault(capsys, *QUANTIZE, *source, "quant=a16w8", form, *TARGET)
     quantized(*source, form, "overwrite=true", quant="a16w8")
@@ -304,3 +304,22 @@ def test_what_a_gguf_file_cannot_be_is_said_before_loading(
     assert "quantize.method=gptq rounds to Q4_1, got quantize.format=Q4_K_M" in told
     told = fault(capsys, *run, "quantize_output=x.gguf", code=4)
     assert "a GGUF file cannot hold this tokenizer: it is no byte-level BPE" in told
+
+
+def test_an_importance_matrix_is_measured_written_and_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_tiny_gguf(Path("tiny.gguf"))
+    Path("text.txt").write_text("The lighthouse of the old harbour. " * 40)
+    run = [*QUANTIZE, "model=auto", "load_checkpoint=tiny.gguf", "quantize.method=imatrix"]
+    run += ["quantize.tokens=512", "quantize.format=Q4_0"]
+    assert main([*run, "quantize.data=text.txt", "quantize_output=x.gguf"]) == 0
+    assert main([*run, "quantize.data=x.gguf.files/imatrix.gguf", "quantize_output=y.gguf"]) == 0
+    assert Path("x.gguf").read_bytes() == Path("y.gguf").read_bytes()
+    receipt = json.loads(Path("x.gguf.files/receipt.json").read_text())
+    assert receipt["method"] == "imatrix" and receipt["bytes"] == Path("x.gguf").stat().st_size
+    assert 0 < receipt["held_out"]["mean_kl"] < 4
+    Path("broken.dat").write_bytes(b"\x01\x00\x00\x00\x05\x00\x00\x00blk.0")
+    told = fault(capsys, *run, "quantize.data=broken.dat", "quantize_output=z.gguf", code=4)
+    assert "not an importance matrix of this model: it ends at byte 13" in told
+    assert not Path("z.gguf").exists()

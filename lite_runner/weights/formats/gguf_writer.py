@@ -90,11 +90,14 @@ def write_gguf(
     kind: GGUFKind,
     tokenizer: Mapping[str, Any],
     advance: Callable[[int], None] = lambda count: None,
+    *,
+    importance: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> int:
     """Write canonical tensors as the GGUF file `path`; returns the bytes of its tensors. Matrices
     that have such blocks, or integers that are such, are written as they are.
 
-    `tokenizer`: the keys of its metadata. A tensor at a time is in memory; `advance` is told of
+    `tokenizer`: the keys of its metadata; `importance`: of the inputs of its tensors [experts or 1,
+    in], which the integers are chosen by. A tensor at a time is in memory; `advance` is told of
     each. Raises ConfigError for a model that GGUF has no words for, EnvironmentFault and
     ArtifactError; nothing half-written gets the final name.
     """
@@ -125,7 +128,8 @@ def write_gguf(
         if factors is not None:
             writer.write_tensor_data(factors)
         for one in layout:
-            writer.write_tensor_data(_bytes(one, tensors, model))
+            sizes = None if importance is None else importance.get(one.name)
+            writer.write_tensor_data(_bytes(one, tensors, model, sizes))
             advance(len(one.parts))
         writer.close()
         fresh.replace(path)
@@ -192,7 +196,12 @@ def _is_sensitive(parameter: Parameter, layers: int) -> bool:
     return parameter.layer < eighth or parameter.layer >= 7 * layers // 8 or inner
 
 
-def _bytes(tensor: _Tensor, tensors: Mapping[str, LazyTensor], model: Decoder) -> NDArray[Any]:
+def _bytes(
+    tensor: _Tensor,
+    tensors: Mapping[str, LazyTensor],
+    model: Decoder,
+    importance: NDArray[np.float32] | None,
+) -> NDArray[Any]:
     first = tensor.parts[0]
     held = tensors[first.name]
     if len(tensor.parts) == 1:
@@ -208,7 +217,12 @@ def _bytes(tensor: _Tensor, tensors: Mapping[str, LazyTensor], model: Decoder) -
     values = rows[0] if len(rows) == 1 else np.concatenate(rows)
     if dtype := _FLOATS.get(tensor.type_name):
         return values.astype(dtype)
-    return blocks_of(values, tensor.type_name)
+    if importance is None or tensor.type_name == "Q8_0":
+        return blocks_of(values, tensor.type_name)
+    if len(importance) == 1:  # of the same inputs
+        return blocks_of(values, tensor.type_name, importance[0])
+    each = zip(np.split(values, len(importance)), importance, strict=True)
+    return np.concatenate([blocks_of(one, tensor.type_name, sizes) for one, sizes in each])
 
 
 def _floats(parameter: Parameter, tensor: LazyTensor, model: Decoder) -> NDArray[np.float32]:

@@ -10,9 +10,13 @@ E. Frantar et al., GPTQ: Accurate Post-Training Quantization, arXiv:2210.17323.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +26,13 @@ from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.reference import forward
 from lite_runner.architectures.spec import Block, Decoder
+from lite_runner.errors import ArtifactError
+from lite_runner.system.files import atomic_write, make_folder
+from lite_runner.weights.quantization.k_quants import weighted
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
     packed,
-    quantize,
     quantize_around_zero,
 )
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
@@ -40,8 +46,8 @@ BLOCK = 128  # columns whose errors reach the rest together
 def gptq(weight: Floats, gram: NDArray[np.float64], nearest: QuantizedTensor) -> QuantizedTensor:
     """The matrix [out, in] in 4 bits, for inputs with this gram matrix [in, in].
 
-    Scales and minimums are those of the `nearest` integers: whatever the order of the
-    columns, the groups stay as they lie.
+    Scales and minimums are those of the `nearest` integers (of `calibrated`, with the columns'
+    largest inputs counting for most): whatever the order of columns, groups stay as they lie.
     """
     if not gram.any():  # of an expert that no token was sent to
         return nearest
@@ -76,22 +82,22 @@ def calibrated(
     texts: NDArray[np.int32],
     *,
     around_zero: bool,
+    kept: KeptLayers | None = None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, LazyTensor]:
     """The tensors of a model with its linear layers as of `gptq`, for the inputs that the token ids
     of `texts` [n, T] give them; all else is as it was, and so are integers of the same form.
 
-    `around_zero`: in the form of `quantize_around_zero`. A layer at a time is in memory as floats,
-    beside its inputs and what is quantized. `advance` is told of each layer. Raises ArtifactError.
+    `around_zero`: in the form of `quantize_around_zero`. Layers that are `kept` are not computed
+    again. A layer at a time is in memory as floats, beside its inputs and what is quantized.
+    `advance` is told of each layer. Raises ArtifactError and EnvironmentFault.
     """
-    wanted, table = schemes(model, quantization), parameters(model)
+    wanted = schemes(model, quantization)
     found = dict(tensors)
-    states: list[Floats | None] = [None] * len(texts)
-    for index, block in enumerate(model.blocks):
-        ours = [one for one in table if one.layer == index]
-        layer = _Layer(model, block, {one: tensors[one.name] for one in ours}, tensors)
-        for text, state in zip(texts, states, strict=True):
-            layer.run(text, state)
+    done = kept.count if kept else 0
+    for index, (layer, ours) in enumerate(layers_on(tensors, model, texts, whole=True, done=done)):
+        before = kept.layer(index) if kept and index < done else {}
+        quantized: dict[str, QuantizedTensor] = {}
         for one in ours:
             held = tensors[one.name].integers
             same = held is not None and held.scheme == wanted.get(one.name)
@@ -99,20 +105,129 @@ def calibrated(
                 continue  # as they are, they have no error
             if one.name in wanted and one.is_linear:
                 matrix, scheme = layer.matrix(one), wanted[one.name]
-                if around_zero:
-                    nearest = quantize_around_zero(matrix.values, scheme.group, one.name)
-                    scheme = replace(scheme, group_bytes=SCALE_BYTES)
+                if kept and index < done:
+                    exact = kept.checked(before, one.name, matrix.values.shape)
                 else:
-                    nearest = quantize(matrix.values, 4, scheme.group, one.name)
-                exact = gptq(matrix.values, matrix.gram, nearest)
+                    exact = _exact(matrix, scheme.group, one.name, around_zero)
+                if around_zero:
+                    scheme = replace(scheme, group_bytes=SCALE_BYTES)
+                quantized[one.name] = exact
                 matrix.replace(exact.float32())
                 integers = LazyIntegers(scheme, partial(_same, exact), True)
                 read = partial(dequantized, integers, one.transposed)
                 shape = tensors[one.name].shape
                 found[one.name] = LazyTensor(shape, "F32", read, integers=integers)
-        states = [layer.run(text, state) for text, state in zip(texts, states, strict=True)]
+        if kept and index >= done:
+            kept.keep(index, quantized)
         advance(1)
     return found
+
+
+def _exact(matrix: _Matrix, group: int, name: str, around_zero: bool) -> QuantizedTensor:
+    if around_zero:
+        nearest = quantize_around_zero(matrix.values, group, name)
+    else:
+        sizes = np.diagonal(matrix.gram).astype(np.float32)
+        nearest = weighted(matrix.values, group, sizes, name)
+    return gptq(matrix.values, matrix.gram, nearest)
+
+
+class KeptLayers:
+    """The quantized layers of a calibration that has not ended, in a folder, so that the next run
+    goes on behind them."""
+
+    def __init__(self, folder: Path, settings: str) -> None:
+        """`settings`: of the run; a folder of others is emptied."""
+        self._folder = folder
+        said = folder / "settings"
+        if not said.is_file() or said.read_text(encoding="utf-8") != settings:
+            self.remove()
+            make_folder(folder)
+            said.write_text(settings, encoding="utf-8")
+
+    @property
+    def count(self) -> int:
+        """Layers from the first on that are here."""
+        return next(index for index in itertools.count() if not self._file(index).is_file())
+
+    def layer(self, index: int) -> dict[str, QuantizedTensor]:
+        """The matrices of a layer by name. Raises ArtifactError."""
+        found: dict[str, QuantizedTensor] = {}
+        try:
+            with np.load(self._file(index), allow_pickle=False) as held:
+                for key in held.files:
+                    name, _, part = key.rpartition("|")
+                    if part == "values":
+                        low = held.get(f"{name}|minimums")
+                        values, scales = held[key], held[f"{name}|scales"]
+                        group = 2 * values.shape[1] // scales.shape[1]
+                        zero = 8 if low is None else 0
+                        found[name] = QuantizedTensor(4, group, values, scales, low, zero)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise self._broken(str(error)) from error
+        return found
+
+    def checked(
+        self, layer: Mapping[str, QuantizedTensor], name: str, shape: tuple[int, ...]
+    ) -> QuantizedTensor:
+        """The matrix of that name. Raises ArtifactError."""
+        found = layer.get(name)
+        if found is None or found.shape != shape or not found.sound:
+            raise self._broken(f"{name} is missing, or of another shape")
+        return found
+
+    def _broken(self, what: str) -> ArtifactError:
+        return ArtifactError(
+            f"{self._folder}: not the layers of a calibration: {what}",
+            "remove the folder, and calibrate again",
+        )
+
+    def keep(self, index: int, layer: Mapping[str, QuantizedTensor]) -> None:
+        """Write the matrices of a layer. Raises EnvironmentFault."""
+        arrays = {
+            f"{name}|{part}": array
+            for name, one in layer.items()
+            for part, array in (
+                ("values", one.values),
+                ("scales", one.scales),
+                ("minimums", one.minimums),
+            )
+            if array is not None
+        }
+        with atomic_write(self._file(index)) as file:
+            np.savez(file, **arrays)
+
+    def remove(self) -> None:
+        """Of a calibration that has ended."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, index: int) -> Path:
+        return self._folder / f"layer_{index:04}.npz"
+
+
+def layers_on(
+    tensors: Mapping[str, LazyTensor],
+    model: Decoder,
+    texts: NDArray[np.int32],
+    *,
+    whole: bool,
+    done: int = 0,
+) -> Iterator[tuple[_Layer, list[Parameter]]]:
+    """Each layer of a model and its parameters, once its matrices have seen their inputs; what the
+    next layer sees is computed with those that have replaced them. `whole`: their gram matrices,
+    else the diagonals, and nothing is replaced. The first `done` layers need to see nothing."""
+    table = parameters(model)
+    states: list[Floats | None] = [None] * len(texts)
+    for index, block in enumerate(model.blocks):
+        ours = [one for one in table if one.layer == index]
+        layer = _Layer(model, block, {one: tensors[one.name] for one in ours}, tensors, whole)
+        seen: list[Floats | None] = []
+        if index >= done:
+            seen = [layer.run(text, state) for text, state in zip(texts, states, strict=True)]
+        yield layer, ours
+        if whole:
+            seen = [layer.run(text, state) for text, state in zip(texts, states, strict=True)]
+        states = seen
 
 
 def _same(matrix: QuantizedTensor) -> QuantizedTensor:
@@ -128,8 +243,9 @@ class _Layer:
         block: Block,
         own: Mapping[Parameter, LazyTensor],
         tensors: Mapping[str, LazyTensor],
+        whole: bool = False,
     ) -> None:
-        self._operands = {_key(one): _operand(one, tensor) for one, tensor in own.items()}
+        self._operands = {_key(one): _operand(one, tensor, whole) for one, tensor in own.items()}
         alone = replace(
             model,
             blocks=(block,),
@@ -168,11 +284,11 @@ def _key(one: Parameter) -> tuple[Any, ...]:
     return one.role, one.kind, one.expert
 
 
-def _operand(one: Parameter, tensor: LazyTensor) -> Any:
+def _operand(one: Parameter, tensor: LazyTensor, whole: bool) -> Any:
     values = tensor.float32()
     if not one.is_linear:
         return values
-    return _Matrix(np.ascontiguousarray(values.T) if one.transposed else values)
+    return _Matrix(np.ascontiguousarray(values.T) if one.transposed else values, whole)
 
 
 class _Operand:
@@ -189,11 +305,11 @@ class _Operand:
 
 
 class _Matrix(_Operand):
-    """A matrix [out, in] that adds up the gram matrix of its inputs."""
+    """A matrix [out, in] that adds up the gram matrix of its inputs, `whole` or its diagonal."""
 
-    def __init__(self, values: Floats) -> None:
-        self.values = values
-        self.gram = np.zeros((values.shape[1], values.shape[1]))
+    def __init__(self, values: Floats, whole: bool) -> None:
+        self.values, self._whole = values, whole
+        self.gram = np.zeros((values.shape[1],) * (2 if whole else 1))
         self._adds = True
 
     def replace(self, values: Floats) -> None:
@@ -203,8 +319,10 @@ class _Matrix(_Operand):
 
     def __rmatmul__(self, x: NDArray[Any]) -> Floats:
         inputs = x.astype(np.float32)
-        if self._adds:
+        if self._adds and self._whole:
             self.gram += inputs.T @ inputs
+        elif self._adds:
+            self.gram += np.square(inputs).sum(0)
         return inputs @ self.values.T
 
 

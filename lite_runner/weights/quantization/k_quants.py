@@ -1,6 +1,9 @@
 """Floats in blocks of GGUF: Q4_K, Q5_0 and Q6_K by llama.cpp's search, others by the gguf library,
 and integers of ours that are such blocks already.
 
+With the importance of each input (the mean of its squares, of an importance matrix) the search
+weighs errors as llama.cpp does, of Q4_0 and Q4_1 too.
+
 A block of Q4_K is eight groups of 32 values, of Q6_K sixteen of 16. Each group has a scale (Q4_K
 also a minimum), itself an integer times a float16 of the block.
 """
@@ -12,9 +15,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures.quantization import Scheme
 from lite_runner.weights.quantization.quantized import (
     VALUES_AT_ONCE,
     QuantizedTensor,
+    check_columns,
+    packed,
+    quantize,
     unpacked,
 )
 
@@ -23,20 +30,56 @@ Bytes = NDArray[np.uint8]
 _TINY = np.float32(1e-30)
 
 
-def blocks_of(values: Floats, type_name: str) -> Bytes:
-    """A matrix [rows, columns] in blocks [rows, bytes of a row]; whole blocks make a row."""
-    own = {"Q4_K": _q4_k, "Q5_0": _q5_0, "Q6_K": _q6_k}.get(type_name)
-    convert = own or _by_library(type_name)
+def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) -> Bytes:
+    """A matrix [rows, columns] in blocks [rows, bytes of a row]; whole blocks make a row.
+    `importance`: of each column."""
+    own = {"Q4_K": _q4_k, "Q5_0": _q5_0, "Q6_K": _q6_k}
+    if importance is not None:
+        own |= {"Q4_0": _q4_0, "Q4_1": _q4_1}
+    convert = own.get(type_name) or _by_library(type_name)
     step = max(1, VALUES_AT_ONCE // values.shape[1])
-    pieces = [convert(values[start : start + step]) for start in range(0, len(values), step)]
+    pieces = [
+        convert(values[start : start + step], importance) for start in range(0, len(values), step)
+    ]
     return np.concatenate(pieces).reshape(len(values), -1)
 
 
-def _by_library(type_name: str) -> Callable[[Floats], Bytes]:
+def weighted(weight: Floats, group: int, importance: Floats, name: str) -> QuantizedTensor:
+    """As `quantize` to 4 bits, errors weighed by the importance of each column."""
+    check_columns(weight.shape[1], Scheme(4, group), name)
+    scales, minimums = (
+        one.reshape(len(weight), -1).astype(np.float16)
+        for one in _with_minimum(*_grouped(weight, importance, group, group))
+    )
+    grouped = weight.reshape(*scales.shape, group) + minimums[..., None].astype(np.float32)
+    q = np.rint(grouped * _inverse(scales.astype(np.float32))[..., None])
+    codes = np.clip(q, 0, 15).astype(np.uint8).reshape(weight.shape)
+    if not (np.isfinite(scales).all() and np.isfinite(minimums).all()):
+        return quantize(weight, 4, group, name)  # says what is wrong
+    return QuantizedTensor(4, group, packed(codes), scales, -minimums)
+
+
+def _grouped(
+    values: Floats, importance: Floats | None, group: int, block: int
+) -> tuple[Floats, Floats]:
+    """Values [n, group] of a matrix, and the weights of their errors; of an importance they grow
+    with a value against those of its `block`, as llama.cpp has them."""
+    x = values.reshape(-1, group)
+    if importance is None:
+        return x, np.sqrt((x * x).mean(-1, keepdims=True)) + np.abs(x)
+    blocks = values.reshape(-1, block)
+    factor = 2 if block == 256 else 1
+    mean = factor * (blocks * blocks).mean(-1).repeat(block // group)[:, None]
+    each = np.broadcast_to(importance.astype(np.float32), values.shape).reshape(x.shape)
+    weights: Floats = each * np.sqrt(mean + x * x)
+    return x, weights + _TINY
+
+
+def _by_library(type_name: str) -> Callable[[Floats, Floats | None], Bytes]:
     from gguf import GGMLQuantizationType, quants
 
     kind = GGMLQuantizationType[type_name]
-    return lambda values: quants.quantize(np.ascontiguousarray(values), kind)
+    return lambda values, _: quants.quantize(np.ascontiguousarray(values), kind)
 
 
 def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
@@ -52,9 +95,33 @@ def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
     return "Q4_1", np.concatenate([scales, minimums, pairs], 1).reshape(rows, -1)
 
 
-def _q4_k(values: Floats) -> Bytes:
-    x = values.reshape(-1, 8, 32)
-    scales, minimums = _with_minimum(x)
+def _q4_0(values: Floats, importance: Floats | None) -> Bytes:
+    x, weights = _grouped(values, importance, 32, values.shape[1])
+    d = _symmetric(x, 8, weights).astype(np.float16)
+    q = np.clip(np.rint(x * _inverse(d.astype(np.float32)[:, None])), -8, 7) + 8
+    return np.concatenate([d.astype("<f2").reshape(-1, 1).view(np.uint8), _halves(q)], 1)
+
+
+def _q4_1(values: Floats, importance: Floats | None) -> Bytes:
+    x, weights = _grouped(values, importance, 32, values.shape[1])
+    d, low = (one.astype(np.float16) for one in _with_minimum(x, weights))
+    wide = x + low.astype(np.float32)[:, None]
+    q = np.clip(np.rint(wide * _inverse(d.astype(np.float32)[:, None])), 0, 15)
+    heads = [one.astype("<f2").reshape(-1, 1).view(np.uint8) for one in (d, -low)]
+    return np.concatenate([*heads, _halves(q)], 1)
+
+
+def _halves(q: Floats) -> Bytes:
+    """Codes [n, 32] two a byte, those of the first half in the lower bits."""
+    codes = q.astype(np.uint8)
+    pairs: Bytes = codes[:, :16] | codes[:, 16:] << np.uint8(4)
+    return pairs
+
+
+def _q4_k(values: Floats, importance: Floats | None) -> Bytes:
+    x, weights = _grouped(values, importance, 32, 256)
+    x, weights = x.reshape(-1, 8, 32), weights.reshape(-1, 8, 32)
+    scales, minimums = _with_minimum(x, weights)
     d, steps = _steps(scales)
     d_minimum, minimum_steps = _steps(minimums)
     scale = (d[:, None] * steps)[..., None]
@@ -71,10 +138,9 @@ def _q4_k(values: Floats) -> Bytes:
     return np.concatenate([*heads, upper, lower, codes], 1)
 
 
-def _with_minimum(x: Floats) -> tuple[Floats, Floats]:
-    """Of groups [..., n] the scales and negated minimums [...] whose integers 0 to 15 are nearest,
-    large values counting for more; of 21 first scales each is fitted by least squares."""
-    weights = np.sqrt((x * x).mean(-1, keepdims=True)) + np.abs(x)
+def _with_minimum(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Of groups [..., n] the scales and negated minimums [...] whose integers 0 to 15 are nearest
+    by these weights of errors; of 21 first scales each is fitted by least squares."""
     low = np.minimum(x.min(-1), 0)
     span = x.max(-1) - low
     total, total_x = weights.sum(-1), (weights * x).sum(-1)
@@ -107,9 +173,12 @@ def _steps(values: Floats) -> tuple[Floats, Floats]:
     return d, steps
 
 
-def _q6_k(values: Floats) -> Bytes:
+def _q6_k(values: Floats, importance: Floats | None) -> Bytes:
     x = values.reshape(-1, 16, 16)
-    scales = _symmetric(x, 32)
+    weights = x * x
+    if importance is not None:
+        weights = np.broadcast_to(importance.astype(np.float32), values.shape).reshape(x.shape)
+    scales = _symmetric(x, 32, weights)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(-1)[:, None], 1)
     inverse = np.divide(-128, largest, out=np.zeros_like(largest), where=np.abs(largest) > _TINY)
     d = np.divide(1, inverse, out=np.zeros_like(inverse), where=inverse != 0)
@@ -124,9 +193,10 @@ def _q6_k(values: Floats) -> Bytes:
     return np.concatenate([lower.reshape(len(x), -1), upper.reshape(len(x), -1), *ends], 1)
 
 
-def _q5_0(values: Floats) -> Bytes:
-    x = values.reshape(-1, 32)
-    d = _symmetric(x, 16).astype(np.float16)
+def _q5_0(values: Floats, importance: Floats | None) -> Bytes:
+    x, weights = _grouped(values, importance, 32, values.shape[1])
+    weights = x * x if importance is None else weights
+    d = _symmetric(x, 16, weights).astype(np.float16)
     q = np.rint(x * _inverse(d.astype(np.float32)[:, None]))
     q = (np.clip(q, -16, 15) + 16).astype(np.uint8)
     fifth = np.packbits(q >> 4, axis=-1, bitorder="little")
@@ -134,11 +204,10 @@ def _q5_0(values: Floats) -> Bytes:
     return np.concatenate([head, fifth, (q[:, :16] & 15) | q[:, 16:] << 4], 1)
 
 
-def _symmetric(x: Floats, levels: int) -> Floats:
-    """The scales [...] of groups [..., n] whose integers -levels to levels - 1 are nearest, large
-    values counting for more; the best of 19 first ones, fitted by least squares."""
+def _symmetric(x: Floats, levels: int, weights: Floats) -> Floats:
+    """The scales [...] of groups [..., n] whose integers -levels to levels - 1 are nearest by
+    these weights of errors; the best of 19 first ones, fitted by least squares."""
     largest = np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)
-    weights = x * x
     best = np.zeros(x.shape[:-1], np.float32)
     scale = np.zeros_like(best)
     for step in np.arange(-0.9, 0.95, 0.1, dtype=np.float32):

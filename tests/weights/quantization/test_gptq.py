@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from lite_runner.architectures.naming import Role
 from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.reference import Weights, capped, forward, norm
 from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.quantization.gptq import _Layer, calibrated, gptq
+from lite_runner.weights.quantization.gptq import KeptLayers, _Layer, calibrated, gptq
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
+from lite_runner.weights.tensor import LazyTensor
+from tests.packed_folders import MODEL
 from tests.paths import REFERENCE
 
 TEXTS = np.random.default_rng(0).integers(0, 90, (6, 24)).astype(np.int32)
@@ -100,3 +104,32 @@ def test_integers_that_a_file_has_are_kept(configs: Mapping[str, Decoder]) -> No
     held = calibrated(stored, model, quantization, TEXTS % 40, around_zero=False)
     for name in schemes(model, quantization):
         assert held[name] is stored[name]
+
+
+def test_a_calibration_that_was_ended_goes_on_behind_its_layers(tmp_path: Path) -> None:
+    tensors, quantization = random_checkpoint(MODEL, 0), Quantization("a16w4", 32)
+
+    def run(kept: KeptLayers | None, most: int = 99) -> dict[str, LazyTensor]:
+        layers: list[int] = []
+
+        def advance(count: int) -> None:
+            layers.append(count)
+            if len(layers) == most:
+                raise KeyboardInterrupt
+
+        return calibrated(
+            tensors, MODEL, quantization, TEXTS, around_zero=False, kept=kept, advance=advance
+        )
+
+    folder = tmp_path / "q.partial"
+    with pytest.raises(KeyboardInterrupt):
+        run(KeptLayers(folder, "a"), most=1)
+    again = KeptLayers(folder, "a")
+    assert again.count == 1
+    found, whole = run(again), run(None)
+    for name, one in whole.items():
+        np.testing.assert_array_equal(found[name].float32(), one.float32(), name)
+    (folder / "layer_0000.npz").write_bytes(b"PK")
+    with pytest.raises(ArtifactError, match="not the layers of a calibration"):
+        run(KeptLayers(folder, "a"))
+    assert KeptLayers(folder, "b").count == 0

@@ -1,0 +1,136 @@
+"""Importance matrices: how large the inputs of each matrix are on a text, as llama.cpp's imatrix
+files have them, of both forms, and as they are measured here.
+
+.dat, little endian: the number of matrices, and of each the length of its name, the name, the calls
+and the values that were added up, their number, and the sums of the squares of each input (float32,
+the experts of a layer one after the other). GGUF: NAME.in_sum2 [experts, in] and NAME.counts.
+Names are those of a GGUF file's tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures import parameters
+from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import ArtifactError
+from lite_runner.system.files import read_small, temporary_folder
+from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
+from lite_runner.weights.quantization.gptq import layers_on
+from lite_runner.weights.tensor import LazyTensor
+
+Importance = dict[str, NDArray[np.float32]]  # name of a GGUF file -> [experts or 1, in]
+MAX_BYTES = 1 << 30
+_HINT = "write it again with llama-imatrix, or leave it out: quantize.data= may be a text"
+
+
+def measured_importance(
+    tensors: Mapping[str, LazyTensor],
+    model: Decoder,
+    texts: NDArray[np.int32],
+    advance: Callable[[int], None] = lambda count: None,
+) -> Importance:
+    """Of the linear layers, for the token ids of `texts` [n, T]. A layer at a time is in memory as
+    floats; `advance` is told of each. Raises ArtifactError."""
+    found: dict[str, dict[int, NDArray[np.float32]]] = {}
+    for layer, ours in layers_on(tensors, model, texts, whole=False):
+        for one in ours:
+            if one.is_linear and one.gguf:
+                squares = layer.matrix(one).gram.astype(np.float32)
+                found.setdefault(one.gguf, {})[one.expert or 0] = squares / texts.size
+        advance(1)
+    return {name: np.stack([each[k] for k in sorted(each)]) for name, each in found.items()}
+
+
+def read_importance(path: Path, model: Decoder) -> Importance:
+    """Those of a file of llama.cpp's, checked against the model. Raises ArtifactError."""
+    found = _of_gguf(path) if looks_like_gguf(path) else _of_dat(path)
+    known = {one.gguf: one for one in parameters(model) if one.gguf}
+    for name, values in found.items():
+        one = known.get(name)
+        if one is None:
+            continue  # of layers that a model has besides
+        columns = one.shape[0] if one.transposed else one.shape[1] if len(one.shape) == 2 else 0
+        if values.shape[1] != columns:
+            raise _broken(path, f"{name} has {values.shape[1]:,} inputs, expected {columns:,}")
+        if not np.isfinite(values).all() or values.min() < 0:
+            raise _broken(path, f"{name} has values that are no means of squares")
+    if not found.keys() & known.keys():
+        raise _broken(path, f"none of its {len(found)} matrices is of the model")
+    return found
+
+
+def importance_file(importance: Importance, text: str, tokens: int) -> bytes:
+    """A GGUF file as llama-imatrix writes it."""
+    import gguf
+
+    with temporary_folder() as folder:
+        path = folder / "imatrix.gguf"
+        _write(gguf.GGUFWriter(path, "imatrix"), importance, text, tokens)
+        return path.read_bytes()
+
+
+def _write(writer: Any, importance: Importance, text: str, tokens: int) -> None:
+    writer.add_type("imatrix")
+    writer.add_array("imatrix.datasets", [text])
+    writer.add_uint32("imatrix.chunk_count", 1)
+    writer.add_uint32("imatrix.chunk_size", tokens)
+    for name, values in importance.items():
+        writer.add_tensor(f"{name}.in_sum2", values * np.float32(tokens))
+        writer.add_tensor(f"{name}.counts", np.full((len(values), 1), tokens, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _of_gguf(path: Path) -> Importance:
+    tensors = open_gguf(path).tensors
+    found = {}
+    for key, tensor in tensors.items():
+        if not key.endswith(".in_sum2"):
+            continue
+        name = key.removesuffix(".in_sum2")
+        if f"{name}.counts" not in tensors:
+            raise _broken(path, f"{name} lacks its counts")
+        sums = tensor.lazy().float32()
+        sums = sums.reshape(-1, sums.shape[-1])
+        counts = tensors[f"{name}.counts"].lazy().float32().reshape(-1, 1)
+        if counts.size not in (1, len(sums)):
+            raise _broken(path, f"{name} has {counts.size} counts for {len(sums)} matrices")
+        # Of an expert that no token was sent to nothing is known.
+        found[name] = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+    return found
+
+
+def _of_dat(path: Path) -> Importance:
+    data, found, at = read_small(path, "an importance matrix", MAX_BYTES), {}, 0
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        if not 0 <= size <= len(data) - at:
+            raise _broken(path, f"it ends at byte {len(data):,}, within an entry")
+        at += size
+        return data[at - size : at]
+
+    def number() -> int:
+        return int(struct.unpack("<i", take(4))[0])
+
+    for _ in range(number()):
+        name = take(number()).decode("utf-8", "replace")
+        calls, size = number(), number()
+        values = np.frombuffer(take(4 * size), "<f4") / np.float32(max(calls, 1))
+        found[name] = values[None]
+    if not found:
+        raise _broken(path, "it has no entries")
+    return found
+
+
+def _broken(path: Path, what: str) -> ArtifactError:
+    return ArtifactError(f"{path}: not an importance matrix of this model: {what}", _HINT)
