@@ -1,7 +1,8 @@
 """Checkpoints of MindSpore Golden Stick and msModelSlim: what they mean, and what is refused.
 
 tests/fixtures/golden_stick: a matrix as mindspore_gs 1.0 (RTN) and 1.2 (PTQ) wrote it, and its
-floats. Folders of msModelSlim are among the layouts of test_packed_matrices.py."""
+floats; modelslim: matrices as the saver of msmodelslim 26.1 wrote them, and what they mean. Whole
+folders of msModelSlim are among the layouts of test_packed_matrices.py."""
 
 from __future__ import annotations
 
@@ -44,6 +45,19 @@ def test_golden_stick_means_its_floats(
     assert (got.integers and got.integers.scheme.bits) == bits
     largest = np.abs(expected).max(1, keepdims=True)
     assert (np.abs(got.float32() - expected) <= 0.51 * largest / steps).all()
+
+
+def test_what_msmodelslim_saves_is_what_it_meant() -> None:
+    folder = FIXTURES / "modelslim"
+    found = tensors_at(folder)
+    meant = np.load(folder / "meant.npz")
+    assert len(found) == len(meant.files) == 7
+    for tensor, values in found.items():
+        name = tensor.split(".")[3]
+        expected = meant[name]
+        error = np.abs(values.float32() - expected).max()
+        assert error <= 1e-7 * np.abs(expected).max(), name
+        assert values.integers is not None
 
 
 def described(folder: Path, **changes: Any) -> None:
