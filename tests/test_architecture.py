@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -226,9 +226,9 @@ def part_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """The modules that the nodes below `tree` import; `from x import y` is x.y if a module."""
-    for node in ast.walk(tree):
+def imports(nodes: Iterable[ast.AST], package: str) -> Iterator[str]:
+    """The modules that these nodes import; `from x import y` is x.y if a module."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -239,44 +239,44 @@ def imports(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    """The tree of a file, to be read only."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, an outer one before those inside it."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+def nodes_without(node: ast.AST, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes inside this one that are in none of `kinds`, nor in an `if` of type checking."""
+    for child in ast.iter_child_nodes(node):
+        checked = ast.walk(child.test) if isinstance(child, ast.If) else ()
+        if isinstance(child, kinds) or any(
+            isinstance(name, ast.Name) and name.id == "TYPE_CHECKING" for name in checked
+        ):
+            continue
+        yield child
+        yield from nodes_without(child, *kinds)
+
+
+@cache
 def imports_at_start(path: Path) -> set[str]:
     """What importing this file imports: function bodies and type checking are left out."""
-
-    class Outer(ast.NodeTransformer):
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-            return None
-
-        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-            return None
-
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            if "TYPE_CHECKING" in ast.unparse(node.test):
-                return None
-            return self.generic_visit(node)
-
-    return set(imports(Outer().visit(parse(path)), module_name(path)))
+    nodes = nodes_without(tree_of(path), ast.FunctionDef, ast.AsyncFunctionDef, ast.expr)
+    return set(imports(nodes, module_name(path)))
 
 
 @cache
 def imported_modules(path: Path) -> set[str]:
     """The other modules of lite_runner that this one imports, in functions too; imports for type
     checking do not count."""
-
-    class Run(ast.NodeTransformer):
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
-
     name = module_name(path)
-    used = set(imports(Run().visit(parse(path)), name)) - {name, f"{PACKAGE.name}.records"}
+    used = set(imports(nodes_without(tree_of(path), ast.expr), name))
+    used -= {name, f"{PACKAGE.name}.records"}
     return {target for target in used if target.split(".")[0] == PACKAGE.name}
-
-
-def parse(path: Path) -> ast.Module:
-    """The tree of a file, for the caller alone."""
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-tree_of = cache(parse)  # to be read only
 
 
 def over(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
@@ -320,7 +320,7 @@ def test_imports_go_one_way(path: Path) -> None:
         assert not [used for used in imports_at_start(path) if used.startswith("lite_runner")]
         return
     assert part in ALLOWED, f"lite_runner/{part} is new: say in ALLOWED what it may import"
-    used = {target for target in imports(tree_of(path), name) if target.startswith("lite_runner.")}
+    used = {target for target in imports(nodes_of(path), name) if target.startswith("lite_runner.")}
     wrong = {target for target in used if part_of(target) not in ALLOWED[part] | {part, "records"}}
     assert not wrong, f"{name} must not import {sorted(wrong)}"
     if part == "generation":
@@ -411,9 +411,7 @@ def test_what_an_architecture_is_called_matters_only_to_itself(path: Path) -> No
     name = module_name(path)
     if part_of(name) == "architectures" or name in TOKENIZER_KINDS:
         return
-    compared = (
-        node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.Compare, ast.Match))
-    )
+    compared = (node for node in nodes_of(path) if isinstance(node, (ast.Compare, ast.Match)))
     words = {
         inner.value
         for node in compared
@@ -435,7 +433,7 @@ def test_config_names_no_family(path: Path) -> None:
 @over(MODULES)
 def test_mindspore_is_imported_only_where_tensors_are(path: Path) -> None:
     name = module_name(path)
-    roots = {target.split(".")[0] for target in imports(tree_of(path), name)}
+    roots = {target.split(".")[0] for target in imports(nodes_of(path), name)}
     if part_of(name) not in KNOWS_MINDSPORE and name not in CELLS:
         assert not roots & {"mindspore", "mindspore_lite"}
 
@@ -469,31 +467,35 @@ def test_importing_it_never_imports_mindspore(start: str) -> None:
 
 @over(PYTHON_FILES)
 def test_nothing_runs_untrusted_input(path: Path) -> None:
-    tree = tree_of(path)
-    roots = {target.split(".")[0] for target in imports(tree, path.stem)}
+    roots = {target.split(".")[0] for target in imports(nodes_of(path), path.stem)}
     assert not roots & UNSAFE_MODULES
     safe_loaders = {
         name.asname or name.name
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and node.module == "yaml"
         for name in node.names
         if name.name in ("SafeLoader", "CSafeLoader")
     }
-    for node in ast.walk(tree):  # a class before those that build on it
-        if isinstance(node, ast.ClassDef) and safe_loaders.intersection(
-            map(ast.unparse, node.bases)
-        ):
+    for node in nodes_of(path):  # a class before those that build on it
+        if isinstance(node, ast.ClassDef) and safe_loaders.intersection(map(dotted, node.bases)):
             safe_loaders.add(node.name)
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
             where = f"{relative(path)}:{node.lineno}"
-            called = ast.unparse(node.func)
-            if called == "yaml.load" and ast.unparse(node.args[-1]) in safe_loaders:
+            called = dotted(node.func)
+            if called == "yaml.load" and dotted(node.args[-1]) in safe_loaders:
                 continue
             assert called not in UNSAFE_CALLS, where
             for keyword in node.keywords:
                 unsafe = keyword.arg in {"shell", "allow_pickle"}
                 assert not unsafe or ast.unparse(keyword.value) == "False", where
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c`; "" for what is no name."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 # Small modules with one importer that are more than a piece of it: an architecture each, and a
@@ -532,7 +534,7 @@ NAMED_TWICE = {
 def test_a_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(module_name(path))
     twice = {name: where for name, where in places.items() if len(where) > 1}
