@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from lite_runner import records
+from tests.each import each
 
 
 def both(**flags: bool) -> Callable[[Callable[[Any], type]], tuple[type, type]]:
@@ -74,11 +75,11 @@ def test_an_instance_is_as_the_standard_one(args: tuple[Any, ...], given: dict[s
     assert dataclasses.asdict(ours) == dataclasses.asdict(standard)
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "given"),
     [((), {}), ((1, 2, 3, 4, 5), {}), ((1,), {"x": 1}), ((1,), {"z": 2}), ((1,), {"later": 2})],
 )
-@pytest.mark.parametrize("made", FROZEN)
+@each("made", FROZEN)
 def test_wrong_arguments_are_refused(
     made: type, args: tuple[Any, ...], given: dict[str, Any]
 ) -> None:

@@ -24,6 +24,7 @@ from lite_runner.text.loading import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
+from tests.each import each
 from tests.paths import ROOT
 
 REFERENCE = json.loads(
@@ -65,7 +66,7 @@ def completions(backend: NativeBackend) -> list[list[int]]:
     return [each.token_ids for each in Engine(backend).generate(requests).completions]
 
 
-@pytest.mark.parametrize("index", range(len(CASES)))
+@each("index", range(len(CASES)))
 def test_greedy_tokens_equal_transformers(completions: list[list[int]], index: int) -> None:
     case = CASES[index]
     expected = case["token_ids"]

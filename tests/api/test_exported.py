@@ -14,6 +14,7 @@ from lite_runner.api.exported import exported_config, files_of, infer_config
 from lite_runner.app import main
 from lite_runner.config import groups
 from lite_runner.errors import ArtifactError, ConfigError, RunnerError
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_tasks() -> None:
         InferTask.get_infer_task("text_generations", InferConfig())
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "said"),
     [
         ({"model_type": "onnx"}, "expected one of mindir, mindir_lite"),

@@ -26,6 +26,7 @@ from lite_runner.api.model import PreTrainedModel
 from lite_runner.app import main
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.repository import Repository
+from tests.each import each
 from tests.paths import FIXTURES
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -121,7 +122,7 @@ def test_it_grows_with_what_is_asked_for(greedy: list[list[int]]) -> None:
     assert small.generate(OTHER, **options) == greedy[1:]
 
 
-@pytest.mark.parametrize(
+@each(
     ("ids", "options", "said"),
     [
         (PROMPT, {"max_new_token": 3}, "did you mean max_new_tokens"),

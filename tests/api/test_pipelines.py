@@ -17,6 +17,7 @@ from lite_runner import (
     pipeline,
 )
 from lite_runner.errors import ConfigError
+from tests.each import each
 
 INPUTS = ["I love Beijing, because", "LLaMA is a"]
 
@@ -117,7 +118,7 @@ def test_backend_of_a_pipeline(
     assert "backend='ms'" in repr(both) and slow(INPUTS) == ready(INPUTS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "options", "said"),
     [
         (("text-generation", "tiny_llama"), {}, "did you mean text_generation"),

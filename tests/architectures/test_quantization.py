@@ -13,6 +13,7 @@ from lite_runner.sizing.memory import parameter_count, weight_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import (
     weights_bytes,
 )
+from tests.each import each
 from tests.models import reference_model
 
 Resolve = Callable[..., RunConfig]
@@ -38,7 +39,7 @@ def test_settings_to_schemes() -> None:
     assert Scheme(4, 32).nbytes(10, 64) == 320 + 10 * 2 * 4  # 5 bits a weight
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["quant=int8"], "quant: got 'int8', expected one of none, a16w8, a16w4, a8w8"),
@@ -70,7 +71,7 @@ def test_conflicting_settings_are_refused(
     assert expected in faults("model=tiny_llama", "predict_data=x", *settings)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["run_mode=quantize", "quant=a16w8"], "quantize_output is empty"),
@@ -151,8 +152,8 @@ def test_quantizations_of_other_meaning(
     assert expected in faults("--config", str(tmp_path / "x.yaml"), "predict_data=x")
 
 
-@pytest.mark.parametrize("name", ["smollm2_135m", "bloom_560m", "gpt2", "qwen2_0.5b", "llama2_7b"])
-@pytest.mark.parametrize("quant", ["a16w8", "a16w4"])
+@each("name", ["smollm2_135m", "bloom_560m", "gpt2", "qwen2_0.5b", "llama2_7b"])
+@each("quant", ["a16w8", "a16w4"])
 def test_memory_is_that_of_the_file(name: str, quant: Quant, resolve: Resolve) -> None:
     config = resolve(f"model={name}", "predict_data=x", f"quant={quant}")
     model = config.model_config()

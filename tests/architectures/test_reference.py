@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from lite_runner.architectures.reference import forward
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
+from tests.each import each
 from tests.models import reference_model
 from tests.references import REFERENCE
 
@@ -18,7 +18,7 @@ CASES = sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"
 WINDOWS = {"llama": None, "mistral": 8, "qwen2_window": (None, 8, 8)}
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_logits_equal_transformers(case: str, relative_error: Callable[..., float]) -> None:
     model = model_config_of(REFERENCE / case)
     tensors = {

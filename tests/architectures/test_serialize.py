@@ -20,6 +20,7 @@ from lite_runner.architectures.spec import (
 )
 from lite_runner.config.fields import Invalid, read
 from tests import references
+from tests.each import each
 from tests.models import reference_model
 
 RMS = Norm("rms", 1e-6)
@@ -63,7 +64,7 @@ def test_a_number_of_layers_that_no_model_has(layers: Any) -> None:
 BLOCK = ("blocks", 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "value", "told"),
     [
         ((*BLOCK, "layers"), 10**12, "layers"),

@@ -7,6 +7,7 @@ import pytest
 from lite_runner.config.argv import CommandLine, Setting, parse
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
+from tests.each import each
 
 HEADS = ("model", "seed", "predict_data", "run_mode", "load_checkpoint", "context")
 
@@ -26,7 +27,7 @@ def test_hydras_prefixes_are_kept_apart(prefix: str) -> None:
     assert parsed(f"{prefix}seed=3").settings == [Setting("seed", "3", prefix)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "action"),
     [
         (["--help"], "help"),
@@ -88,7 +89,7 @@ def test_config_name_is_hydras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert parsed("-cd", "conf", "--config-name=other").config_files == ["other.yaml"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "fault"),
     [
         (["--seeed", "3"], "--seeed: no such flag; did you mean --seed?"),

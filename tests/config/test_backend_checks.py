@@ -10,6 +10,7 @@ import pytest
 from lite_runner.config.checks import PredictOptions
 from lite_runner.config.schema import RunConfig
 from lite_runner.run_modes.eval import Config as EvalConfig
+from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -17,7 +18,7 @@ LINE = ("model=tiny_llama", "predict_data=x", "backend=mindformers")
 PAST = "model.model_config.use_past"
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["stop=x"], "stop: backend=mindformers has no stop strings"),
@@ -62,7 +63,7 @@ def test_run_modes_that_it_lacks(faults: Faults, line: list[str]) -> None:
 EXPORT = ("run_mode=export", "model=tiny_bloom", "backend=mindformers")
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (
@@ -118,7 +119,7 @@ def test_options_that_mindformers_has(resolve: Resolve) -> None:
 COMPARE_LINE = ("model=tiny_llama", "predict_data=x")
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (

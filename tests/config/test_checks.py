@@ -9,6 +9,7 @@ from lite_runner import run_modes
 from lite_runner.config.checks import fits_model
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import Release
+from tests.each import each
 from tests.sizes import ModelConfig
 
 Resolve = Callable[..., RunConfig]
@@ -17,7 +18,7 @@ TINY = "model=tiny_llama"
 MODEL = "model.model_config"
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["run_mode=export"], "predict_data has no effect with run_mode=export"),

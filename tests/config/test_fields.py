@@ -24,6 +24,7 @@ from lite_runner.config.fields import (
     show,
 )
 from lite_runner.records import Range
+from tests.each import each
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def test_a_section_with_variants_and_lists_is_read() -> None:
     assert isinstance(value.shape.side, float)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "expected"),
     [
         ({"inner": {"size": 11}}, "inner.size: got 11, expected an integer >= 1 and <= 10"),

@@ -16,6 +16,7 @@ from lite_runner.config.argv import parse, value_of
 from lite_runner.config.compose import kept
 from lite_runner.config.schema import RunConfig
 from lite_runner.run_modes import heads, resolve
+from tests.each import each
 
 NUMBERS = st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{0,20})?", fullmatch=True)
 
@@ -56,7 +57,7 @@ def run(text: str, *words: str) -> Any:
     return resolve(parse(["--config", "a.yaml", TINY, *words], heads()))[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "expected"),
     [
         ("${oc.env:WHERE}", "/data"),
@@ -104,7 +105,7 @@ def test_options_and_the_model_may_be_of_the_environment(monkeypatch: pytest.Mon
     assert (config.run_mode, config.model_name) == ("eval", "tiny_gpt2")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("seed: ${oc.env:ABSENT}", "seed: '${oc.env:ABSENT}': no environment variable ABSENT"),

@@ -12,11 +12,12 @@ from lite_runner.config.groups import compose_groups, conf_dir, options_of
 from lite_runner.config.help import key_tables, keys_in
 from lite_runner.run_modes import schemas
 from tests.config.test_defaults import OF_SOME_MODELS
+from tests.each import each
 
 RUN_MODES = options_of("run_mode")
 
 
-@pytest.mark.parametrize("mode", RUN_MODES)
+@each("mode", RUN_MODES)
 def test_the_help_of_a_run_mode_has_all_its_keys(mode: str) -> None:
     tables = key_tables(mode, schemas())
     listed = [key for keys in tables.values() for key in keys]

@@ -12,6 +12,7 @@ from lite_runner import app
 from lite_runner.config.groups import compose_groups, options_of
 from lite_runner.config.json_schema import json_schema
 from lite_runner.run_modes import schemas
+from tests.each import each
 
 TYPES: dict[str, Any] = {
     "object": dict,
@@ -74,7 +75,7 @@ def test_every_composed_config_fits(schema: dict[str, Any]) -> None:
         assert not errors(composed, schema, schema), model
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "expected"),
     [
         ({"sed": 1}, ".sed: unknown"),

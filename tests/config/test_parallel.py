@@ -8,6 +8,7 @@ from lite_runner import run_modes
 from lite_runner.config.parallel import cluster_of, ranks_of, threads_beyond
 from lite_runner.config.schema import RunConfig
 from lite_runner.system import processor
+from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -35,7 +36,7 @@ def test_the_second_of_two_machines(resolve: Resolve) -> None:
     assert run_modes.from_dict(config.to_dict()) == config
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["parallel.worker_num=4"], "worker_num: got 4, expected data_parallel=1 * model_par"),

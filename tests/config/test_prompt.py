@@ -20,6 +20,7 @@ from lite_runner.config.prompt import (
 from lite_runner.config.prompts import read_requests
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
+from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 INLINE = "predict_data=[{role: system, content: Be brief.}, {role: user, content: 'Why, then?'}]"
@@ -63,7 +64,7 @@ def test_the_system_message(resolve: Resolve) -> None:
     assert Request("b").chat("") == [{"role": "user", "content": "b"}]
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["predict_data=x", "system=y"], "system= needs chat=true"),

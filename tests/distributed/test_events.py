@@ -14,6 +14,7 @@ import pytest
 
 from lite_runner.distributed.events import MAX_LINE_BYTES, MET, Event, Kind, RankMonitor
 from lite_runner.errors import EXIT_FAILED, EnvironmentFault
+from tests.each import each
 
 RANK = """
 import sys, time
@@ -45,7 +46,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path, unread: bool) -> None:
                 rank.kill()
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [b"", b"[]", b'{"rank": 0}', b'{"rank": "0", "event": "done"}', b'{"rank": 0, "event": "x"}',
      b'{"rank": 0, "event": "text", "more": 1}', b"\xff", b'{"rank": 0, "event": []}'],

@@ -10,6 +10,7 @@ import pytest
 from lite_runner.distributed.membership import Address, Member, device_of, membership
 from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ArtifactError, EnvironmentFault
+from tests.each import each
 
 CLUSTER = {"MS_WORKER_NUM": "4", "MS_SCHED_HOST": "10.0.0.7", "MS_SCHED_PORT": "8118"}
 WORKER = {**CLUSTER, "MS_ROLE": "MS_WORKER"}
@@ -62,7 +63,7 @@ def test_what_ascend_operator_starts() -> None:
     assert rank == Member(size=4, rank=3, scheduler=SCHEDULER)
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "parts"),
     [
         ({"MS_ROLE": "MS_WORKER"}, ["MS_ROLE is set", "MS_WORKER_NUM and", "unset MS_ROLE"]),

@@ -29,6 +29,7 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.run_modes import errors as run_errors
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system.files import MAX_FILE_BYTES
+from tests.each import each
 from tests.paths import FIXTURES
 
 SAMPLES = FIXTURES / "rank_tables"
@@ -220,7 +221,7 @@ def test_ranges(text: str, expected: range) -> None:
     assert device_range(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "8", "0,8", "(0,8)", "[0,0)", "[5,4)", "[0,8", "[-1,2)"])
+@each("text", ["", "8", "0,8", "(0,8)", "[0,0)", "[5,4)", "[0,8", "[-1,2)"])
 def test_no_ranges(text: str) -> None:
     with pytest.raises(ConfigError, match="expected one like"):
         device_range(text)

@@ -20,6 +20,7 @@ from lite_runner.generation import (
     prompt_logprobs_of,
 )
 from tests import references
+from tests.each import each
 from tests.generation.mock import MockBackend, generated, hashed_logits
 
 TOLERANCE = 1e-4
@@ -31,7 +32,7 @@ CASES = [
 Reference = Callable[[str], Any]
 
 
-@pytest.mark.parametrize(("case", "kind"), CASES)
+@each(("case", "kind"), CASES)
 def test_they_equal_transformers(case: str, kind: str, reference: Reference) -> None:
     """The forced tokens behind each prompt are scored, and the token that follows is drawn."""
     known = reference(case)

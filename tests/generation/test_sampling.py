@@ -13,6 +13,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import RunnerError
 from lite_runner.generation.request import Adjustments
 from lite_runner.generation.sampling import Sampler, TopK, candidates, process_logits
+from tests.each import each
 
 CASES = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "generation" / "sampling.json").read_text()
@@ -165,8 +166,8 @@ def test_seed_prompt_and_return_index_each_give_their_own_draws() -> None:
     assert len({tuple(row) for row in drawn}) == len(drawn)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.001, 1.0, 8.0])
-@pytest.mark.parametrize("top_p", [0.05, 0.6, 0.999])
+@each("spread", [0.0, 0.001, 1.0, 8.0])
+@each("top_p", [0.05, 0.6, 0.999])
 def test_a_large_nucleus_is_exact(spread: float, top_p: float) -> None:
     """However much of the vocabulary it takes, also where all tokens are alike."""
     logits = np.random.default_rng(5).normal(scale=spread, size=30_000).astype(np.float32)
@@ -178,9 +179,9 @@ def test_a_large_nucleus_is_exact(spread: float, top_p: float) -> None:
     np.testing.assert_allclose(kept[:count].sum(), 1.0, atol=1e-3)
 
 
-@pytest.mark.parametrize("vocab", [1000, 1024, 5000, 49_152])
-@pytest.mark.parametrize("top_k", [1, 50, 999, 3000])
-@pytest.mark.parametrize("step", [0.0, 0.5])
+@each("vocab", [1000, 1024, 5000, 49_152])
+@each("top_k", [1, 50, 999, 3000])
+@each("step", [0.0, 0.5])
 def test_top_k_keeps_the_largest_and_their_equals(vocab: int, top_k: int, step: float) -> None:
     """Of any vocabulary, also where many are equal, few far ahead or most masked."""
     random = np.random.default_rng(vocab + top_k)

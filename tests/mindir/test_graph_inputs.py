@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from lite_runner.architectures.positions import MASKED
 from lite_runner.architectures.spec import Decoder
 from lite_runner.mindir.graph_inputs import Shape, fill_bias, gather_indices, not_resizable
+from tests.each import each
 from tests.models import reference_model
 from tests.sizes import ModelConfig
 
@@ -30,13 +30,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_why_a_model_is_refused(case: str) -> None:
     assert REFUSED[case] in not_resizable(reference_model(case))
 
 
-@pytest.mark.parametrize(("rows", "tokens"), [(1, 5), (3, 1), (2, 3)])
-@pytest.mark.parametrize(("heads", "kv"), [(4, 4), (6, 2), (3, 1)])
+@each(("rows", "tokens"), [(1, 5), (3, 1), (2, 3)])
+@each(("heads", "kv"), [(4, 4), (6, 2), (3, 1)])
 def test_rows_gather_each_head_and_bring_it_back(
     rows: int, tokens: int, heads: int, kv: int
 ) -> None:
@@ -57,8 +57,8 @@ def test_rows_gather_each_head_and_bring_it_back(
     assert list(found["last_rows"]) == [b * tokens + tokens - 1 for b in range(rows)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 100])
-@pytest.mark.parametrize("alibi", [False, True])
+@each("window", [None, 1, 3, 7, 100])
+@each("alibi", [False, True])
 def test_a_query_sees_what_came_before_it(alibi: bool, window: int | None) -> None:
     kv, group, tokens, past = 2, 3, 4, 9
     start = np.array([5, 0])

@@ -14,6 +14,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from lite_runner import native
 from lite_runner.native import structs
+from tests.each import each
 
 SOURCES = Path(native.__file__).parent / "src"
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")))
@@ -65,7 +66,7 @@ def test_structs_are_those_of_the_operators(tmp_path: Path) -> None:
     assert dict(zip(expected, map(int, told.split()), strict=True)) == expected
 
 
-@pytest.mark.parametrize("struct", STRUCTS)
+@each("struct", STRUCTS)
 def test_a_field_that_is_not_there_cannot_be_set(struct: type[Structure]) -> None:
     with pytest.raises(AttributeError):
         struct().no_field = 1

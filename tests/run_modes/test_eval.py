@@ -29,6 +29,7 @@ from lite_runner.run_modes.eval import Config, read_text
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.each import each
 from tests.output.fake_backend import FakeBackend, logits_of_positions
 from tests.refusals import refused
 
@@ -167,7 +168,7 @@ KEYS = ("run_mode=eval", "model=tiny_llama")
 ITSELF = f"eval_data={__file__}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (["eval_data="], "eval_data is empty; give a text file"),

@@ -15,6 +15,7 @@ from lite_runner.serving.options import ToolParser as Name
 from lite_runner.serving.tool_formats import FORMATS, CallFormat, told_format
 from lite_runner.serving.tool_parsers import DEEPSEEK_CALL, DEEPSEEK_SEP, type_of, types, types_of
 from lite_runner.text.tokenizer import byte_tokenizer
+from tests.each import each
 from tests.serving.conftest import Start, tokenizer_of_chatglm3, tokenizer_with_chat
 from tests.serving.test_tool_parsers import call, pair, qwen3_call, qwen3_pair
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
@@ -184,7 +185,7 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("form", WRITES)
+@each("form", WRITES)
 def test_what_a_template_writes_tells(form: str) -> None:
     """Whatever else stands in it: here another family's mark."""
     other = "<tool_call>" if form != "hermes" else "[TOOL_CALLS]"
@@ -324,7 +325,7 @@ TYPES: list[tuple[Any, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "expected"), TYPES)
+@each(("schema", "expected"), TYPES)
 def test_types(schema: Any, expected: set[str]) -> None:
     assert types(schema) == expected
 

@@ -12,6 +12,7 @@ from lite_runner.serving.options import ToolParser as Name
 from lite_runner.serving.tool_code import TURN_TAG, read_arguments, write_arguments, write_turn
 from lite_runner.serving.tool_formats import FORMATS
 from lite_runner.serving.tool_parsers import END, Call, More
+from tests.each import each
 from tests.serving.tool_reading import Allowed, read, read_however_cut, refusal
 
 READ: list[tuple[str, dict[str, Any]]] = [
@@ -32,13 +33,13 @@ READ: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("code", "expected"), READ)
+@each(("code", "expected"), READ)
 def test_it_is_read(code: str, expected: dict[str, Any]) -> None:
     code = code.removesuffix(")")
     assert read_arguments(f"f({code}) rest", 2) == (expected, len(code) + 3)
 
 
-@pytest.mark.parametrize(("_", "arguments"), READ)
+@each(("_", "arguments"), READ)
 def test_what_is_written_is_read(_: str, arguments: dict[str, Any]) -> None:
     written = write_arguments(arguments)
     assert read_arguments(f"{written})", 0) == (arguments, len(written) + 1)
@@ -171,7 +172,7 @@ QWEN3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "text", "calls"), QWEN3_CALLS)
+@each(("said", "text", "calls"), QWEN3_CALLS)
 def test_calls_of_qwen3_coder(
     said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
@@ -212,7 +213,7 @@ def test_calls_and_texts(said: str, text: str, calls: list[tuple[str, dict[str, 
     assert read_however_cut("glm45", said, TOOLS) == (text, calls)
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         "<tool_call>",
@@ -304,14 +305,14 @@ CHATGLM3_CALLS: list[tuple[str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("said", "text", "calls"), CHATGLM3_CALLS)
+@each(("said", "text", "calls"), CHATGLM3_CALLS)
 def test_calls_and_texts_of_chatglm3(
     said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     assert read_however_cut("chatglm3", said, CHATGLM3_TOOLS) == (text, calls)
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         "",

@@ -26,6 +26,7 @@ from lite_runner.serving.tool_parsers import (
 )
 from lite_runner.text.tokenizer import Tokenizer
 from tests.chatglm_folders import write_chatglm3
+from tests.each import each
 from tests.generation.mock import MockBackend
 from tests.serving.conftest import (
     END,
@@ -245,7 +246,7 @@ SAID: list[tuple[str, str, str, list[tuple[str, dict[str, Any]]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "said", "text", "calls"), SAID)
+@each(("form", "said", "text", "calls"), SAID)
 def test_calls_are_read_however_the_text_is_cut(
     form: Any, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
@@ -535,7 +536,7 @@ def check(name: str, arguments: dict[str, Any]) -> None:
         assert type(arguments.get("n", 1)) is int and type(arguments.get("all", True)) is bool
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@each("form", FORMATS)
 def test_garbage_is_read_alike_however_it_is_cut(form: Name) -> None:
     chance = random.Random(2)
     for _ in range(60):

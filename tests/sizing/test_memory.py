@@ -30,6 +30,7 @@ from lite_runner.sizing.memory import (
 from lite_runner.system import memory
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding.partition import strategy_of
+from tests.each import each
 from tests.models import model_named
 from tests.paths import FIXTURES
 from tests.sizes import resized
@@ -98,7 +99,7 @@ def test_sizes_for_people() -> None:
     assert [readable(n) for n in (999, 538_100_000, 4 * 10**12)] == ["999 B", "538.1 MB", "4.0 TB"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "tensor"),
     [
         *(("bloom_7.1b", 8), ("llama2_70b", 8), ("llama2_70b", 16), ("qwen2_7b", 4)),

@@ -10,6 +10,7 @@ from tokenizers import models, normalizers
 from lite_runner.structured.grammars import GrammarError, Grammars, of_regex, repeats
 from lite_runner.text.spelling import SPACE, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer
+from tests.each import each
 
 
 def spaced_tokenizer() -> Tokenizer:
@@ -29,8 +30,8 @@ def spaced_tokenizer() -> Tokenizer:
     return Tokenizer(backend, SpecialTokens(eos=("</s>",)), source="a test's tokenizer")
 
 
-@pytest.mark.parametrize("pattern", ["Paris", "Paris|Par Paris", "a{3} Paris", "é Paris"])
-@pytest.mark.parametrize("kind", [spaced_tokenizer, byte_tokenizer])
+@each("pattern", ["Paris", "Paris|Par Paris", "a{3} Paris", "é Paris"])
+@each("kind", [spaced_tokenizer, byte_tokenizer])
 def test_every_way_through_the_masks_is_a_text_of_the_grammar(kind: object, pattern: str) -> None:
     tokenizer = kind()  # type: ignore[operator]
     (end,) = tokenizer.eos_token_ids

@@ -12,6 +12,7 @@ import pytest
 
 from lite_runner.errors import EXIT_ENVIRONMENT
 from lite_runner.system import memory
+from tests.each import each
 
 V2 = {"memory.max": "1000\n", "memory.current": "700\n", "memory.stat": "anon 500\nfile 200\n"}
 V1 = {
@@ -82,7 +83,7 @@ Memory isn't enough and alloc failed, kernel name: 0_Default/Custom-op0, alloc s
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "said"),
     [
         (MemoryError(), "MemoryError"),

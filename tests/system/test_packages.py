@@ -12,6 +12,7 @@ import pytest
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
 from lite_runner.system.packages import Requirement
+from tests.each import each
 
 Install = Callable[..., None]
 
@@ -94,7 +95,7 @@ def test_older_kinds_of_metadata_are_read(install: Install) -> None:
     assert packages.installed("filelock") == "3.17"
 
 
-@pytest.mark.parametrize(
+@each(
     ("bounds", "version", "allowed"),
     [
         (">=2.10,<3", "2.10.0", True),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.system.regex_cost import check_cost
+from tests.each import each
 
 REAL = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -35,7 +36,7 @@ TOO_MUCH = [
 ]
 
 
-@pytest.mark.parametrize("pattern", REAL)
+@each("pattern", REAL)
 def test_patterns_of_real_models(pattern: str) -> None:
     check_cost(pattern)
 

@@ -20,6 +20,7 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.text import byte_tokenizer, chat_templates, load_tokenizer
 from lite_runner.text.chat_templates import TemplateLimits, TemplateProcess, render_template
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer
+from tests.each import each
 
 USER = [{"role": "user", "content": "Hi"}]
 SIMPLE = (
@@ -123,7 +124,7 @@ def test_failing_templates(template: str, message: str) -> None:
     assert error.value.exit_code == 4
 
 
-@pytest.mark.parametrize(
+@each(
     "template",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -199,7 +200,7 @@ TOO_LONG = {
 }
 
 
-@pytest.mark.parametrize("name", TOO_LARGE)
+@each("name", TOO_LARGE)
 def test_what_a_template_builds_is_bounded(name: str) -> None:
     """By the kernel, which gives the process no more memory."""
     with pytest.raises(ArtifactError, match=r"file\.json: the chat template failed: ") as error:
@@ -208,7 +209,7 @@ def test_what_a_template_builds_is_bounded(name: str) -> None:
     assert render("{{ messages[0].content }}") == "Hi"  # the next one is not concerned
 
 
-@pytest.mark.parametrize("name", TOO_LONG)
+@each("name", TOO_LONG)
 def test_what_a_template_computes_is_bounded(name: str) -> None:
     """By the kernel, which ends the process."""
     before = children_seconds()

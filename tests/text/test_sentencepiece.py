@@ -13,6 +13,7 @@ import sentencepiece
 from lite_runner.errors import ArtifactError
 from lite_runner.text import load_tokenizer
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
+from tests.each import each
 
 Model = Callable[..., Path]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,8 +41,8 @@ def mixtures(texts: list[str]) -> list[str]:
     return [*texts, *mixed, *("".join(source.choices(letters, k=15)) for _ in range(150))]
 
 
-@pytest.mark.parametrize("kind", ["as llama", "no prefix", "spaces", "spaces, no prefix"])
-@pytest.mark.parametrize("once", [False, True])
+@each("kind", ["as llama", "no prefix", "spaces", "spaces, no prefix"])
+@each("once", [False, True])
 def test_white_space_is_the_librarys(sentencepiece_model: Model, kind: str, once: bool) -> None:
     """At both ends, alone, and where the prefix only starts the text (legacy=false)."""
     path = sentencepiece_model(**OPTIONS[kind])

@@ -13,6 +13,7 @@ from lite_runner.text import StreamDecoder, Tokenizer, byte_tokenizer
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.streaming import Transcript
 from lite_runner.text.tokenizer import SpecialTokens
+from tests.each import each
 
 KINDS = ["bytes", "byte-level", "bpe", "unigram", "no prefix", "normalized", "metaspace"]
 
@@ -162,7 +163,7 @@ def feed(text: str, stop: list[str]) -> tuple[str, Transcript]:
     return shown + transcript.finish(), transcript
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "stop", "expected"),
     [
         ("one\n\ntwo", ["\n\n"], "one"),

@@ -13,11 +13,12 @@ from lite_runner.text.thinking import (
     stage_of,
     thinking_marks,
 )
+from tests.each import each
 
 MARKS = ThinkingMarks("<think>", "</think>")
 
 
-@pytest.mark.parametrize(
+@each(
     ("template", "begin"),
     [
         ("{% if '</think>' in content %}", "<think>"),
@@ -48,7 +49,7 @@ def test_a_prompt_may_begin_the_thinking_or_end_it(prompt: str, stage: Stage) ->
     assert stage_of(prompt, MARKS) == stage
 
 
-@pytest.mark.parametrize(
+@each(
     ("stage", "text", "thinking", "rest"),
     [
         ("open", "<think>\nI  see.\n\n</think>\n\nYes.\n", "I  see.", "Yes.\n"),
@@ -85,7 +86,7 @@ def test_thinking_is_told_as_it_comes() -> None:
 CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "thinking", "rest"),
     [
         (

@@ -11,6 +11,7 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.training.adapter import new_lora, opened_lora
 from lite_runner.training.options import LoraOptions
 from lite_runner.weights.lora.adapter_writer import write_adapters
+from tests.each import each
 from tests.models import reference_model
 
 
@@ -19,7 +20,7 @@ def lora(targets: str | tuple[str, ...] | None = None, **changes: float) -> Lora
     return LoraOptions(targets=targets, **given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each(
     ("case", "targets", "modules", "weights"),
     [
         ("llama", None, 4, 4),

@@ -22,6 +22,7 @@ from lite_runner.weights.formats.fused import fuse
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.lora.adapter import by_module
 from lite_runner.weights.tensor import LazyTensor
+from tests.each import each
 from tests.models import reference_model
 from tests.paths import FIXTURES, REFERENCE
 from tests.training.options import OPTIONS
@@ -118,7 +119,7 @@ ARCHITECTURES = (
 )
 
 
-@pytest.mark.parametrize("case", ARCHITECTURES)
+@each("case", ARCHITECTURES)
 def test_all_gradients_follow_the_reference(case: str) -> None:
     """By finite differences of the reference's loss, for every tensor at once."""
     model, weights = reference_model(case), weights_of(case)

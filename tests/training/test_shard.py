@@ -16,6 +16,7 @@ from lite_runner.training.network import TrainedNetwork
 from lite_runner.training.options import LoraOptions
 from lite_runner.training.shard import ModelShard
 from lite_runner.training.trainer import Gather, StepMetrics, Trainer
+from tests.each import each
 from tests.models import reference_model
 from tests.training.options import OPTIONS
 from tests.training.test_network import examples, options, weights_of
@@ -89,7 +90,7 @@ def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], Trained
         return list(pool.map(rank, range(2 * data)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_ranks_train_as_one_process(case: str) -> None:
     expected, one = trained(case, Ranks(), lambda payload: [payload], None)
     (steps, lora), (others, other) = on_ranks(case)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lite_runner.architectures.spec import Decoder, Norm, RopeScaling, Rotary
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from tests.each import each
 from tests.sizes import ModelConfig
 
 LLAMA: dict[str, Any] = {
@@ -220,7 +221,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "expected"),
     [
         (None, None),
@@ -389,7 +390,7 @@ def test_biases_of_llama() -> None:
     assert read(LLAMA, attention_bias=None, mlp_bias=None) == read(LLAMA)
 
 
-@pytest.mark.parametrize(
+@each(
     "config",
     [
         read(BLOOM),

@@ -11,6 +11,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights.repository import Repository
 from lite_runner.weights.source import cached, fetch, weights_to_fetch
 from tests.download_server import COMMIT, Behaviour, serving
+from tests.each import each
 
 GGUFS = [
     "README.md",
@@ -40,7 +41,7 @@ def hub(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Behaviour]:
         yield behaviour
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "needed"),
     [
         (["model.safetensors", "model.fp16.safetensors", "x.py"], ["model.safetensors"]),

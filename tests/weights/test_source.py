@@ -20,6 +20,7 @@ from lite_runner.system.files import cache_dir
 from lite_runner.weights import hubs, source
 from lite_runner.weights.source import cached, fetch, weights_to_fetch
 from tests.download_server import COMMIT, Behaviour, serving
+from tests.each import each
 from tests.paths import REFERENCE, ROOT
 
 
@@ -67,7 +68,7 @@ def test_too_long_a_path_is_an_error_like_any_other(tmp_path: Path) -> None:
         fetch(str(tmp_path / ("x" * 5000)))
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         "s3://bucket/model",

@@ -23,6 +23,7 @@ from lite_runner.backends.lite.ge import (
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.system.files import MAX_FILE_BYTES
+from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -145,7 +146,7 @@ def test_options_of_a_file(resolve: Resolve, tmp_path: Path) -> None:
     assert options == {"ge.a": "1", "ge.b": "3", "ge.c": "true", "ge.d": "x"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "expected"),
     [
         (f"{SESSION}.event.x=1", f"{SESSION}.event is 'notify', not a section"),

@@ -23,6 +23,7 @@ from lite_runner.backends.mindformers.releases import (
 )
 from lite_runner.backends.workers import python as workers
 from lite_runner.errors import ConfigError, EnvironmentFault
+from tests.each import each
 from tests.models import model_named, reference_model
 from tests.paths import ROOT
 
@@ -128,7 +129,7 @@ def test_the_command_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
 SIZES = Sizes(batch=2, length=20, dtype="float32", use_past=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("case", "reason"),
     [
         ("bloom", ""),

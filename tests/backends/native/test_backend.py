@@ -33,6 +33,7 @@ from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests import references
 from tests.backends.native import reproducible
 from tests.backends.shared import LONGROPE, RowsKeepApart, check_generated
+from tests.each import each
 from tests.paths import FIXTURES
 
 CASES = references.every()
@@ -57,7 +58,7 @@ Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_logits_equal_transformers(case: str, reference: Reference, relative_error: Error) -> None:
     known = reference(case)
     model = known.native(len(known.prompts), known.length)
@@ -83,7 +84,7 @@ def test_hidden_states_equal_transformers(
     assert relative_error(np.array(last), expected[f"{case}-last"]) <= TOLERANCE
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ONE_PIECE])
+@each("case", [case for case in CASES if case not in ONE_PIECE])
 def test_chunks_other_rows_and_copies_change_no_bit(
     case: str, reference: Reference, relative_error: Error
 ) -> None:
@@ -135,9 +136,7 @@ def test_adapters_of_recurrent_layers_and_gated_attention(
 
 
 # In turn: either in each architecture.
-@pytest.mark.parametrize(
-    ("case", "dtype"), list(zip(CASES, itertools.cycle(["float16", "bfloat16"]), strict=False))
-)
+@each(("case", "dtype"), list(zip(CASES, itertools.cycle(["float16", "bfloat16"]), strict=False)))
 def test_weights_of_16_bits(
     case: str, dtype: DType, reference: Reference, relative_error: Error
 ) -> None:
@@ -190,8 +189,8 @@ def test_inputs_in_bfloat16(case: str, reference: Reference, relative_error: Err
     assert alone.tobytes() == logits[:1].tobytes()
 
 
-@pytest.mark.parametrize("cache", ["fp16", "int8"])
-@pytest.mark.parametrize(
+@each("cache", ["fp16", "int8"])
+@each(
     "case",
     [
         *("bloom", "llama", "gpt2", "qwen3", "mistral", "olmo2", "granite", "smollm3_window"),
@@ -209,7 +208,7 @@ def test_a_rounded_cache_is_close(
     assert TOLERANCE < error <= CACHE_TOLERANCE[cache]  # rounded, and really so
 
 
-@pytest.mark.parametrize(
+@each(
     ("case", "quant"),
     [
         *(
@@ -488,7 +487,7 @@ def test_closing_twice_is_harmless(reference: Reference) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("key", reproducible.EXPECTED)
+@each("key", reproducible.EXPECTED)
 def test_reproducible_kernels_give_the_same_bits_on_every_processor(
     key: tuple[str, str, str],
 ) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.weights.formats.packed_layouts import described
+from tests.each import each
 from tests.packed_folders import LAYOUTS, write_folder
 
 COMPRESSED = {"weights": {"num_bits": 4, "group_size": 32, "type": "int"}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("section", "name"),
     [
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "GPTQ (4 bits, group 128)"),

@@ -15,6 +15,7 @@ from lite_runner.weights.quantization.quantized import (
     quantize_rows,
     unpacked,
 )
+from tests.each import each
 
 FORMS = [(8, 0), (8, 32), (4, 32), (4, 64), (4, 128)]
 # Numbers of every size that float16 scales can hold, equal ones and zeros among them.
@@ -94,8 +95,8 @@ def test_rows_in_pieces_are_the_whole() -> None:
         np.testing.assert_array_equal(found.float32(), whole.float32())
 
 
-@pytest.mark.parametrize(("bits", "group"), FORMS)
-@pytest.mark.parametrize("value", [0.0, 3.25, -0.5])
+@each(("bits", "group"), FORMS)
+@each("value", [0.0, 3.25, -0.5])
 def test_equal_values(bits: int, group: int, value: float) -> None:
     weight = np.full((2, 128), value, np.float32)
     np.testing.assert_allclose(quantize(weight, bits, group).float32(), weight, rtol=1e-3)
@@ -113,8 +114,8 @@ def test_a_block_of_four_bits_comes_back(scale: float, low: float, q: np.ndarray
     np.testing.assert_allclose(found.float32(), block, rtol=0, atol=1e-3 * scale * 15)
 
 
-@pytest.mark.parametrize(("bits", "group"), FORMS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@each(("bits", "group"), FORMS)
+@each("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_refused(bits: int, group: int, value: float) -> None:
     weight = np.ones((3, 128), np.float32)
     weight[2, 77] = value

@@ -17,6 +17,7 @@ from lite_runner.mindir.manifest import MANIFEST
 from lite_runner.model.adapters import with_adapter
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
+from tests.each import each
 from tests.paths import FIXTURES
 
 OURS = f"{HEAD}\nmodel: ours\n"
@@ -155,7 +156,7 @@ def named(*settings: str) -> str:
     return folder.name
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "name"),
     [
         ([], "static_pair"),
