@@ -14,6 +14,13 @@ from tests.paths import REFERENCE
 # Fields that no layer computes with.
 _NAMES = {"architecture", "eos_token_id", "bos_token_id", "pad_token_id"}
 
+# What a step computes otherwise than a whole prompt: where its tokens are, and what they see.
+POSITIONS = (
+    *("learned_positions", "position_offset", "prefix", "blocks.attention.alibi"),
+    *("blocks.attention.latent", "blocks.attention.rotary", "blocks.attention.sinks"),
+    "blocks.attention.window",
+)
+
 
 def every() -> list[str]:
     return sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
@@ -24,12 +31,17 @@ def of_graphs() -> list[str]:
     return [case for case in every() if not unsupported(reference_model(case))]
 
 
-def covering(cases: Sequence[str]) -> list[str]:
+def covering(cases: Sequence[str], *parts: str) -> list[str]:
     """As few of them as have all that a graph is compiled of: each flag and name of spec.py, and
-    each number besides 0 and 1. A scaling of RoPE is a table before it comes to a graph, whatever
-    its kind and numbers, unless it depends on the length of the text; what the tables hold is
-    tested with NumPy, for all models."""
+    each number besides 0 and 1; with `parts`, such as POSITIONS, of these fields alone. A scaling
+    of RoPE is a table before it comes to a graph, whatever its kind and numbers, unless it depends
+    on the length of the text; what the tables hold is tested with NumPy, for all models."""
     kinds = {case: set(_kinds(reference_model(case))) for case in cases}
+    if parts:
+        kinds = {
+            case: {kind for kind in found if ".".join(map(str, kind)).startswith(parts)}
+            for case, found in kinds.items()
+        }
     left, chosen = set().union(*kinds.values()), []
     while left:
         chosen.append(max(cases, key=lambda case: len(kinds[case] & left)))

@@ -18,6 +18,7 @@ from lite_runner.evaluation.metrics import MetricResult, difference
 from lite_runner.profile import KernelTime, Profile
 
 SVG = "{http://www.w3.org/2000/svg}"
+SIDES = ("width", "height")
 
 
 def texts(drawing: Drawing) -> list[str]:
@@ -86,6 +87,27 @@ def test_every_line_is_drawn_in_its_color(xs: list[float | str]) -> None:
     said = texts(drawing)
     assert "title" in said and set(names) <= set(said)
     assert all(color.lower().encode() in drawing.svg for color in COLORS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_bars_stand_around_their_tick(count: int) -> None:
+    """Beside one another, each in its place."""
+    lines = [line(f"line {number}", ["a", "b"]) for number in range(count)]
+    figure = charts.empty((4, 3))
+    axes = figure.subplots()
+    charts._bars(axes, panel(*lines), [one.name for one in lines], ["a", "b"])
+    middles = sorted(bar.get_x() + bar.get_width() / 2 for bar in axes.patches)
+    for tick, of_tick in enumerate((middles[:count], middles[count:])):
+        assert sum(of_tick) / count == pytest.approx(tick)
+        assert all(abs(one - tick) < 0.5 for one in of_tick)
+
+
+@pytest.mark.parametrize(("panels", "rows", "columns"), [(1, 1, 1), (4, 2, 2), (5, 2, 3)])
+def test_a_figure_has_room_for_its_panels(panels: int, rows: int, columns: int) -> None:
+    root = ElementTree.fromstring(draw([panel(line("a", [1, 2]))] * panels, "title").svg)
+    width, height = (float(root.attrib[name].removesuffix("pt")) / 72 for name in SIDES)
+    assert width == pytest.approx(columns * charts.PANEL_SIZE[0])
+    assert height == pytest.approx(rows * charts.PANEL_SIZE[1] + 0.5)  # of the legend
 
 
 def test_a_line_that_stands_in_few_panels_keeps_its_color() -> None:

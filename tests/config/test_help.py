@@ -9,7 +9,7 @@ import pytest
 from lite_runner import app
 from lite_runner.config.fields import leaves
 from lite_runner.config.groups import compose_groups, conf_dir, options_of
-from lite_runner.config.help import key_tables, keys_in
+from lite_runner.config.help import _wrapped, key_tables, keys_in
 from lite_runner.run_modes import schemas
 from tests.config.test_defaults import OF_SOME_MODELS
 from tests.each import each
@@ -76,3 +76,9 @@ def test_comments_and_defaults_are_read_as_written(tmp_path: Path) -> None:
     path.write_text("a: '# no'  # yes # both\nb:\n  c: [1, 2] # list\n  d: null\n")
     found = [(key.name, key.default, key.meaning) for key in keys_in(path)]
     assert found == [("a", "'# no'", "yes # both"), ("b.c", "[1, 2]", "list"), ("b.d", "null", "")]
+
+
+def test_a_word_with_hyphens_stays_whole() -> None:
+    lines = _wrapped("  key=x    ", " ".join(["what-is-typed-again"] * 20)).splitlines()
+    assert len(lines) > 4 and all(line.endswith("what-is-typed-again") for line in lines)
+    assert all(line.startswith("           w") for line in lines[1:])

@@ -32,12 +32,29 @@ def lite(monkeypatch: pytest.MonkeyPatch, lite_python: Path) -> None:
     monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(lite_python))
 
 
+def trusted(*_: object, **__: object) -> None:
+    """In place of the writer's verify(), which compiles a pair of graphs twice."""
+
+
+@pytest.fixture
+def verified() -> None:
+    """What this test exports is verified."""
+
+
+@pytest.fixture(autouse=True)
+def unverified(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others do without: they compare the tokens of a run, or read what was written."""
+    if "verified" not in request.fixturenames:
+        monkeypatch.setattr(writer, "verify", trusted)
+
+
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of tiny_gpt2: a pair for a row of 32 positions. It is not to be changed."""
     base = tmp_path_factory.mktemp("gpt2")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(base)
+        patch.setattr(writer, "verify", trusted)
         export = ["run_mode=export", "model=tiny_gpt2", "export.layout=static_pair"]
         assert main([*export, "infer.infer_seq_length=32"]) == 0
     return base / "outputs/tiny_gpt2_static_pair_s32"
@@ -90,6 +107,7 @@ def test_the_exported_model_is_kept_and_used_again(
     assert "exporting it first" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("verified")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_export_is_a_folder_that_predict_takes(
     run: Run, layout: str, capsys: pytest.CaptureFixture[str]
@@ -119,7 +137,7 @@ import sys
 from lite_runner.app import main
 from lite_runner.backends.lite.export import writer
 
-writer.verify = lambda *_, **__: None  # which other tests of this file do
+writer.verify = lambda *_, **__: None
 for form in ("export.layout=static_pair", "infer.model_type=mindir_lite"):
     export = ["run_mode=export", "model=tiny_llama", form]
     assert main([*export, f"export_output={sys.argv[1]}/{form.partition('=')[2]}"]) == 0
@@ -159,6 +177,7 @@ def test_an_export_in_the_cache_is_found_by_content(tmp_path: Path) -> None:
     assert folders[0] == folders[1] != folders[2]
 
 
+@pytest.mark.usefixtures("verified")
 def test_converted_for_lite_in_a_folder_of_any_name(run: Run) -> None:
     folder = Path("my models+模型/x")
     export = ["run_mode=export", "model=tiny_llama", "infer.model_type=mindir_lite"]
@@ -211,6 +230,7 @@ def test_an_existing_folder_is_kept(
     run(*export, "overwrite=true")
 
 
+@pytest.mark.usefixtures("verified")
 def test_a_graph_with_other_results_is_not_written(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +250,7 @@ def test_a_model_too_large_ends_in_3_before_it_is_loaded(
     assert "export llama2_70b" not in message
 
 
+@pytest.mark.usefixtures("verified")
 def test_a_graph_that_samples_gives_the_same_tokens(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -267,6 +288,7 @@ def test_an_encrypted_export(
     assert "the model is encrypted" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("verified")
 def test_for_ascend_the_pair_is_in_float16(
     run: Run, gpt2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,14 @@ from numpy.typing import NDArray
 
 from lite_runner.backends.base import Row
 from lite_runner.backends.lite.engines.worker import WorkerEngine
-from lite_runner.backends.lite.layouts import ResizableBackend, chunks, decode_span
+from lite_runner.backends.lite.layouts import (
+    NoCacheBackend,
+    ResizableBackend,
+    chunks,
+    decode_span,
+)
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.graph_inputs import not_resizable
+from lite_runner.mindir.graph_inputs import COMMON, not_resizable, specs_of
 from lite_runner.mindir.manifest import Graph, Manifest
 from lite_runner.mindir.write_resizable import export_resizable
 from lite_runner.weights.read_ahead import ReadAhead
@@ -234,3 +239,28 @@ def test_a_graph_of_another_layout_is_refused(tmp_path: Path, exported: Export) 
 @pytest.mark.parametrize(("position", "span"), [(0, 64), (62, 64), (63, 128), (1000, 1024)])
 def test_spans_are_few(position: int, span: int) -> None:
     assert decode_span(position) == span
+
+
+def test_a_graph_without_a_cache_is_compiled_before_its_first_step(
+    manifest_of: Callable[..., Manifest],
+) -> None:
+    """Once, with padding, and not as a part of the step."""
+    seen: list[list[int]] = []
+
+    class Engine(NoEngine):
+        def bind(self, graph: str, shapes: Any) -> list[NDArray]:
+            self.bound = [np.zeros(shape, np.int32) for shape in shapes]
+            return self.bound
+
+        def run(self, graph: str) -> list[NDArray]:
+            seen.append(self.bound[0][0, :3].tolist())
+            return [np.zeros((1, 96), np.float32)]
+
+    graph = Graph("x.mindir", specs_of(COMMON, "prefill", 1, 8), ())
+    model = NoCacheBackend(manifest_of("bloom", "full", {"model": graph}, 1, 8), Engine())
+    assert not seen
+    model.prepare()
+    model.prepare()
+    assert seen == [[0, 0, 0]] and model.compile_s > 0
+    model.forward([Row(0, np.array([4, 5], np.int32), 0)])
+    assert seen[1:] == [[4, 5, 0]]
