@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.config.parallel import Ranks
+from lite_runner.training import optimizer
 from lite_runner.training.adapter import TrainedLora, new_lora
 from lite_runner.training.network import TrainedNetwork
 from lite_runner.training.options import LoraOptions
@@ -91,7 +92,10 @@ def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], Trained
 
 
 @each("case", CASES)
-def test_ranks_train_as_one_process(case: str) -> None:
+def test_ranks_train_as_one_process(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A gradient that is rounding moves its parameter as far as any other, and each processor
+    # rounds its own way.
+    monkeypatch.setattr(optimizer, "EPS", 1e-3)
     expected, one = trained(case, Ranks(), lambda payload: [payload], None)
     (steps, lora), (others, other) = on_ranks(case)
     for name in ("loss", "grad_norm", "eval_loss"):
@@ -103,7 +107,7 @@ def test_ranks_train_as_one_process(case: str) -> None:
         assert found == pytest.approx(values, rel=1e-4)
     for name, array in lora.arrays.items():
         assert np.array_equal(array, other.arrays[name])
-        np.testing.assert_allclose(array, one.arrays[name], atol=1e-3, err_msg=name)
+        np.testing.assert_allclose(array, one.arrays[name], atol=1e-5, err_msg=name)
 
 
 def test_two_replicas_of_two_ranks() -> None:
