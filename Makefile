@@ -10,15 +10,16 @@ run:  ## set up without MindSpore, then predict with a real model; ARGS="max_new
 	@scripts/setup.sh run
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
-# One more than there are processors, four at most: each takes a gigabyte or two.
-WORKERS := from lite_runner.system.processor import cores; print(min(4, cores() + 1))
+# Two more than there are processors, four at most: each takes a gigabyte or two.
+WORKERS := from lite_runner.system.processor import cores; print(min(4, cores() + 2))
 
 test:  ## set up, then lint, types, shell check and all tests
 	@scripts/setup.sh lite --optional
 	@$(MAKE) --no-print-directory lint
 	@# Hundreds of child processes import the package: with bytecode each takes a third less.
 	@# A file's fixtures, such as jobs of several ranks, are made once; the last files are short.
-	@# A worker more than cores: a quarter of the time is waiting, for ranks, servers and time-outs.
+	@# More workers than cores: three of them leave a quarter of two cores idle, while they wait for
+	@# ranks, servers and time-outs.
 	@# One that crashes ends the run, as a failure: pytest-xdist starts another, then waits forever.
 	@PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $$(.venv/bin/python -c "$(WORKERS)") \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart=0
