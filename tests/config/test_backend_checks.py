@@ -242,7 +242,7 @@ WITHOUT_CACHE = f"{MODEL}.use_past=false"
 PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.mindir")
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (
@@ -328,7 +328,7 @@ def test_conflicting_settings_are_refused(
     assert expected in faults(TINY, "predict_data=hi", *settings)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (
@@ -364,7 +364,7 @@ def test_a_key_is_never_shown(faults: Faults) -> None:
     assert "secret" not in faults(TINY, "run_mode=export", "infer.enc_key=secret")
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         ["run_mode=export", *PATHS],

@@ -16,6 +16,7 @@ from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.run_modes import heads
 from lite_runner.sweep import jobs_of
+from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -89,7 +90,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS if text])
+@each("text", [text for text in TEXTS if text])
 def test_a_prompt_arrives_as_typed(resolve: Resolve, text: str) -> None:
     assert resolve(TINY, f"predict_data={text}").predict_data == text
     assert resolve(TINY, f"++predict_data={text}").predict_data == text
@@ -123,7 +124,7 @@ def test_null_unsets_optional_keys(resolve: Resolve) -> None:
     assert (config.stop, config.top_k, config.adapter_id) == (None, None, None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "expected"),
     [
         ("max_new_token=3", "did you mean max_new_tokens?"),

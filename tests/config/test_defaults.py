@@ -21,6 +21,7 @@ from lite_runner.config.generation import StructuredOptions
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.system.yaml_file import read_yaml
+from tests.each import each
 from tests.paths import ROOT
 
 CONF = conf_dir()
@@ -56,14 +57,14 @@ def test_a_run_mode_is_a_module_and_a_yaml() -> None:
     assert sorted(path.stem for path in modules) == RUN_MODES
 
 
-@pytest.mark.parametrize("name", RUN_MODES)
+@each("name", RUN_MODES)
 def test_a_run_mode_has_its_config_and_three_functions(name: str) -> None:
     module = import_module(f"lite_runner.run_modes.{name}")
     assert issubclass(module.Config, RunConfig)
     assert all(callable(getattr(module, function)) for function in ("errors", "plan", "run"))
 
 
-@pytest.mark.parametrize("name", RUN_MODES)
+@each("name", RUN_MODES)
 def test_the_yaml_of_a_run_mode_mirrors_its_config(name: str) -> None:
     path, config = CONF / f"run_mode/{name}.yaml", config_of(name)
     assert read_yaml(path)["run_mode"] == name
@@ -73,7 +74,7 @@ def test_the_yaml_of_a_run_mode_mirrors_its_config(name: str) -> None:
     assert own_keys(path) == names(config) - inherited
 
 
-@pytest.mark.parametrize("stem", KEYS)
+@each("stem", KEYS)
 def test_a_file_of_keys_mirrors_its_group(stem: str) -> None:
     path, group = CONF / f"keys/{stem}.yaml", group_class(stem)
     above = {one for other in KEYS if issubclass(group, one := group_class(other))} - {group}
@@ -90,7 +91,7 @@ def test_every_group_has_a_file_of_keys() -> None:
     assert {group_class(stem) for stem in KEYS} == classes
 
 
-@pytest.mark.parametrize("mode", RUN_MODES)
+@each("mode", RUN_MODES)
 def test_every_key_of_a_run_has_one_default(mode: str) -> None:
     """With the options of config.yaml; for predict, with the other options of a group as well."""
     for chosen in choices(mode):

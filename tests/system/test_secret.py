@@ -20,6 +20,7 @@ from lite_runner.system.secret import (
     take_key,
     without_keys,
 )
+from tests.each import each
 
 KEY = "0123456789abcdef"
 
@@ -87,8 +88,8 @@ def test_a_file_shows_where_a_key_is_but_not_the_key() -> None:
 EXPORT = ["run_mode=export", "model=tiny_llama"]
 
 
-@pytest.mark.parametrize("typed", ["infer.enc_key", "infer.enc_kye", "+infer.enc_key", "enckey"])
-@pytest.mark.parametrize("run_mode", ["export", "convert"])
+@each("typed", ["infer.enc_key", "infer.enc_kye", "+infer.enc_key", "enckey"])
+@each("run_mode", ["export", "convert"])
 def test_no_fault_shows_a_key(typed: str, run_mode: str) -> None:
     words = ["model=tiny_llama", f"run_mode={run_mode}", f"{typed}={KEY}"]
     with pytest.raises(ConfigError, match="seed") as caught:
