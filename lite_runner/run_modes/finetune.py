@@ -35,11 +35,12 @@ from lite_runner.system.signals import CutShort, Terminated, deferred
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.adapter import TrainedLora, in_memory, new_lora, opened_lora
 from lite_runner.training.data import ExampleSet, read_data
+from lite_runner.training.kernels import Array, use_threads
 from lite_runner.training.network import Example, TrainedNetwork, matrices
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_errors as errors
 from lite_runner.training.shard import AllGather, ModelShard
-from lite_runner.training.tape import Array, Bfloat16Matrix, Value
+from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, Value
 from lite_runner.training.tensorboard import event, event_file, header
 from lite_runner.training.trainer import (
     CHECKPOINT,
@@ -216,7 +217,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         Result.of(
             plan,
             files.source,
-            engine="numpy",
+            engine="native",
             seed=config.seed or 0,
             timing=Timing(load_s=loaded),
             finetune=_summary(trainer, steps, seconds),
@@ -458,9 +459,8 @@ def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memor
     kept = 1 if config.finetune.checkpoint else model.num_layers  # layers whose values are kept
     per_token = kept * (5 * model.hidden_size + 2 * heads + wide)
     per_token += (model.num_layers - kept) * model.hidden_size
-    seen = attention.heads * kept * min(longest, 512) * 2 // 3
     workers = 1 if config.finetune.full else config.context.threads or cores()
-    logits = 2 * min(256, tokens) * model.vocab_size
+    logits = min(LOGIT_ROWS, tokens) * model.vocab_size
     tied = config.finetune.dtype != "float32" and model.tie_word_embeddings
     twice = 4 * model.vocab_size * model.hidden_size if tied else 0  # as embedding, and as head
     return Memory(
@@ -468,7 +468,7 @@ def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memor
         cache=0,
         adapters=4 * 4 * trained if not config.finetune.full else 4 * 3 * trained,
         process=PROCESS,
-        work=4 * workers * (tokens * (per_token + seen) + logits),
+        work=4 * workers * (tokens * per_token + logits),
     )
 
 
@@ -499,6 +499,7 @@ def _speed(config: Config, model: Decoder) -> float:
     x = np.ones((CHUNK, model.hidden_size), np.float32)
     bfloat16 = config.finetune.dtype == "bfloat16"
     value = Value(weight, packed=Bfloat16Matrix(weight) if bfloat16 else None)
+    use_threads(config.context.threads or cores())
     least = math.inf
     for _ in range(5):
         began = time.perf_counter()

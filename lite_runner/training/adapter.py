@@ -11,9 +11,9 @@ import numpy as np
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+from lite_runner.training.kernels import Array
 from lite_runner.training.network import Delta
 from lite_runner.training.options import LoraOptions
-from lite_runner.training.tape import Array
 from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModule, by_module
 from lite_runner.weights.lora.adapter_config import lora_settings
 from lite_runner.weights.lora.adapter_reader import open_adapters

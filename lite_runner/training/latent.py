@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Latent, Rotary
 from lite_runner.training import tape as ops
-from lite_runner.training.tape import Array, Tape, Value
+from lite_runner.training.kernels import Array
+from lite_runner.training.tape import Tape, Value
 
 Columns = NDArray[np.int64]
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Experts
-from lite_runner.training.tape import Array, Tape, Value
+from lite_runner.training.kernels import Array
+from lite_runner.training.tape import Tape, Value
 
 
 def routed(

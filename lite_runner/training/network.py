@@ -22,9 +22,10 @@ from lite_runner.architectures.spec import (
 from lite_runner.records import dataclass
 from lite_runner.training import mixture
 from lite_runner.training import tape as ops
+from lite_runner.training.kernels import Array
 from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
 from lite_runner.training.shard import ModelShard, PartOf
-from lite_runner.training.tape import Array, Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
+from lite_runner.training.tape import Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
 from lite_runner.weights.tensor import Index
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
@@ -104,7 +105,6 @@ class TrainedNetwork:
         self._parameters = by_role(model)
         self._experts = {kind: by_expert(model, kind) for kind in _KINDS}
         self._packed: dict[str, Bfloat16Matrix | StoredMatrix] = {}
-        self.in_bfloat16 = bfloat16
         if bfloat16:
             self._pack()
         for name, read in (stored or {}).items():

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lite_runner.training.kernels import Array
 from lite_runner.training.options import Schedule
-from lite_runner.training.tape import Array
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8

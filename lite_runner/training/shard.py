@@ -10,7 +10,8 @@ import numpy as np
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
-from lite_runner.training.tape import Array, Slot, Tape, Value
+from lite_runner.training.kernels import Array
+from lite_runner.training.tape import Slot, Tape, Value
 from lite_runner.weights.sharding.partition import strategy_of
 from lite_runner.weights.tensor import Index
 

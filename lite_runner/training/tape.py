@@ -9,23 +9,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Activation, Norm
-from lite_runner.native import library
-from lite_runner.native.matrices import matrix
+from lite_runner.training.kernels import (
+    Array,
+    Attention,
+    Normed,
+    gated,
+    gated_gradients,
+    product,
+    softmax,
+    turned,
+)
 from lite_runner.weights.tensor import narrowed
 
-Array: TypeAlias = NDArray[np.float32]
-
 BLOCK = 64  # rows of an elementwise operation
-QUERIES = 64  # of attention: later keys than a block's last query are not computed
-KEPT = 512  # tokens of a text up to which attention keeps its probabilities
-LOGIT_ROWS = 256  # whose logits are computed at a time
-SOFTMAX_ROWS = 4  # of these
+LOGIT_ROWS = 128  # whose logits are computed at a time
+_RATES: dict[str, float] = {"silu": 1.0, "quick_gelu": 1.702}  # of x * sigmoid(rate * x)
 
 
 class Slot:
@@ -49,44 +53,22 @@ class Slot:
 
 
 class Bfloat16Matrix:
-    """A frozen weight [out, in] in bfloat16, packed for the native kernels both ways: what it is
-    multiplied with is rounded to bfloat16, and sums are float32."""
+    """A frozen weight [out, in] in bfloat16: what it is multiplied with is rounded to bfloat16, and
+    sums are float32."""
 
     def __init__(self, weight: Array) -> None:
-        self._sizes = weight.shape
-        bits = narrowed(np.ascontiguousarray(weight), "BF16")
-        turned = np.ascontiguousarray(bits.T)
-        self._blocks = [matrix(one, rounded_input=True).block() for one in (bits, turned)]
+        self._bits = narrowed(np.ascontiguousarray(weight), "BF16")
 
-    def times(self, x: Array) -> Array:
-        """x [n, in] -> [n, out]"""
-        return self._product(0, x)
-
-    def back(self, grad: Array) -> Array:
-        """grad [n, out] -> [n, in]"""
-        return self._product(1, grad)
-
-    def _product(self, index: int, x: Array) -> Array:
-        x = np.ascontiguousarray(x)
-        out = np.empty((len(x), self._sizes[index]), np.float32)
-        block = self._blocks[index]
-        library().lite_runner_linear(block.ctypes.data, x.ctypes.data, len(x), out.ctypes.data)
-        return out
+    def read(self) -> NDArray[Any]:
+        """[out, in] as bits."""
+        return self._bits
 
 
 class StoredMatrix:
     """A frozen weight [out, in] as its checkpoint has it; each product makes its float32."""
 
     def __init__(self, read: Callable[[], Array]) -> None:
-        self._read = read
-
-    def times(self, x: Array) -> Array:
-        """x [n, in] -> [n, out]"""
-        return x @ self._read().T
-
-    def back(self, grad: Array) -> Array:
-        """grad [n, out] -> [n, in]"""
-        return grad @ self._read()
+        self.read = read
 
 
 class Value:
@@ -103,11 +85,14 @@ class Value:
 
     def times(self, x: Array) -> Array:
         """x [n, in] by this weight [out, in] -> [n, out]"""
-        return x @ self.array.T if self._packed is None else self._packed.times(x)
+        return product(x, self._matrix().T)
 
     def back(self, grad: Array) -> Array:
         """grad [n, out] by this weight [out, in] -> [n, in]"""
-        return grad @ self.array if self._packed is None else self._packed.back(grad)
+        return product(grad, self._matrix())
+
+    def _matrix(self) -> NDArray[Any]:
+        return self.array if self._packed is None else self._packed.read()
 
 
 class Tape:
@@ -152,7 +137,7 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None = None) -> Va
         if to_x is not None:
             to_x.add(weight.back(grad))
         if weight.slot is not None and kept is not None:
-            weight.slot.add(grad.T @ kept)
+            weight.slot.add(product(grad.T, kept))
         if to_bias is not None:
             to_bias.add(grad.sum(0))
 
@@ -167,8 +152,8 @@ def low_rank(
     y's array is changed: nothing else may use it.
     """
     given = x.array if kept is None else x.array * kept
-    narrow = given @ a.array.T
-    y.array += narrow @ (b.array.T * np.float32(scale))
+    narrow = product(given, a.array.T)
+    product(narrow, b.array.T * np.float32(scale), into=y.array)
     del given
 
     to_y = y.slot
@@ -177,11 +162,11 @@ def low_rank(
         if to_y is not None:
             to_y.add(grad, own=False)
         assert a.slot is not None and b.slot is not None
-        b.slot.add(grad.T @ (narrow * np.float32(scale)))
-        inner = grad @ (b.array * np.float32(scale))
-        a.slot.add(inner.T @ (x.array if kept is None else x.array * kept))
+        b.slot.add(product(grad.T, narrow * np.float32(scale)))
+        inner = product(grad, b.array * np.float32(scale))
+        a.slot.add(product(inner.T, x.array if kept is None else x.array * kept))
         if x.slot is not None:
-            outer = inner @ a.array
+            outer = product(inner, a.array)
             x.slot.add(outer if kept is None else outer * kept)
 
     return tape.record(y.array, [y, x, a, b], backward)
@@ -277,73 +262,38 @@ def norm(
     part_width: int | None = None,
 ) -> Value:
     """Along the last axis, or each `part_width` of it: see spec.Norm."""
-    centered = given.kind == "layer"
     flat = x.array.reshape(-1, part_width or x.array.shape[-1])
-    width = np.float32(flat.shape[-1])
-    out, scales = np.empty_like(flat), np.empty((len(flat), 1), np.float32)
-    means = np.zeros((len(flat), 1), np.float32)
-    for rows in _blocks(len(flat)):
-        part = flat[rows]
-        if centered:
-            part.mean(-1, keepdims=True, out=means[rows])
-            part = part - means[rows]
-        squares = np.einsum("ij,ij->i", part, part)[:, None]
-        np.divide(1.0, np.sqrt(squares / width + np.float32(given.eps)), out=scales[rows])
-        np.multiply(part, scales[rows], out=out[rows])
-        out[rows] *= gain.array
-        if shift is not None:
-            out[rows] += shift.array
+    normed = Normed(
+        flat,
+        gain.array,
+        None if shift is None else shift.array,
+        centered=given.kind == "layer",
+        eps=given.eps,
+    )
 
     def backward(grad: Array) -> None:
         grad = grad.reshape(flat.shape)
-        total = np.empty_like(flat)
-        to_gain = np.zeros_like(gain.array)
-        for rows in _blocks(len(flat)):
-            part = flat[rows] - means[rows] if centered else flat[rows]
-            normed = part * scales[rows]
-            if gain.slot is not None:
-                to_gain += np.einsum("ij,ij->j", grad[rows], normed)
-            inner = np.multiply(grad[rows], gain.array, out=total[rows])
-            along = np.einsum("ij,ij->i", inner, normed)[:, None] / width
-            if centered:
-                inner -= inner.mean(-1, keepdims=True)
-            normed *= along
-            inner -= normed
-            inner *= scales[rows]
         if x.slot is not None:
-            x.slot.add(total.reshape(x.array.shape))
+            x.slot.add(normed.gradient(grad).reshape(x.array.shape))
         if gain.slot is not None:
-            gain.slot.add(to_gain)
+            gain.slot.add(np.einsum("ij,ij->j", grad, normed.plain()))
         if shift is not None and shift.slot is not None:
             shift.slot.add(grad.sum(0))
 
     inputs = [x, gain] if shift is None else [x, gain, shift]
-    return tape.record(out.reshape(x.array.shape), inputs, backward)
+    return tape.record(normed.forward().reshape(x.array.shape), inputs, backward)
 
 
 def rotated(tape: Tape, x: Value, cos: Array, sin: Array) -> Value:
     """x [n, heads * dims] by cos and sin [n, 1, dims / 2]: the pairs (d, d + dims / 2) of each
     head."""
-    half = cos.shape[-1]
-
-    def turned(array: Array, sin: Array) -> Array:
-        split = array.reshape(len(cos), -1, 2 * half)
-        first, second = split[..., :half], split[..., half:]
-        out = np.empty_like(split)
-        for rows in _blocks(len(cos)):
-            np.multiply(first[rows], cos[rows], out=out[rows, :, :half])
-            out[rows, :, :half] -= second[rows] * sin[rows]
-            np.multiply(second[rows], cos[rows], out=out[rows, :, half:])
-            out[rows, :, half:] += first[rows] * sin[rows]
-        return out.reshape(array.shape)
-
     to_x = x.slot
 
     def backward(grad: Array) -> None:
         assert to_x is not None
-        to_x.add(turned(grad, -sin))
+        to_x.add(turned(grad, cos, sin, back=True))
 
-    return tape.record(turned(x.array, sin), [x], backward)
+    return tape.record(turned(x.array, cos, sin, back=False), [x], backward)
 
 
 def attention(
@@ -363,96 +313,27 @@ def attention(
     """Causal attention within each text: query [n, heads * head_dim], key and value
     [n, kv_heads * head_dim] -> [n, heads * head_dim]. `slopes` [heads]: ALiBi's; `sinks` [heads]:
     scores of nothing."""
-    total = len(query.array)
-    kv_heads = key.array.shape[1] // head_dim
-    group = query.array.shape[1] // head_dim // kv_heads
-    q = query.array.reshape(total, kv_heads, group, head_dim).transpose(1, 2, 0, 3)
-    k, v = (one.array.reshape(total, kv_heads, 1, head_dim) for one in (key, value))
-    k, v = (one.transpose(1, 2, 0, 3) for one in (k, v))
-    factor = np.float32(scale)
-    sink = None if sinks is None else sinks.array.reshape(kv_heads, group, 1, 1)
-
-    def spans() -> Iterator[tuple[slice, slice]]:
-        """Blocks of queries, and the keys that they see."""
-        start = 0
-        for length in lengths:
-            for rows in _blocks(length, QUERIES):
-                first = 0 if window is None else max(0, rows.start - window + 1)
-                yield (
-                    slice(start + rows.start, start + rows.stop),
-                    slice(start + first, start + rows.stop),
-                )
-            start += length
-
-    def probabilities(rows: slice, keys: slice) -> tuple[Array, Array | None]:
-        """[kv_heads, group, queries, keys], and of scores with a cap their tanh."""
-        scores = q[:, :, rows] @ k[:, :, keys].swapaxes(2, 3)
-        scores *= factor
-        slope = None
-        if softcap is not None:
-            scores /= np.float32(softcap)
-            slope = np.tanh(scores, out=scores).copy()
-            scores *= np.float32(softcap)
-        distance = np.arange(rows.start, rows.stop)[:, None] - np.arange(keys.start, keys.stop)
-        if slopes is not None:
-            scores -= slopes.reshape(kv_heads, group, 1, 1) * distance.astype(np.float32)
-        hidden = distance < 0
-        if window is not None:
-            hidden |= distance >= window
-        np.copyto(scores, np.float32(-np.inf), where=hidden)
-        most = scores.max(-1, keepdims=True)
-        if sink is not None:
-            most = np.maximum(most, sink)
-        scores -= most
-        np.exp(scores, out=scores)
-        sums = scores.sum(-1, keepdims=True)
-        if sink is not None:
-            sums += np.exp(sink - most)
-        scores /= sums
-        return scores, slope
-
-    out = np.empty((total, kv_heads, group, head_dim), np.float32)
-    mixed = out.transpose(1, 2, 0, 3)
-    keep = max(lengths) <= KEPT and any(one.slot is not None for one in (query, key, value))
-    kept: list[tuple[Array, Array | None]] = []
-    for rows, keys in spans():
-        found = probabilities(rows, keys)
-        mixed[:, :, rows] = found[0] @ v[:, :, keys]
-        if keep:
-            kept.append(found)
-
-    def backward(grad: Array) -> None:
-        to_out = grad.reshape(out.shape).transpose(1, 2, 0, 3)
-        to_q = np.empty((total, kv_heads, group, head_dim), np.float32)
-        to_k, to_v = (np.zeros((total, kv_heads, head_dim), np.float32) for _ in range(2))
-        turned = to_q.transpose(1, 2, 0, 3)
-        for index, (rows, keys) in enumerate(spans()):
-            found, slope = kept[index] if kept else probabilities(rows, keys)
-            width = found.shape[-1]
-            given = np.ascontiguousarray(to_out[:, :, rows])
-            flat = given.reshape(kv_heads, -1, head_dim)
-            by_key = found.reshape(kv_heads, -1, width)
-            to_v[keys] += (by_key.swapaxes(1, 2) @ flat).transpose(1, 0, 2)
-            inner = given @ v[:, :, keys].swapaxes(2, 3)
-            along = np.einsum("kgij,kgij->kgi", inner, found)
-            if sinks is not None and sinks.slot is not None:
-                share = along * (1 - found.sum(-1))  # the probability of nothing
-                sinks.slot.add(-share.sum(-1).reshape(sinks.array.shape))
-            inner -= along[..., None]
-            inner *= found
-            if slope is not None:
-                inner *= 1 - slope * slope
-            inner *= factor
-            turned[:, :, rows] = inner @ k[:, :, keys]
-            asked = np.ascontiguousarray(q[:, :, rows]).reshape(kv_heads, -1, head_dim)
-            by_key = inner.reshape(kv_heads, -1, width)
-            to_k[keys] += (by_key.swapaxes(1, 2) @ asked).transpose(1, 0, 2)
-        for one, found_grad in ((query, to_q), (key, to_k), (value, to_v)):
-            if one.slot is not None:
-                one.slot.add(found_grad.reshape(one.array.shape))
+    computed = Attention(
+        query.array,
+        key.array,
+        value.array,
+        lengths,
+        head_dim=head_dim,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        slopes=slopes,
+        sinks=None if sinks is None else sinks.array,
+    )
 
     inputs = [query, key, value] if sinks is None else [query, key, value, sinks]
-    return tape.record(out.reshape(query.array.shape), inputs, backward)
+
+    def backward(grad: Array) -> None:
+        for one, found in zip(inputs, computed.gradients(grad), strict=False):
+            if one.slot is not None:
+                one.slot.add(found.reshape(one.array.shape))
+
+    return tape.record(computed.forward(), inputs, backward)
 
 
 def _activated(function: Activation, x: Array) -> tuple[Array, Array]:
@@ -466,22 +347,11 @@ def _activated(function: Activation, x: Array) -> tuple[Array, Array]:
         share = 0.5 * (1 + _erf(x / np.float32(math.sqrt(2))))
         bell = np.exp(np.float32(-0.5) * x * x) * np.float32(1 / math.sqrt(2 * math.pi))
         return x * share, share + x * bell
-    if function == "gelu":
-        root = np.float32(math.sqrt(2 / math.pi))
-        curve = np.tanh(root * x * (1 + np.float32(0.044715) * x * x))
-        share = 0.5 * (1 + curve)
-        steep = root * (1 + np.float32(3 * 0.044715) * x * x)
-        return x * share, share + 0.5 * x * (1 - curve * curve) * steep
-    rate = np.float32(1.702 if function == "quick_gelu" else 1.0)
-    share = x * -rate
-    np.exp(share, out=share)
-    share += 1
-    np.divide(1, share, out=share)
-    out = x * share
-    slope = out * (1 - share)
-    slope *= rate
-    slope += share
-    return out, slope
+    root = np.float32(math.sqrt(2 / math.pi))
+    curve = np.tanh(root * x * (1 + np.float32(0.044715) * x * x))
+    share = 0.5 * (1 + curve)
+    steep = root * (1 + np.float32(3 * 0.044715) * x * x)
+    return x * share, share + 0.5 * x * (1 - curve * curve) * steep
 
 
 def _erf(x: Array) -> Array:
@@ -496,8 +366,24 @@ def _erf(x: Array) -> Array:
     return found
 
 
+def _gated(tape: Tape, rate: float, x: Value, times: Value | None) -> Value:
+    by = None if times is None else times.array
+
+    def backward(grad: Array) -> None:
+        to_x, to_times = gated_gradients(x.array, by, grad, rate)
+        if x.slot is not None:
+            x.slot.add(to_x)
+        if times is not None and times.slot is not None and to_times is not None:
+            times.slot.add(to_times)
+
+    inputs = [x] if times is None else [x, times]
+    return tape.record(gated(x.array, by, rate), inputs, backward)
+
+
 def activated(tape: Tape, function: Activation, x: Value, times: Value | None = None) -> Value:
     """f(x) * times, elementwise."""
+    if function in _RATES:
+        return _gated(tape, _RATES[function], x, times)
     out = np.empty_like(x.array)
     for rows in _blocks(len(out)):
         found, _ = _activated(function, x.array[rows])
@@ -556,14 +442,7 @@ def cross_entropy(
             np.multiply(curve, np.float32(softcap), out=logits)
         places = np.arange(len(part)), wanted
         total -= float(logits[places].sum(dtype=np.float64))
-        for few in _blocks(len(part), SOFTMAX_ROWS):
-            some = logits[few]
-            most = some.max(-1, keepdims=True)
-            some -= most
-            np.exp(some, out=some)
-            sums = some.sum(-1, keepdims=True)
-            total += float((np.log(sums.astype(np.float64)) + most).sum())
-            some *= np.float32(weight) / sums
+        total += softmax(logits, weight)
         if not learns:
             continue
         logits[places] -= np.float32(weight)
@@ -573,7 +452,7 @@ def cross_entropy(
             logits /= np.float32(scaling)
         to_x[rows] = head.back(logits)
         if to_head is not None:
-            to_head += logits.T @ part
+            product(logits.T, part, into=to_head)
         if to_bias is not None:
             to_bias += logits.sum(0)
     if x.slot is not None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,13 @@ import numpy as np
 
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
-from lite_runner.native import set_threads
 from lite_runner.records import dataclass
 from lite_runner.system.processor import cores
 from lite_runner.training.adapter import in_memory
+from lite_runner.training.kernels import Array, use_threads
 from lite_runner.training.network import Dropout, Example, TrainedNetwork
 from lite_runner.training.optimizer import AdamW, clipped, rate
 from lite_runner.training.options import FinetuneOptions
-from lite_runner.training.tape import Array
 from lite_runner.weights.formats.safetensors_file import (
     metadata_of,
     open_safetensors,
@@ -113,12 +109,11 @@ class Trainer:
 
     def run(self) -> Generator[StepMetrics, None, None]:
         """The steps that are left; each is complete when it is yielded."""
-        # A full gradient a thread would take as much memory as the model: BLAS has the threads.
+        # A full gradient a thread would take as much memory as the model: products are shared.
         # Ranks that share a model compute the same chunk at a time.
         workers = 1 if self.options.full or self.ranks.tensor > 1 else self.threads
-        if self.network.in_bfloat16:
-            set_threads(self.threads)
-        with blas_threads(self.threads // workers), ThreadPoolExecutor(workers) as pool:
+        use_threads(self.threads // workers)
+        with ThreadPoolExecutor(workers) as pool:
             while self.done < self.steps and not self._stops and not self.gains_nothing:
                 metrics = self._step(pool)
                 last = self.done == self.steps
@@ -320,33 +315,3 @@ def _add(total: dict[str, Array], gradients: Mapping[str, Array]) -> None:
             total[name] += gradient
         else:
             total[name] = gradient
-
-
-@contextmanager
-def blas_threads(count: int) -> Iterator[None]:
-    """Products of NumPy's OpenBLAS take so many threads; does nothing with another library."""
-    found = _openblas()
-    if found is None:
-        yield
-        return
-    get, put = found
-    before = get()
-    put(count)
-    try:
-        yield
-    finally:
-        put(before)
-
-
-def _openblas() -> tuple[Callable[[], int], Callable[[int], None]] | None:
-    """The functions that read and set the number of its threads."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    for path in sorted(set(re.findall(r"/\S*openblas\S*\.so\S*", maps))):
-        library = ctypes.CDLL(path)
-        for start in ("scipy_openblas", "openblas"):
-            for end in ("64_", ""):
-                get = getattr(library, f"{start}_get_num_threads{end}", None)
-                put = getattr(library, f"{start}_set_num_threads{end}", None)
-                if get is not None and put is not None:
-                    return get, put
-    return None

@@ -11,7 +11,9 @@ import pytest
 from lite_runner.architectures.spec import Activation, Experts, Norm
 from lite_runner.training import mixture
 from lite_runner.training import tape as ops
-from lite_runner.training.tape import Array, Slot, Tape, Value
+from lite_runner.training.kernels import Array, product, use_threads
+from lite_runner.training.tape import Slot, Tape, Value
+from lite_runner.weights.tensor import narrowed, widened
 
 GENERATOR = np.random.default_rng(0)
 
@@ -86,16 +88,49 @@ def test_the_error_function() -> None:
     "given",
     [{}, {"softcap": 2.0}, {"window": 3}, {"slopes": np.array([0.5, 0.25, 0.1, 0.3], np.float32)}],
 )
-@pytest.mark.parametrize("kept", [True, False])
-def test_attention(given: dict[str, object], kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two texts, which do not see each other, in more blocks than one."""
-    monkeypatch.setattr(ops, "QUERIES", 4)
-    monkeypatch.setattr(ops, "KEPT", 100 if kept else 1)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_attention(given: dict[str, object], threads: int) -> None:
+    """Two texts, which do not see each other, one of them in more blocks of queries than one."""
 
     def operation(tape: Tape, *values: Value) -> Value:
-        return ops.attention(tape, *values, (7, 4), head_dim=2, scale=0.8, **given)  # type: ignore[arg-type]
+        return ops.attention(tape, *values, (70, 4), head_dim=2, scale=0.8, **given)  # type: ignore[arg-type]
 
-    check(operation, drawn(11, 8), drawn(11, 4), drawn(11, 4))
+    use_threads(threads)
+    try:
+        check(operation, drawn(74, 8), drawn(74, 4), drawn(74, 4))
+    finally:
+        use_threads(1)
+
+
+def bfloat16(array: Array) -> Array:
+    return widened(narrowed(array, "BF16"))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (5, 33, 7), (13, 70, 300), (3, 64, 0), (300, 31, 513)]
+)
+def test_products_of_any_strides(sizes: tuple[int, int, int]) -> None:
+    """Rows, columns and inputs that fill a tile, a panel or a block, and that do not."""
+    m, n, k = sizes
+    wide = [drawn(m, 2 * k)[:, ::2], drawn(k, n)]
+    for a in (wide[0], np.ascontiguousarray(wide[0]), np.asfortranarray(wide[0])):
+        for b in (wide[1], np.asfortranarray(wide[1])):
+            bound = 1e-5 * np.abs(a) @ np.abs(b) + 1e-30
+            assert (np.abs(product(a, b) - a.astype(np.float64) @ b) <= bound).all()
+            rounded = bfloat16(np.ascontiguousarray(a)).astype(np.float64) @ bfloat16(b)
+            bits = narrowed(b, "BF16")
+            assert (np.abs(product(a, bits) - rounded) <= bound).all()
+
+
+def test_a_product_has_the_same_bits_with_any_rows_and_threads() -> None:
+    a, b = drawn(300, 600), drawn(600, 100)
+    whole = product(a, b)
+    use_threads(3)
+    try:
+        assert np.array_equal(product(a, b), whole)
+    finally:
+        use_threads(1)
+    assert np.array_equal(product(a[7:8], b), whole[7:8])
 
 
 def test_rows_of_a_table_and_picked_rows() -> None:

@@ -16,7 +16,7 @@ from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
 from lite_runner.training.adapter import TrainedLora, new_lora
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import LoraOptions
-from lite_runner.training.trainer import ALONE, Gather, StepMetrics, Trainer, blas_threads
+from lite_runner.training.trainer import ALONE, Gather, StepMetrics, Trainer
 from tests.models import reference_model
 from tests.training.options import OPTIONS
 from tests.training.test_network import examples, options, weights_of
@@ -224,11 +224,3 @@ def test_all_weights_are_trained() -> None:
     losses = [step.loss for step in made.run()]
     assert losses[-1] < losses[0] / 2
     assert all(not np.array_equal(before[name], one) for name, one in weights.items())
-
-
-def test_blas_has_its_threads_again() -> None:
-    import lite_runner.training.trainer as module
-
-    with blas_threads(1):
-        found = module._openblas()
-        assert found is None or found[0]() == 1

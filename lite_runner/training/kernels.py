@@ -1,0 +1,274 @@
+"""The native kernels of training (native/src/training.cc): products of any two matrices, attention
+and elementwise operations, with their gradients.
+
+They may be called from several threads at once. A call computes in one thread, or in as many as
+`use_threads` said, which is for a training whose texts are not divided among threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.native import library
+
+Array: TypeAlias = NDArray[np.float32]
+_Fields: TypeAlias = Sequence[tuple[str, Any]]
+_POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+_PANEL = 32  # columns of a product that are computed together
+_threads = 1
+
+
+def use_threads(count: int) -> None:
+    """The threads of one product, or of one attention, from now on."""
+    global _threads
+    _threads = count
+
+
+class _Product(ctypes.Structure):
+    _fields_: ClassVar[_Fields] = (
+        *(
+            (name, _POINTER if name in ("a", "b") else _NUMBER)
+            for name in (
+                "a",
+                "a_row",
+                "a_column",
+                "b",
+                "b_row",
+                "b_column",
+                "bfloat16",
+                "m",
+                "n",
+                "k",
+            )
+        ),
+        ("c", _POINTER),
+        ("c_row", _NUMBER),
+        ("add", _NUMBER),
+    )
+
+
+class _Attention(ctypes.Structure):
+    _fields_: ClassVar[_Fields] = (
+        *(
+            (name, _POINTER)
+            for name in (
+                "q",
+                "k",
+                "v",
+                "out",
+                "to_out",
+                "to_q",
+                "to_k",
+                "to_v",
+                "to_sinks",
+                "lengths",
+            )
+        ),
+        *((name, _NUMBER) for name in ("count", "heads", "kv_heads", "head_dim", "window")),
+        ("slopes", _POINTER),
+        ("sinks", _POINTER),
+        ("scale", _FLOAT),
+        ("softcap", _FLOAT),
+    )
+
+
+class _Normed(ctypes.Structure):
+    _fields_: ClassVar[_Fields] = (
+        *((name, _POINTER) for name in ("x", "gain", "shift", "factors", "means")),
+        ("width", _NUMBER),
+        ("eps", _FLOAT),
+    )
+
+
+class _Turned(ctypes.Structure):
+    _fields_: ClassVar[_Fields] = (
+        *((name, _POINTER) for name in ("x", "cos", "sin", "out")),
+        *((name, _NUMBER) for name in ("heads", "half", "back")),
+    )
+
+
+def _at(array: NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def _call(name: str, *arguments: Any) -> None:
+    if getattr(library(), f"lite_runner_{name}")(*arguments):
+        raise MemoryError("the kernels of training")
+
+
+def product(a: Array, b: NDArray[Any], into: Array | None = None) -> Array:
+    """a [m, k] @ b [k, n], or `into` [m, n], to which it is added; each may be a transposed or
+    sliced array. With b in bfloat16 (uint16) a is rounded to it, too; sums are float32, in the
+    order of k."""
+    (m, k), n = a.shape, b.shape[1]
+    assert len(b) == k and a.dtype == np.float32 and b.dtype in (np.float32, np.uint16)
+    if n < min(m, _PANEL) and into is None and b.dtype == np.float32:
+        return np.ascontiguousarray(product(b.T, a.T).T)
+    out = np.empty((m, n), np.float32) if into is None else into
+    assert out.strides[1] == 4 and out.shape == (m, n)
+    asked = _Product(
+        a.ctypes.data,
+        *(stride // 4 for stride in a.strides),
+        b.ctypes.data,
+        *(stride // b.itemsize for stride in b.strides),
+        b.dtype == np.uint16,
+        m,
+        n,
+        k,
+        out.ctypes.data,
+        out.strides[0] // 4,
+        into is not None,
+    )
+    _call("product", ctypes.byref(asked), _NUMBER(_threads))
+    return out
+
+
+class Attention:
+    """Causal attention within each text: queries [n, heads * head_dim], keys and values
+    [n, kv_heads * head_dim] -> [n, heads * head_dim]."""
+
+    def __init__(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        lengths: Sequence[int],
+        *,
+        head_dim: int,
+        scale: float,
+        softcap: float | None,
+        window: int | None,
+        slopes: Array | None,
+        sinks: Array | None,
+    ) -> None:
+        self._kept = [np.ascontiguousarray(one) for one in (query, key, value)]
+        self._lengths = np.array(lengths, np.int64)
+        self._biases = [
+            None if one is None else np.ascontiguousarray(one, np.float32)
+            for one in (slopes, sinks)
+        ]
+        heads, kv_heads = query.shape[1] // head_dim, key.shape[1] // head_dim
+        self._sizes = len(lengths), heads, kv_heads, head_dim, window or 0
+        self._factors = scale, softcap or 0.0
+
+    def forward(self) -> Array:
+        """What the queries find."""
+        out = np.empty_like(self._kept[0])
+        self._run(out, None, None, None, None, None)
+        return out
+
+    def gradients(self, grad: Array) -> tuple[Array, Array, Array, Array]:
+        """Of queries, keys, values, and sinks [heads]."""
+        query, key, value = self._kept
+        found = np.empty_like(query), np.zeros_like(key), np.zeros_like(value)
+        to_sinks = np.zeros(self._sizes[1], np.float32)
+        asked = None if self._biases[1] is None else to_sinks
+        self._run(None, np.ascontiguousarray(grad), *found, asked)
+        return *found, to_sinks
+
+    def _run(self, *arrays: Array | None) -> None:
+        asked = _Attention(
+            *(_at(one) for one in (*self._kept, *arrays, self._lengths)),
+            *self._sizes,
+            *(_at(one) for one in self._biases),
+            *self._factors,
+        )
+        _call("trained_attention", ctypes.byref(asked), _NUMBER(_threads))
+
+
+def softmax(rows: Array, weight: float) -> float:
+    """`rows` [n, width] become `weight` times their softmax; the sum of their log-sum-exps."""
+    function = library().lite_runner_softmax
+    function.restype = ctypes.c_double
+    count, width = rows.shape
+    found: float = function(
+        _POINTER(rows.ctypes.data), _NUMBER(count), _NUMBER(width), _FLOAT(weight)
+    )
+    return found
+
+
+def gated(x: Array, times: Array | None, rate: float) -> Array:
+    """x * sigmoid(rate * x), times an array if there is one; each as it lies in memory."""
+    assert x.flags.c_contiguous and (times is None or times.flags.c_contiguous)
+    out = np.empty_like(x)
+    _call(
+        "gated",
+        *(_POINTER(_at(one)) for one in (x, times)),
+        _NUMBER(x.size),
+        _FLOAT(rate),
+        _POINTER(out.ctypes.data),
+    )
+    return out
+
+
+def gated_gradients(
+    x: Array, times: Array | None, grad: Array, rate: float
+) -> tuple[Array, Array | None]:
+    """Of x, and of `times`."""
+    grad = np.ascontiguousarray(grad)
+    to_x, to_times = np.empty_like(x), None if times is None else np.empty_like(x)
+    _call(
+        "gated_gradients",
+        *(_POINTER(_at(one)) for one in (x, times, grad)),
+        _NUMBER(x.size),
+        _FLOAT(rate),
+        *(_POINTER(_at(one)) for one in (to_x, to_times)),
+    )
+    return to_x, to_times
+
+
+class Normed:
+    """x [n, width] by its root mean square, or less its mean (`centered`) by its deviation, times
+    a gain [width]; a shift [width] or none is added."""
+
+    def __init__(
+        self, x: Array, gain: Array, shift: Array | None, *, centered: bool, eps: float
+    ) -> None:
+        self._x, self._gain = np.ascontiguousarray(x), np.ascontiguousarray(gain)
+        self._shift, self._eps = None if shift is None else np.ascontiguousarray(shift), eps
+        self._factors = np.empty((len(x), 1), np.float32)
+        self._means = np.empty((len(x), 1), np.float32) if centered else None
+
+    def forward(self) -> Array:
+        """[n, width]"""
+        return self._run(None)
+
+    def gradient(self, grad: Array) -> Array:
+        """Of x."""
+        return self._run(np.ascontiguousarray(grad))
+
+    def plain(self) -> Array:
+        """Without gain and shift."""
+        x = self._x if self._means is None else self._x - self._means
+        found: Array = x * self._factors
+        return found
+
+    def _run(self, grad: Array | None) -> Array:
+        out = np.empty_like(self._x)
+        arrays = self._x, self._gain, self._shift, self._factors, self._means
+        asked = _Normed(*(_at(one) for one in arrays), self._x.shape[1], self._eps)
+        _call(
+            "normed",
+            ctypes.byref(asked),
+            _NUMBER(len(out)),
+            _POINTER(_at(grad)),
+            _POINTER(out.ctypes.data),
+        )
+        return out
+
+
+def turned(x: Array, cos: Array, sin: Array, *, back: bool) -> Array:
+    """x [n, heads * dims] by cos and sin [n, 1, dims / 2]: the pairs (d, d + dims / 2) of each
+    head, the other way if `back`."""
+    x = np.ascontiguousarray(x)
+    out, half = np.empty_like(x), cos.shape[-1]
+    heads = x.shape[1] // (2 * half)
+    asked = _Turned(*(_at(one) for one in (x, cos, sin, out)), heads, half, back)
+    _call("turned", ctypes.byref(asked), _NUMBER(len(x)))
+    return out
