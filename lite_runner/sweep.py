@@ -373,7 +373,7 @@ def _importable() -> Iterator[None]:
 
 
 def _metric(figures: Mapping[str, float], name: str) -> float | None:
-    """What a sweeper optimizes. Raises ConfigError where result.json has no such figure."""
+    """The figure that a sweeper optimizes. Raises ConfigError where result.json has none such."""
     if not name:
         return next((figures[key] for key in FIGURES if key in figures), None)
     if name not in figures:
@@ -404,7 +404,7 @@ def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _jobs_since(folder: Path, began: float) -> list[dict[str, Any]]:
-    """What the jobs of this sweep left, in their order."""
+    """The results of the jobs of this sweep, in their order."""
     found = [parse_json(path.read_text(encoding="utf-8")) for path in folder.rglob(JOB)]
     return sorted((job for job in found if job["began"] >= began), key=lambda job: int(job["job"]))
 

@@ -263,7 +263,7 @@ class _Pieces:
 
 
 def _is_of(value: Any, kind: type) -> bool:
-    """Whether it is a sequence of this kind, and not an empty one."""
+    """True for a sequence of this kind that is not empty."""
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
         return False
     return len(value) > 0 and all(isinstance(one, kind) for one in value)

@@ -122,7 +122,7 @@ class CommandLine:
     errors: list[str] = field(default_factory=list)
 
     def values(self, key: str) -> list[str | list[str]]:
-        """What a key is given, in order."""
+        """The values given to a key, in order."""
         return [setting.value for setting in self.settings if setting.key == key]
 
     def last(self, key: str) -> str | None:

@@ -284,15 +284,15 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
     composed = compose_line(line, schemas)
     checked: list[Invalid] = []
     config = read(composed.raw, composed.schema, "", checked)
-    faulty = {key for error in composed.errors for key in error.keys}
+    invalid_keys = {key for error in composed.errors for key in error.keys}
     # Errors that follow from others only distract.
-    errors = composed.errors + [f for f in checked if not faulty.intersection(f.keys)]
+    errors = composed.errors + [f for f in checked if not invalid_keys.intersection(f.keys)]
     if isinstance(config, ExportedOptions):
         config = with_backend(config, errors, composed.notes)
     if config is not None:
         typed = {setting.key for setting in line.settings}
         found = [*schemas.errors(config), *typed_errors(config, typed)]
-        errors += [f for f in found if not faulty.intersection(f.keys)]
+        errors += [f for f in found if not invalid_keys.intersection(f.keys)]
     raise_errors(errors)
     assert config is not None
     notes = [*composed.notes, *map(Note, schemas.notes(config))]

@@ -230,7 +230,7 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
 
 @lru_cache(maxsize=64)
 def _text_of(conf: Path, choices: tuple[tuple[str, str], ...], state: str) -> str:
-    """What Hydra composes of conf/ in this state, as JSON; this process reads it once."""
+    """Hydra's composition of conf/ in this state, as JSON; this process reads it once."""
     name = " ".join((str(conf), *_overrides(dict(choices))))
     return json.dumps(remembered(name, state, lambda: _composed(conf, (), dict(choices))))
 

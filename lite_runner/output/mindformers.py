@@ -184,7 +184,7 @@ class MindFormersGenerator:
             on_events([*self.finish(ids[0], "length" if ended is None else "stop")])
 
     def _events(self, id: int, token: int, logits: NDArray[np.float32] | None) -> list[Event]:
-        """What a new token of a sequence means."""
+        """Take a new token of a sequence."""
         one = self._sequences[id]
         if token in one.request.options.eos_token_id:
             one.end_token = token

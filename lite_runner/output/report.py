@@ -207,7 +207,7 @@ class Result:
 
 
 def _provenance(plan: Plan) -> dict[str, str]:
-    """What a repetition of the run needs to have, to compute the same bits."""
+    """The conditions under which a repetition of the run computes the same bits."""
     found = {"processor": processor.name()}
     if plan.config.backend == "native":
         found["kernels"] = f"{native.instructions()}, sources {fingerprint.sources()[:16]}"

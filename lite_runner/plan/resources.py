@@ -234,7 +234,7 @@ def _check_comparison(plan: Plan, share: Job) -> None:
 
 
 def options_of(plan: Plan, job: Job | None = None) -> RunOptions:
-    """What the plan's job, or a replica's share of it, asks of a backend."""
+    """The options of a backend for the plan's job, or a replica's share of it."""
     config = plan.config
     assert isinstance(config, ComputeOptions)
     return run_options(config, job or plan.work, plan.device, plan.ranks, plan.tokenizer)

@@ -82,7 +82,7 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
 
 
 def notes(config: RunConfig) -> list[str]:
-    """What the user is to know of a valid config."""
+    """Notes for the user about a valid config."""
     if not isinstance(config, ExportedOptions) or not config.infer.has_ge_options:
         return []
     from lite_runner.backends.lite.ge import ge_notes

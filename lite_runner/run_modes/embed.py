@@ -43,7 +43,7 @@ _MAX_SHOWN = 10  # texts that do not fit
 
 @dataclass(frozen=True, kw_only=True)
 class Embed:
-    """What becomes of hidden states."""
+    """Pooling of hidden states."""
 
     pooling: Pooling | Literal["auto"]  # auto: as the checkpoint says, or last
     normalize: bool | None  # null: as the checkpoint says, or true

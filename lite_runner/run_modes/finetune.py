@@ -355,7 +355,7 @@ def _lora(config: Config, model: Decoder) -> TrainedLora:
 
 
 def _stored(files: ModelFiles, shard: ModelShard | None) -> dict[str, Callable[[], Array]]:
-    """How the float32 of each matrix [out, in] is made."""
+    """A reader of each matrix [out, in] as float32."""
     found: dict[str, Callable[[], Array]] = {}
     tensors = files.tensors()
     for name, turned in matrices(files.model).items():
@@ -449,7 +449,7 @@ def _curve(losses: Sequence[float]) -> str:
 
 
 def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memory:
-    """What training takes: weights, gradients and the optimizer's state, and activations."""
+    """Memory of training: weights, gradients and the optimizer's state, and activations."""
     block = max(model.blocks, key=lambda one: one.feed_forward.width)
     attention, width = block.attention, block.feed_forward.width
     experts = block.feed_forward.experts

@@ -67,7 +67,7 @@ MAX_TEXT = 64 << 20  # bytes
 
 @dataclass(frozen=True)
 class Calibration:
-    """How weights are quantized, and written."""
+    """Settings of quantizing and writing weights."""
 
     method: Literal["nearest", "gptq", "imatrix"]
     data: InputPath  # "": Python's help texts
@@ -89,7 +89,7 @@ class Config(OverwriteOptions):
 
     @property
     def format(self) -> Literal["folder", "compressed-tensors", GGUFKind]:
-        """What is written."""
+        """The format that is written."""
         return self.quantize.format if self.quantize else "folder"
 
     @property

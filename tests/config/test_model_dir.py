@@ -126,6 +126,7 @@ BASES = {
     "bloom": "bloom_560m",
     "gpt2": "gpt2",
     "qwen2": "qwen2_7b",
+    "qwen2_moe": "qwen2_57b_a14b",
     "qwen3": "qwen3_8b",
     "mistral": "mistral_7b",
     "olmo2": "olmo2_1b",
