@@ -53,6 +53,7 @@ from lite_runner.serving.schemas import (
 )
 from lite_runner.serving.state import Gone, Server, or_gone
 from lite_runner.serving.thinking import checked_kwargs
+from lite_runner.serving.tools import definitions
 from lite_runner.system.memory import return_freed
 
 logger = logging.getLogger(__name__)
@@ -299,7 +300,8 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         generates = body.add_generation_prompt is not False
         kwargs = checked_kwargs(body.chat_template_kwargs, server.tokenizer)
-        ids = await server.encode_chat(body.messages, generates, None, kwargs)
+        tools = definitions(body.tools, server.call_format) if body.tools else None
+        ids = await server.encode_chat(body.messages, generates, tools, kwargs)
     else:
         ids = await server.encode(body.prompt or "", body.add_special_tokens is not False)
     found = {"count": len(ids), "max_model_len": server.engine.info.max_length, "tokens": ids}

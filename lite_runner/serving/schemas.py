@@ -389,15 +389,16 @@ class TokenizeRequest(Described):
     add_generation_prompt: bool | None = None
     return_token_strs: Annotated[Any, only(False)] = None
     continue_final_message: Annotated[Any, only(False)] = None
-    tools: Annotated[Any, only([])] = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise FieldFault("prompt", "expected either prompt or messages")
-        if self.messages is None and self.chat_template_kwargs:
-            raise FieldFault("chat_template_kwargs", "only with messages")
+        for name in ("chat_template_kwargs", "tools") if self.messages is None else ():
+            if getattr(self, name):
+                raise FieldFault(name, "only with messages")
         return self
 
 

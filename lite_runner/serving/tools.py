@@ -9,7 +9,7 @@ from typing import Any
 
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.sampling import check_free_end
-from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedTool
+from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedTool, Tool
 from lite_runner.serving.tool_formats import NO_ARGUMENTS, CallFormat
 from lite_runner.serving.tool_parsers import Call, More, Part, Tools
 from lite_runner.structured.grammars import Grammar
@@ -32,12 +32,9 @@ class ToolUse:
     ) -> None:
         """`form`: how the model writes calls; `grammar`: of structured output. Raises ApiError for
         what cannot be done."""
-        self._format = _known(form, "tools")
+        self.definitions, self._format = definitions(body.tools or (), form), _known(form, "tools")
         self._functions = [tool.function for tool in body.tools or ()]
         self._several = body.parallel_tool_calls is not False
-        self.definitions = [
-            tool.model_dump(exclude_none=True, exclude=_NOT_TOLD) for tool in body.tools or ()
-        ]
         known = {id: text for text in self._format.marks if (id := tokenizer.id_of(text))}
         self._special = {text: id for id, text in known.items() if id in tokenizer.special_ids}
         self.keeps_special = bool(self._special)  # else the marks of calls are not in the text
@@ -74,6 +71,12 @@ class ToolUse:
             if part
         )
         return " ".join(spelled)
+
+
+def definitions(tools: Sequence[Tool], form: CallFormat | None) -> list[dict[str, Any]]:
+    """Tools as chat templates take them. Raises ApiError where the template knows none."""
+    _known(form, "tools")
+    return [tool.model_dump(exclude_none=True, exclude=_NOT_TOLD) for tool in tools]
 
 
 class CallReader:

@@ -251,3 +251,25 @@ def test_a_page_may_ask_before_it_asks(start: Start) -> None:
     answer = connection.getresponse()
     assert answer.status == 200
     assert "x-stainless-lang" in answer.headers["access-control-allow-headers"]
+
+
+def test_tokens_are_the_templates_in_each_protocol(start: Start) -> None:
+    served = start(MockBackend(letters, 4, 2048, 4), tokenizer=TOKENIZER)
+    for name, body in CHATS.items():
+        asked = {**body, "max_tokens": 1, "stream": False, "stream_options": None}
+        asked.pop("max_completion_tokens", None)
+        usage = json.loads(call(served, CHAT, asked)[2])["usage"]
+        tools = body.get("tools") if body.get("tool_choice") != "none" else None
+        chat = {"messages": body["messages"], "tools": tools}
+        assert usage["prompt_tokens"] == json.loads(call(served, "/tokenize", chat)[2])["count"], (
+            name
+        )
+    body = {**CLAUDE_CODE, "max_tokens": 1, "stream": False}
+    usage = json.loads(call(served, MESSAGES, body)[2])["usage"]
+    del body["max_tokens"], body["stream"], body["metadata"], body["temperature"]
+    counted = json.loads(call(served, f"{MESSAGES}/count_tokens", body)[2])["input_tokens"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+    body = {**CODEX, "max_output_tokens": 1, "stream": False}
+    usage = json.loads(call(served, "/v1/responses", body)[2])["usage"]
+    counted = json.loads(call(served, "/v1/responses/input_tokens", body)[2])["input_tokens"]
+    assert usage["input_tokens"] == counted
