@@ -1,15 +1,17 @@
 """Disturbs a server under load: `python -m fuzz.chaos` (make chaos).
 
-It is stopped, killed and started again, short of memory and of disk, and its adapters are swapped.
-Every answer has to be the one that the request gets alone, or an error that says so: a status and
-a message, or a connection that ends early. A wrong text, a stream that ends as if it were whole, or
-no answer in a minute is a finding.
+It is stopped, killed and started again, short of memory and of disk, its clock is moved, and its
+adapters are swapped. Every answer has to be the one
+that the request gets alone, or an error that says so: a status and a message, or a connection that
+ends early. A wrong text, a stream that ends as if it were whole, or no answer in a minute is a
+finding.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
 import os
 import random
@@ -29,6 +31,7 @@ from typing import Any
 import httpx2
 import psutil
 
+from lite_runner.native.fingerprint import compiler
 from tests.doc_folder import write_adapter
 from tests.paths import ROOT
 from tests.tiny_gguf import write_tiny_gguf
@@ -41,6 +44,40 @@ OPTIONS = (
     *("run_mode=serve", "model=tiny.gguf", "serve.port=0", "seed=1", "prefix_cache=disk"),
     *("adapter_path=first", "serve.load_adapters=true", "adapter_root=.", "max_loaded_adapters=3"),
 )
+DAY = 86400
+# Loaded before libc: the time of day is what that says, and as many seconds more as a file holds.
+CLOCK = """
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+static const volatile long* moved;
+__attribute__((constructor)) static void start() {
+  void* place = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, open(getenv("CLOCK"), O_RDONLY), 0);
+  if (place == MAP_FAILED) abort();
+  moved = (const volatile long*)place;
+}
+extern "C" int clock_gettime(clockid_t id, struct timespec* now) noexcept {
+  typedef int (*Real)(clockid_t, struct timespec*);
+  static Real real = (Real)dlsym(RTLD_NEXT, "clock_gettime");
+  int code = real(id, now);
+  if (!code && id == CLOCK_REALTIME && moved) now->tv_sec += *moved;
+  return code;
+}
+extern "C" int gettimeofday(struct timeval* now, void*) noexcept {
+  struct timespec exact;
+  int code = clock_gettime(CLOCK_REALTIME, &exact);
+  now->tv_sec = exact.tv_sec, now->tv_usec = exact.tv_nsec / 1000;
+  return code;
+}
+extern "C" time_t time(time_t* now) noexcept {
+  struct timespec exact;
+  clock_gettime(CLOCK_REALTIME, &exact);
+  return now ? *now = exact.tv_sec : exact.tv_sec;
+}
+"""
 
 
 class Chaos:
@@ -61,7 +98,8 @@ class Chaos:
         try:
             async with httpx2.AsyncClient(timeout=HANG_S) as http:
                 await self._learn(http)
-                for fault in (self.stopped, self.short_of_disk, self.adapters_swapped):
+                faults = [self.stopped, self.clock_moved, self.short_of_disk, self.adapters_swapped]
+                for fault in faults:
                     await self._under(fault, http)
                 for fault in (self.short_of_memory, self.killed):
                     await self._under(fault, http)
@@ -94,6 +132,16 @@ class Chaos:
         await asyncio.to_thread(self._start)
         await self._load(http, ADAPTERS[0])
 
+    async def clock_moved(self, http: httpx2.AsyncClient) -> None:
+        """The time of day is that of tomorrow, then of yesterday, while all else goes on."""
+        for moved in (DAY, -DAY, 0):
+            self._clock.write_bytes(bytes(ctypes.c_long(moved)))
+            answer = await http.post(f"{self._url}/v1/completions", json=self._bodies[0])
+            told = answer.json().get("created", 0) - time.time()
+            if abs(told - moved) > HANG_S:
+                self.findings.append(f"clock moved: by {told:.0f} s, expected {moved}")
+            await asyncio.sleep(self.seconds / 3)
+
     async def short_of_disk(self, http: httpx2.AsyncClient) -> None:
         """No file may grow: neither the log nor cached prefixes."""
         await self._limited(resource.RLIMIT_FSIZE, 0)
@@ -119,7 +167,12 @@ class Chaos:
 
     def _start(self) -> None:
         command = [sys.executable, str(ROOT / "run_lite.py"), *OPTIONS]
-        environment = {**os.environ, "LITE_RUNNER_CACHE": str(self.folder / "cache")}
+        environment = {
+            **os.environ,
+            "LITE_RUNNER_CACHE": str(self.folder / "cache"),
+            "LD_PRELOAD": str(self._library()),
+            "CLOCK": str(self._clock),
+        }
         self._process = subprocess.Popen(
             command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True
         )
@@ -129,6 +182,22 @@ class Chaos:
         assert found is not None, "the server did not start"
         self._url = found[1]
         threading.Thread(target=lambda: deque(lines, 0), daemon=True).start()
+
+    @property
+    def _clock(self) -> Path:
+        """The seconds by which the server's time of day is wrong."""
+        return self.folder / "clock"
+
+    def _library(self) -> Path:
+        """CLOCK, compiled once."""
+        library = self.folder / "clock.so"
+        if not library.exists():
+            self._clock.write_bytes(bytes(ctypes.c_long(0)))
+            source = self.folder / "clock.cc"
+            source.write_text(CLOCK)
+            flags = ("-shared", "-fPIC", "-O1", "-o", str(library), str(source), "-ldl")
+            subprocess.run([*compiler(), *flags], check=True)
+        return library
 
     async def _learn(self, http: httpx2.AsyncClient) -> None:
         """What every request gets alone, with either adapter."""
@@ -169,7 +238,8 @@ class Chaos:
             await asyncio.gather(*clients)
         outcomes = " ".join(f"{kind}={count}" for kind, count in sorted(self._outcomes.items()))
         print(f"{fault.__name__.replace('_', ' ')}: {outcomes}", flush=True)
-        if fault.__name__ in ("undisturbed", "stopped") and self._outcomes.keys() - {"right"}:
+        harmless = ("undisturbed", "stopped", "clock_moved")
+        if fault.__name__ in harmless and self._outcomes.keys() - {"right"}:
             self.findings.append(f"{fault.__name__}: not every request was answered")
 
     async def _client(self, http: httpx2.AsyncClient, over: asyncio.Event) -> None:

@@ -133,10 +133,10 @@ def with_links(markdown: str, page: str, repository: str) -> str:
         if not path or "://" in link:
             return match[0]
         meant = posixpath.normpath(posixpath.join(folder, path))
-        if meant in PAGES:
-            return f"{image}[{text}]({PAGES[meant]}{hash_}{anchor})"
-        if posixpath.dirname(meant) == "docs":
-            return f"{image}[{text}]({posixpath.basename(meant)}{hash_}{anchor})"
+        there = PAGES.get(meant) or meant.removeprefix("docs/")
+        if meant in PAGES or posixpath.dirname(meant) in ("docs", "docs/zh"):
+            there = posixpath.relpath(there, posixpath.dirname(page) or ".")
+            return f"{image}[{text}]({there}{hash_}{anchor})"
         if repository and not image:
             return f"[{text}]({repository.rstrip('/')}/blob/main/{meant}{hash_}{anchor})"
         return text

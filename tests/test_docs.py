@@ -242,12 +242,19 @@ def help_of(script: str) -> str:
     return done.stdout
 
 
-def test_the_first_page_is_the_same_in_chinese() -> None:
+def test_the_first_pages_are_the_same_in_chinese(subtests: pytest.Subtests) -> None:
     """Headings, commands, tables, figures, keys and links are; comments are translated."""
+    pages = [(path, ROOT / "docs" / path.name) for path in (ROOT / "docs/zh").glob("*.md")]
+    assert len(pages) >= 3
+    for chinese, english in [*pages, (ROOT / "README.zh-CN.md", ROOT / "README.md")]:
+        with subtests.test(page=english.name):
+            text = chinese.read_text(encoding="utf-8")
+            # A link of docs/zh/ that leads out of it is one of docs/.
+            text = text.replace("](../", "](") if english in dict(pages).values() else text
+            assert page_shape(text) == page_shape(english.read_text(encoding="utf-8"))
     chinese, english = (
         (ROOT / name).read_text(encoding="utf-8") for name in ("README.zh-CN.md", "README.md")
     )
-    assert page_shape(chinese) == page_shape(english)
     architectures = english.partition("**Architectures:**")[2].partition("[your")[0]
     for name in re.findall(r"[A-Z][\w.-]*\w", architectures):
         assert name in chinese, name
@@ -264,7 +271,7 @@ def page_shape(text: str) -> list[list[str]]:
         ["row"] * len(rows),
         [row for row in rows if "llama.cpp F32" in row or "lite-runner |" in row],
         sorted(re.findall(r"`(.+?)`", re.sub(r"\s+", " ", prose))),
-        sorted(re.findall(r"\]\((?!README)(.*?)\)", prose)),
+        sorted(re.findall(r"(?<!\[English)\]\((?!README)(.*?)\)", prose)),
     ]
 
 

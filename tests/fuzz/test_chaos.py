@@ -6,7 +6,14 @@ from pathlib import Path
 
 from fuzz.chaos import chaos
 
-FAULTS = {"stopped", "short_of_disk", "short_of_memory", "adapters_swapped", "killed"}
+FAULTS = {
+    "stopped",
+    "clock_moved",
+    "short_of_disk",
+    "short_of_memory",
+    "adapters_swapped",
+    "killed",
+}
 
 
 def test_every_answer_is_right_or_an_honest_error(tmp_path: Path) -> None:

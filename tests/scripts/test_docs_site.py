@@ -7,6 +7,7 @@ import re
 import runpy
 from collections import Counter
 from collections.abc import Iterator
+from posixpath import dirname, join, normpath
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from tests.paths import ROOT
 
 SITE = runpy.run_path(str(ROOT / "scripts/docs_site.py"))
 # Pages of the site -> their files.
-SOURCES = {path.name: path for path in (ROOT / "docs").glob("*.md")} | {
+DOCS = ROOT / "docs"
+SOURCES = {str(path.relative_to(DOCS)): path for path in DOCS.rglob("*.md")} | {
     target: ROOT / name for name, target in SITE["PAGES"].items()
 }
 
@@ -47,10 +49,10 @@ def test_links_between_pages_hold(subtests: pytest.Subtests) -> None:
             for target, anchor in re.findall(r"\]\((?!https?:)([^()#\s]*)#?([^()\s]*)\)", text):
                 if target.endswith(".svg"):
                     assert (ROOT / "docs" / target).is_file()
-                elif anchor:
-                    assert anchor in anchors(SOURCES[target or name]), f"{target}#{anchor}"
-                else:
-                    assert target in SOURCES
+                    continue
+                there = normpath(join(dirname(name), target)) if target else name
+                assert there in SOURCES, target
+                assert not anchor or anchor in anchors(SOURCES[there]), f"{target}#{anchor}"
 
 
 def test_a_file_of_the_repository_is_a_link_where_its_address_is_known() -> None:
