@@ -112,6 +112,36 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
             },
         }.items()
     },
+    "telechat": {
+        "aliases": {
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+        },
+        "defaults": {
+            "vocab_size": 160256,
+            "hidden_size": 4096,
+            "n_layer": 30,
+            "n_head": 32,
+            "layer_norm_epsilon": 1e-5,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "apply_residual_connection_post_layernorm": False,
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            "ffn_hidden_size": 12288,
+            "training_seqlen": 8192,
+            "logn": True,
+            "embed_layernorm": False,
+        },
+    },
+    "telechat3": {
+        "aliases": {},
+        "defaults": _LLAMA
+        | _NEWER
+        | {"head_dim": None, "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False},
+    },
     "qwen": {
         "aliases": {},
         "defaults": {

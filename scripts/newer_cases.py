@@ -23,6 +23,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
+    Llama4TextConfig,
     MptConfig,
     NemotronConfig,
     Olmo3Config,
@@ -72,9 +73,25 @@ def newer_cases() -> list[Windowed]:
     delta = {"linear_num_value_heads": 4, "linear_num_key_heads": 2}
     delta |= {"linear_key_head_dim": 8, "linear_value_head_dim": 12}
     early = {"vocab_size": 64, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}
+    llama4 = own | {"num_local_experts": 4, "intermediate_size": 16, "intermediate_size_mlp": 40}
+    llama4 |= {"num_hidden_layers": 4, "attention_chunk_size": 24, "floor_scale": 16}
+    steps = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+    steps |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "rope_theta": 10000.0}
     falcon = {one: value for one, value in sizes.items() if one != "intermediate_size"}
     del falcon["num_key_value_heads"]
     return [
+        ("llama4", Llama4TextConfig(**llama4 | long, interleave_moe_layer_step=2), LONG),
+        (
+            "llama4_plain",
+            Llama4TextConfig(
+                **llama4 | {"num_experts_per_tok": 2, "attention_chunk_size": 8192},
+                attention_bias=True,
+                attn_temperature_tuning=False,
+                rope_parameters=steps,
+                use_qk_norm=False,
+            ),
+            PLAIN,
+        ),
         (
             "bloom_normed",
             BloomConfig(**early, hidden_size=32, apply_residual_connection_post_layernorm=True),

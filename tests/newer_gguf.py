@@ -18,6 +18,8 @@ Floats = NDArray[np.float32]
 ARCHITECTURES = {
     "cohere": "COMMAND_R",
     "cohere2": "COHERE2",
+    "deepseek_v2": "DEEPSEEK2",
+    "deepseek_v3": "DEEPSEEK2",
     "ernie4_5": "ERNIE4_5",
     "exaone4": "EXAONE4",
     "falcon": "FALCON",
@@ -28,6 +30,7 @@ ARCHITECTURES = {
     "hunyuan_v1_dense": "HUNYUAN_DENSE",
     "hunyuan_v1_moe": "HUNYUAN_MOE",
     "internlm2": "INTERNLM2",
+    "llama4_text": "LLAMA4",
     "minicpm": "MINICPM",
     "nemotron": "NEMOTRON",
     "olmoe": "OLMOE",
@@ -59,6 +62,8 @@ NUMBERS = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "n_shared_experts": "expert_shared_count",
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "first_k_dense_replace": "leading_dense_block_count",
@@ -76,16 +81,21 @@ NUMBERS = {
 }
 
 
-def write_newer_gguf(path: Path, folder: Path, *, further: bool = False) -> None:
+def write_newer_gguf(
+    path: Path, folder: Path, *, further: bool = False, apart: bool = True
+) -> None:
     """Write the model of a Hugging Face folder; `further`: with a layer behind the model's, which
-    predicts a further token."""
+    predicts a further token; `apart`: latent attention as newer converters write it."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     kind, layers = config["model_type"], config["num_hidden_layers"]
     architecture = gguf.MODEL_ARCH[ARCHITECTURES[kind]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     _add_metadata(writer, config | {"num_hidden_layers": layers + further})
     names = gguf.get_tensor_name_map(architecture, layers)
-    for name, values in _converted(config, load_file(folder / "model.safetensors")):
+    tensors = load_file(folder / "model.safetensors")
+    if kind.startswith("deepseek"):
+        _add_latent(writer, config, tensors, apart=apart)
+    for name, values in _converted(config, tensors):
         # Command-R's head is never its own there.
         other = "output.weight" if name == "lm_head.weight" else None
         stored = names.get_name(name, try_suffixes=(".weight", ".bias")) or other
@@ -105,6 +115,10 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     kind, hidden, heads = (
         config[name] for name in ("model_type", "hidden_size", "num_attention_heads")
     )
+    if kind == "llama4_text":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+        config = config | {"intermediate_size": config["intermediate_size_mlp"]}
     for field, method in NUMBERS.items():
         if config.get(field) is not None:
             getattr(writer, f"add_{method}")(config[field])
@@ -128,6 +142,11 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_tensor_data_layout("jploski")
         new = config["new_decoder_architecture"]
         writer.add_head_count_kv(config["num_kv_heads"] if new else 1)
+    if kind.startswith("deepseek"):
+        sigmoid = kind == "deepseek_v3"
+        kinds = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kinds.SIGMOID if sigmoid else kinds.SOFTMAX)
+        writer.add_expert_weights_norm(sigmoid and config["norm_topk_prob"])
     if kind == "glm4_moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_norm(config["norm_topk_prob"])
@@ -147,6 +166,37 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
 
+def _add_latent(
+    writer: gguf.GGUFWriter, config: dict[str, Any], tensors: dict[str, Floats], *, apart: bool
+) -> None:
+    """The sizes of a head; `apart`: those of absorbed attention, and the last matrix is in two."""
+    plain, rotated, value = (
+        config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    heads, rank = config["num_attention_heads"], config["kv_lora_rank"]
+    writer.add_rope_dimension_count(rotated)
+    writer.add_key_length(rank + rotated if apart else plain + rotated)
+    writer.add_value_length(rank if apart else value)
+    rope = config["rope_parameters"]
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if not apart:
+        return
+    writer.add_head_count_kv(1)
+    writer.add_key_length_mla(plain + rotated)
+    writer.add_value_length_mla(value)
+    for name in [one for one in tensors if one.endswith(".kv_b_proj.weight")]:
+        both = tensors.pop(name).reshape(heads, plain + value, rank)
+        keys, values = np.split(both, [plain], axis=1)
+        tensors[name.replace("kv_b_proj", "k_b_proj")] = keys.swapaxes(1, 2)
+        tensors[name.replace("kv_b_proj", "v_b_proj")] = values
+
+
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -162,6 +212,13 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
             yield f"{name}.weight", values
         elif name.endswith("e_score_correction_bias"):
             yield f"{name.removesuffix('_bias')}.bias", values
+        elif ".feed_forward.experts." in name:  # Llama 4
+            values = values.swapaxes(1, 2)
+            if "gate_up" not in name:
+                yield f"{name}.weight", values
+                continue
+            for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj") + ".weight", half
         elif ".mlp.experts." in name:  # gpt-oss
             whole = name.removesuffix("_bias")
             suffix = ".bias" if name.endswith("_bias") else ".weight"

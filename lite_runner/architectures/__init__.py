@@ -82,6 +82,8 @@ _MODULES = {
     "qwen3_5_moe": "qwen3_5",
     "telechat": "telechat",
     "telechat3": "telechat",
+    "llama4_text": "llama4",
+    "llama4": "llama4",
 }
 # MindFormers' config class -> the architecture that has it; where several do (Llama's, Qwen2's,
 # Mistral's), the one whose reader tells them apart.

@@ -55,6 +55,7 @@ class GGUF:
     # (tensor names, values of `keys`) -> further config.json fields inferred from them.
     infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
     name: str = ""  # general.architecture; "": that of the architecture
+    written: bool = True  # False: such files are read alone
     # Where a tensor's rows are among its own of the file, in which fused ones follow each other.
     rows: StoredRows = apart
 

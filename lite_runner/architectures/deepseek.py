@@ -4,11 +4,11 @@ and dense layers first. V3's experts are chosen by sigmoids and a bias, V2's by 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import experts, llama_like, llama_settings
-from lite_runner.architectures.architecture import Architecture, MindFormers
+from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
 from lite_runner.architectures.fields import KERNEL, MAX_EXPERTS, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows
@@ -21,7 +21,7 @@ _OURS, _LAYER = "model.layers.{}.attention", "model.layers.{}.self_attn"
 _LATENT: Names = {
     "latent_query": Name(f"{_OURS}.q2l_proj", f"{_LAYER}.q_a_proj"),
     "latent_query_norm": Name(f"{_OURS}.lq_norm", f"{_LAYER}.q_a_layernorm"),
-    "query": Name(f"{_OURS}.l2q_proj", f"{_LAYER}.q_b_proj"),
+    "query": Name(f"{_OURS}.l2q_proj", f"{_LAYER}.q_b_proj", gguf="blk.{}.attn_q_b"),
     "latent": Name(f"{_OURS}.kv2l", f"{_LAYER}.kv_a_proj_with_mqa"),
     "latent_norm": Name(f"{_OURS}.lkv_norm", f"{_LAYER}.kv_a_layernorm"),
     "latent_values": Name(f"{_OURS}.lkv2kv", f"{_LAYER}.kv_b_proj"),
@@ -323,6 +323,55 @@ def renamed(model: Decoder) -> Names:
     return _DIRECT if latent is not None and latent.query_rank is None else {}
 
 
+_GGUF_KEYS = {
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+    "scoring_func": "expert_gating_func",
+    **experts.GROUPED_KEYS,
+    # Of a head: older files have the first two as those of the model, newer ones of what is kept.
+    **{f"_{name}": f"attention.{name}_length" for name in ("key", "value")},
+    **{f"_{name}_mla": f"attention.{name}_length_mla" for name in ("key", "value")},
+    "_factor": "rope.scaling.factor",
+    "_original": "rope.scaling.original_context_length",
+    "_beta_fast": "rope.scaling.yarn_beta_fast",
+    "_beta_slow": "rope.scaling.yarn_beta_slow",
+    "_multiplier": "rope.scaling.yarn_log_multiplier",
+}
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp has one name for V2 and V3, and a tenth of mscale_all_dim, which is mscale, too."""
+    newer = given["scoring_func"] == 2  # sigmoids
+    key, value = (given[f"_{name}_mla"] or given[f"_{name}"] or 0 for name in ("key", "value"))
+    found: dict[str, Any] = {
+        "model_type": "deepseek_v3" if newer else "deepseek_v2",
+        "scoring_func": None,
+        "qk_nope_head_dim": key - (given["qk_rope_head_dim"] or 0),
+        "v_head_dim": value,
+        "norm_topk_prob": bool(given["norm_topk_prob"]),
+        "rope_scaling": None,
+    }
+    if given["n_group"] is None:  # of older files: those of the published models
+        full = newer and given["n_routed_experts"] == 256
+        found |= {"n_group": 8 if full else 1, "topk_group": 4 if full else 1}
+    elif not newer:
+        found["topk_method"] = _IN_GROUPS
+    if given["_factor"]:
+        mscale = round(10 * (given["_multiplier"] or 0), 6) or None
+        found["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": given["_factor"],
+            "original_max_position_embeddings": given["_original"],
+            "beta_fast": given["_beta_fast"] or 32.0,
+            "beta_slow": given["_beta_slow"] or 1.0,
+            **({} if mscale is None else {"mscale": mscale, "mscale_all_dim": mscale}),
+        }
+    return found
+
+
 DEEPSEEK_V3 = Architecture(
     "deepseek_v3",
     read,
@@ -352,6 +401,7 @@ DEEPSEEK_V2 = dataclasses.replace(
     name="deepseek_v2",
     read=read_v2,
     mindformers=_mindformers(DeepseekV2Settings, "deepseek_v2"),
+    gguf=GGUF(_GGUF_KEYS, infer=infer_from_gguf, name="deepseek2", written=False, rows=stored_rows),
     no_effect={
         name: reason for name, reason in DEEPSEEK_V3.no_effect.items() if name != "topk_method"
     },

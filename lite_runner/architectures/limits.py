@@ -33,6 +33,10 @@ def unsupported(model: Decoder, *, recurrent: bool = False) -> list[str]:
         reasons.append("recurrent layers are of backend=native")
     if not recurrent and any(one.gated for one in attentions):
         reasons.append("gates of attention are of backend=native")
+    if not recurrent and any(one.chunk or one.temperature for one in attentions):
+        reasons.append("attention in chunks, and its temperature, are of backend=native")
+    if any(one.chunk and one.window for one in attentions):
+        reasons.append("attention has chunks and windows")
     if len({block.recurrent for block in model.blocks} - {None}) > 1:
         reasons.append("recurrent layers differ")
     if any(block.recurrent and (block.parallel or block.norm is None) for block in model.blocks):

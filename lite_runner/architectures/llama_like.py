@@ -341,8 +341,8 @@ def _rope_scaling(rope: Fields, fields: Fields, positions: int, dims: int) -> Ro
         original = inner if fields.raw.get("original_max_position_embeddings") is None else outer
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        if high <= low:
-            raise rope.invalid("high_freq_factor", high, f"more than low_freq_factor = {low}")
+        if high < low:
+            raise rope.invalid("high_freq_factor", high, f"low_freq_factor = {low} or more")
         return RopeScaling(
             "llama3", _factor(rope), original, low_freq_factor=low, high_freq_factor=high
         )

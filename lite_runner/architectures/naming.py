@@ -451,7 +451,9 @@ def _plain(
 
 def _norm(norm: Norm, size: int, role: Role, name: Name, layer: int | None) -> Iterator[Parameter]:
     kinds: dict[Part, str] = {"weight": "weight"}
-    if norm.kind == "layer":
+    if not norm.gain:
+        kinds = {}
+    elif norm.kind == "layer":
         kinds = {"weight": "gamma", "bias": "beta"} if norm.bias else {"weight": "gamma"}
     for kind, word in kinds.items():
         yield Parameter(

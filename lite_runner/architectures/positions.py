@@ -187,6 +187,8 @@ def _llama3(base: NDArray[np.float32], scaling: RopeScaling) -> NDArray[np.float
     """Low frequencies are divided by the factor, high ones kept, those between blended."""
     turns = scaling.original_seq_length * base / np.float32(2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
+    if span == 0:  # none lie between
+        return np.where(turns < scaling.low_freq_factor, base / scaling.factor, base)
     blend = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
     return ((1 - blend) * base / scaling.factor + blend * base).astype(np.float32)
 

@@ -123,6 +123,8 @@ def norm(
     if given.kind == "layer":
         x = x - x.mean(-1, keepdims=True)
     scaled: Floats = x / np.sqrt((x**2).mean(-1, keepdims=True) + given.eps)
+    if not given.gain:
+        return scaled
     gain = weights[role, layer, "weight"].reshape(-1, x.shape[-1])  # or one of each head
     scaled = scaled * (gain if len(gain) > 1 else gain[0])
     biased = given.kind == "layer" and given.bias
@@ -163,6 +165,9 @@ def attention(
         query, key = (apply_rotary(given.rotary, one, prefix) for one in (query, key))
     if given.qk_norm_late:
         query, key = normed(query, "query_norm"), normed(key, "key_norm")
+    if given.temperature is not None:
+        spans = np.floor((np.arange(len(x)) + 1) / given.temperature.span)
+        query = query * (1 + given.temperature.weight * np.log1p(spans))[:, None, None]
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scale = given.head_dim**-0.5 if given.scale is None else given.scale
@@ -174,6 +179,8 @@ def attention(
     visible = distance >= 0
     if given.window is not None:
         visible &= distance < given.window
+    if given.chunk is not None:
+        visible &= np.arange(len(x)) >= (np.arange(len(x)) // given.chunk * given.chunk)[:, None]
     if prefix is not None:
         visible |= np.arange(len(x)) < prefix.length
     scores = np.where(visible, scores, -np.inf)
@@ -358,9 +365,12 @@ def mixture(
     out = np.zeros_like(x)
     for expert in range(experts.count):
         rows, place = np.nonzero(chosen == expert)
-        gate = multiplied(x[rows], "expert_gate", expert)
-        inner = gated(given, gate, multiplied(x[rows], "expert_up", expert))
-        out[rows] += factors[rows, place, None] * multiplied(inner, "expert_down", expert)
+        factor = factors[rows, place, None]
+        inputs = x[rows] * factor if experts.scaled_inputs else x[rows]
+        gate = multiplied(inputs, "expert_gate", expert)
+        inner = gated(given, gate, multiplied(inputs, "expert_up", expert))
+        added = multiplied(inner, "expert_down", expert)
+        out[rows] += added if experts.scaled_inputs else factor * added
     if experts.shared:
         gate = linear(x, weights, "shared_gate", layer, bias=False)
         inner = gated(given, gate, linear(x, weights, "shared_up", layer, bias=False))

@@ -48,6 +48,7 @@ class Norm:
     kind: Literal["rms", "layer"]
     eps: float
     bias: bool = True  # of kind `layer`
+    gain: bool = True  # False: 1 throughout, which no file has
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,14 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Temperature:
+    """How queries grow with their position."""
+
+    span: int
+    weight: float
+
+
+@dataclass(frozen=True)
 class Attention:
     """Softmax attention of `heads` query heads over `kv_heads` key/value heads."""
 
@@ -111,6 +120,9 @@ class Attention:
     latent: Latent | None = None
     sinks: bool = False  # the softmax has one more score, of each head, that adds no value
     gated: bool = False  # outputs are times the sigmoid of gates, which `query` has behind queries
+    chunk: int | None = None  # tokens see those of their own chunk of so many alone
+    # Queries are times 1 + weight * log(1 + n) behind n whole spans of so many tokens.
+    temperature: Temperature | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +177,7 @@ class Experts:
     chosen_groups: int = 1
     best_of_group: int = 1
     scale: float = 1.0
+    scaled_inputs: bool = False  # the inputs of experts are times these factors, not their outputs
     shared: int = 0  # width of a gated network that every token takes besides; 0: none
     shared_gate: bool = False  # its output is times the sigmoid of a logit
 

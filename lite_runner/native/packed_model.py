@@ -320,6 +320,8 @@ class _Packer:
             rope_width=rope_width,
             rope_offset=rope_offset,
             window=parts.window or 0,
+            chunk=parts.chunk or 0,
+            span=0 if parts.temperature is None else parts.temperature.span,
             prefix=self._model.prefix is not None,
             parallel=block.parallel,
             joint_norm=not parts.qk_norm_by_head,
@@ -344,6 +346,7 @@ class _Packer:
             slopes=self._slopes(parts) if parts.alibi else None,
             latent=latent,
             sinks=self._weights.vector(self._name("sinks", layer)) if parts.sinks else None,
+            temperatures=self._temperatures(parts.temperature),
             query_norm=query_norm,
             key_norm=key_norm,
             post_norm=post_norm,
@@ -439,6 +442,7 @@ class _Packer:
         fields.groups, fields.chosen_groups = experts.groups, experts.chosen_groups
         fields.best_of_group = experts.best_of_group
         fields.shared, fields.shared_gate = experts.shared, experts.shared_gate
+        fields.scaled_inputs = experts.scaled_inputs
         biases: dict[Role, list[Floats | None]] = {
             role: [self._weights.vector(one.name) for one in self._biases[role, layer]]
             if (role, layer) in self._biases
@@ -508,6 +512,13 @@ class _Packer:
         every = alibi_slopes(self._share.count * parts.heads) * np.float32(parts.alibi_scale)
         return every[first : first + parts.heads]
 
+    def _temperatures(self, given: spec.Temperature | None) -> Floats | None:
+        if given is None:
+            return None
+        spans = np.arange(self._model.seq_length // given.span + 1)
+        scales: Floats = (1 + given.weight * np.log1p(spans)).astype(np.float32)
+        return scales
+
     def _surplus(self, down: Weight, width: int) -> tuple[int, int]:
         return matrices.surplus(down, self._share.index * width, width)
 
@@ -516,6 +527,8 @@ class _Packer:
     ) -> NormValues | None:
         if norm is None:
             return None
+        if not norm.gain:  # of heads
+            return NormValues(np.ones(self._model.head_dim, np.float32), None, norm.eps)
         gain = self._weights.vector(self._name(role, layer))
         shift = None
         if norm.kind == "layer":

@@ -64,6 +64,7 @@ def attention(
     *,
     slopes: Floats | None = None,
     sinks: Floats | None = None,
+    temperatures: Floats | None = None,
     latent: LatentLayout | None = None,
     query_norm: NormValues | None = None,
     key_norm: NormValues | None = None,
@@ -81,6 +82,8 @@ def attention(
         fields.slopes = layout.add(copied(slopes))
     if sinks is not None:
         fields.sinks = layout.add(copied(sinks))
+    if temperatures is not None:
+        fields.temperatures = layout.add(copied(temperatures))
     if latent is not None:
         fields.places, fields.absorb = map(layout.add, map(copied, (latent.places, latent.absorb)))
         fields.expand = layout.add(copied(latent.expand))

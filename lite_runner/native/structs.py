@@ -174,7 +174,8 @@ class AttentionLayer(Structure):
     __slots__ = ()
     _fields_ = [
         *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
-        *_integers("slopes window prefix parallel joint_norm apart_norm late_norm sinks gated"),
+        *_integers("slopes window chunk temperatures span prefix parallel"),
+        *_integers("joint_norm apart_norm late_norm sinks gated"),
         *_integers("latent latent_width latent_value query_rank places absorb expand query"),
         ("latent_norm", Norm),
         ("latent_query_norm", Norm),
@@ -213,7 +214,7 @@ class FeedForwardLayer(Structure):
         *_integers("kind hidden wide gated activation parallel up down"),
         *_integers("experts chosen renormalized sigmoid choice_bias"),
         *_integers("groups chosen_groups best_of_group router"),
-        *_integers("shared shared_up shared_down shared_gate"),
+        *_integers("shared shared_up shared_down shared_gate scaled_inputs"),
         ("scale", c_double),
         ("limit", c_double),
         ("norm", Norm),

@@ -117,6 +117,8 @@ class Parts:
         """None where the model has no such norm."""
         if norm is None:
             return None
+        if not norm.gain:  # of heads
+            return self.layers.norm(np.ones(self.model.head_dim, np.float32), norm.eps)
         gain = self.tensor(role, layer)
         if norm.kind == "layer":
             shift = self.tensor(role, layer, "bias") if norm.bias else np.zeros_like(gain)
@@ -159,6 +161,7 @@ class Parts:
         router, gates = self.tensor("router", layer), every("expert_gate")
         downs, ups = every("expert_down"), every("expert_up")
         fused = self.options.fused and self.options.dtype in TYPES and not given.biased_down
+        fused = fused and not experts.scaled_inputs
         build = GroupedMixture if fused else DenseMixture
         down_biases = biases_of("expert_down")
         biases = MixtureBiases(

@@ -553,19 +553,25 @@ class DenseMixture(Router):
         self.gate = Linear(options, np.concatenate(gates), biases.gates)
         self.up = Linear(options, np.concatenate(ups), biases.ups)
         self.down = Linear(options, np.concatenate(downs, axis=1), combine=combine)
+        self.width = self.up.widths[1] // self.count
         self.down_bias = None if biases.downs is None else parameter(biases.downs, "down_bias")
         self.weigh = ops.MatMul()
         self.one_hot, self.matmul = ops.OneHot(), ops.BatchMatMul()
         self.one, self.zero = Tensor(1.0, ms.float32), Tensor(0.0, ms.float32)
+        assert given.experts is not None
+        self.scaled_inputs = given.experts.scaled_inputs
 
     def construct(self, x: Tensor) -> Tensor:
         """x [n, hidden] -> [n, hidden]."""
         factors, chosen = self.route(x)
         places = self.one_hot(chosen, self.count, self.one, self.zero)  # [n, chosen, E]
         factors = self.matmul(factors.reshape(-1, 1, self.chosen), places)
-        inner = self.gated(self.gate(x), self.up(x))
-        inner = inner.reshape(-1, self.count, self.up.widths[1] // self.count)
-        inner = inner * factors.reshape(-1, self.count, 1)
+        factors, wide = factors.reshape(-1, self.count, 1), (-1, self.count, self.width)
+        gate, up = self.gate(x).reshape(wide), self.up(x).reshape(wide)
+        if self.scaled_inputs:  # without biases
+            inner = self.gated(gate * factors, up * factors)
+        else:
+            inner = self.gated(gate, up) * factors
         y = self.down(inner.reshape(-1, self.down.widths[0]))
         if self.down_bias is not None:
             y = y + self.weigh(factors.reshape(-1, self.count), self.down_bias)

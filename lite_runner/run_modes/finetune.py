@@ -336,9 +336,15 @@ def _max_length(config: Config, model: Decoder) -> int:
     if model.prefix is not None or custom_network(model) is not None:
         what, hint = no_likelihood("run_mode=finetune")
         raise ConfigError(what, hint)
-    if model.recurrent is not None:
-        what = f"{model.architecture} has recurrent layers, which are not trained"
-        raise ConfigError(f"run_mode=finetune: {what}")
+    experts = None if model.sparse is None else model.sparse.experts
+    for what, there in (
+        ("recurrent layers", model.recurrent is not None),
+        ("experts whose inputs are scaled", experts is not None and experts.scaled_inputs),
+    ):
+        if there:
+            raise ConfigError(
+                f"run_mode=finetune: {model.architecture} has {what}, which are not trained"
+            )
     if asked is not None and asked > model.seq_length:
         raise ConfigError(
             f"finetune.max_length: got {asked}, expected at most the model's context of"

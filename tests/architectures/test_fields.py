@@ -68,6 +68,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 # Of Qwen2-MoE the first layers have windows.
 _WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 9}
 BESIDE_OF: dict[str, dict[str, dict[str, Any]]] = {
+    "llama4_text": {"intermediate_size_mlp": {"interleave_moe_layer_step": 2}},
     "deepseek_v2": {"intermediate_size": {"first_k_dense_replace": 1}},
     "granitemoehybrid": {
         key: {"position_embedding_type": "rope"} for key in ("rope_parameters", "rope_theta")

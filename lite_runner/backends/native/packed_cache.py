@@ -47,7 +47,7 @@ from lite_runner.weights.read_ahead import QuantizedWeights, loading_peak, nativ
 from lite_runner.weights.sharding.shard_manifest import rank_folders
 
 FILE = "layers.safetensors"
-FORMAT = 14  # of the layers; another one with each change of what the kernels read
+FORMAT = 15  # of the layers; another one with each change of what the kernels read
 AGAIN = "remove it from the cache: the next run packs the model again"
 # Of a folder these count: weights, shards' manifests and strategies, an index.
 _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}

@@ -214,6 +214,7 @@ struct Attention {
 
   // The first position that a token at another sees.
   int64_t first_seen(int64_t position) const {
+    if (layer.chunk) return position / layer.chunk * layer.chunk;
     return layer.window ? larger_of<int64_t>(0, position - layer.window + 1) : 0;
   }
 
@@ -222,8 +223,10 @@ struct Attention {
   }
 
   void gather(int64_t token, int64_t tokens, int64_t head, Queries to) const {
-    const float scale = static_cast<float>(layer.scale);
-    for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t t = 0; t < tokens; ++t) {
+      float scale = static_cast<float>(layer.scale);
+      if (layer.span)
+        scale *= layer.at<float>(layer.temperatures)[(step.position[token + t] + 1) / layer.span];
       for (int64_t g = 0; g < group(); ++g) {
         const int64_t row = t * group() + g, which = head * group() + g;
         const float* from = fused + (token + t) * stride + which * layer.head_dim;
@@ -239,6 +242,7 @@ struct Attention {
                         last_seen(token + t)};
         if (layer.slopes) to.slope[row] = layer.at<float>(layer.slopes)[which];
       }
+    }
   }
 
   void finish(int64_t token, int64_t tokens, int64_t head, Running from) const {
@@ -317,8 +321,9 @@ struct Attention {
         with_numbers(cache.type, [&](auto numbers) {
           const auto with = [&](auto* inputs) {
             using X = std::decay_t<decltype(*inputs)>;
-            const auto attend_one = layer.window ? attend_chunk<decltype(numbers), X, true>
-                                                 : attend_chunk<decltype(numbers), X, false>;
+            const auto attend_one = layer.window || layer.chunk
+                                        ? attend_chunk<decltype(numbers), X, true>
+                                        : attend_chunk<decltype(numbers), X, false>;
             const Scores form{layer.slopes ? slope : nullptr, static_cast<float>(layer.softcap)};
             attend_one(keys_of(item), inputs, used, queries.seen, form, chunk * kChunk, work, to);
           };

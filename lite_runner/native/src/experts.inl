@@ -215,15 +215,20 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
 
   const Matrix &up = layer.matrix(ups[0]), &down = layer.matrix(downs[0]);
   const float* from = normed.x;
-  if (count > 1) {
+  const bool apart = count > 1 || layer.scaled_inputs;
+  if (apart) {
     float* gathered = scratch<float>(kGathered, total * normed.stride);
     over_rows(total, [&](int64_t row) {
       __builtin_memcpy(gathered + row * normed.stride,
                        normed.x + routes.token[row] * normed.stride, 4 * normed.stride);
     });
+    for (int64_t row = 0; layer.scaled_inputs && row < total; ++row) {
+      float* to = gathered + routes.row[row] * normed.stride;
+      for (int64_t i = 0; i < normed.stride; ++i) to[i] *= routes.factor[row];
+    }
     from = gathered;
   }
-  const Rows rows = prepared(up, from, count > 1 ? total : 1, normed.stride);
+  const Rows rows = prepared(up, from, apart ? total : 1, normed.stride);
   const int64_t stride = down.depth();
   float* hidden = scratch<float>(kHidden, total * stride);
   clear_behind(hidden, total, layer.wide, stride);
@@ -246,7 +251,7 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
     for (int64_t i = 0; i < width; ++i) to[i] = 0.0f;
     for (int64_t c = 0; c < layer.chosen; ++c) {
       const float* part = parts + routes.row[token * layer.chosen + c] * width;
-      const float factor = routes.factor[token * layer.chosen + c];
+      const float factor = layer.scaled_inputs ? 1.0f : routes.factor[token * layer.chosen + c];
       for (int64_t i = 0; i < width; ++i) to[i] += factor * part[i];
     }
   });

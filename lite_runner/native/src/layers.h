@@ -212,6 +212,10 @@ struct AttentionLayer : Layer {
   int64_t rotary, rope_width, rope_offset;  // of a row of the rotary table, where this layer's begins
   int64_t slopes;           // float32 [heads] of ALiBi
   int64_t window;           // keys that a token sees, its own the last of them; 0: all
+  int64_t chunk;            // a token sees keys of its own chunk of so many alone; 0: all
+  // float32 [n] that queries are times behind 0, 1, .. whole spans of positions, the last one for all
+  // behind; 0: none.
+  int64_t temperatures, span;
   int64_t prefix;           // 1: the step says which key is the last that each token sees
   int64_t parallel;         // 1: its input is kept for the feed-forward layer behind it
   int64_t joint_norm;       // 1: query_norm and key_norm are over all heads together
@@ -293,6 +297,7 @@ struct FeedForwardLayer : Layer {
   // Matrices of a gated network [shared] that every token takes besides; 0: none.
   int64_t shared, shared_up, shared_down;
   int64_t shared_gate;      // 1: its output is times the sigmoid of the router's last logit
+  int64_t scaled_inputs;    // 1: the inputs of experts are times their factors, not their outputs
   double scale;             // of the experts' outputs
   double limit;             // of gates, and of ups, which are 1 more; 0: none
   Norm norm;                // gamma 0: none

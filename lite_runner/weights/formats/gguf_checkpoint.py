@@ -171,6 +171,14 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     starts = {}  # of parameters in the tensors that fuse them, in the order of their parts
     for parameter in sorted(table, key=lambda one: one.part or 0):
         name = _name_in_file(parameter, file)
+        if halves := _halves_of_latents(parameter, file):
+            latent, heads = config.attention.latent, config.num_heads
+            assert latent is not None
+            keys, values = halves
+            expected |= {keys: (heads, latent.rank, latent.plain)}
+            expected |= {values: (heads, latent.value, latent.rank)}
+            starts[parameter.name] = 0
+            continue
         if experts is not None and name == parameter.gguf and parameter.expert is not None:
             expected[name] = (experts.count, *parameter.shape)
             starts[parameter.name] = parameter.expert * parameter.shape[0]
@@ -233,8 +241,30 @@ def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
     return own if own in file.tensors else parameter.gguf
 
 
+def _halves_of_latents(parameter: Parameter, file: GGUFFile) -> tuple[str, str] | None:
+    """Newer files have what keys and values are made of apart, as absorbed attention reads them;
+    None: one tensor, or another parameter."""
+    if parameter.role != "latent_values" or parameter.gguf in file.tensors:
+        return None
+    keys, values = (parameter.gguf.replace("attn_kv_b", one) for one in ("attn_k_b", "attn_v_b"))
+    return (keys, values) if keys in file.tensors and values in file.tensors else None
+
+
+def _joined(parameter: Parameter, halves: tuple[str, str], file: GGUFFile) -> LazyTensor:
+    """Of each head the rows of its key, which such files have as columns, then of its value."""
+
+    def read() -> NDArray[np.float32]:
+        keys, values = (file.tensors[name].lazy().float32() for name in halves)
+        both = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
+        return np.ascontiguousarray(both.reshape(parameter.shape))
+
+    return LazyTensor(parameter.shape, "F32", read)
+
+
 def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
     """`start`: its first row in a tensor that holds several, one after the other."""
+    if halves := _halves_of_latents(parameter, file):
+        return _joined(parameter, halves, file)
     stored = file.tensors[_name_in_file(parameter, file)]
     if parameter.expert is not None and len(stored.shape) > len(parameter.shape):  # all experts
         rows = stored.shape[0] * stored.shape[1]
@@ -305,8 +335,8 @@ def longrope(file: GGUFFile, value: Callable[..., Any]) -> dict[str, Any] | None
 def scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> RopeScaling | None:
     """The llama3 scaling whose factors the file lists a frequency each, None where there are none.
 
-    Only the scaling of Llama 3.1 to 3.3 (low 1, high 4, trained on 8192 positions, any factor)
-    can be told from its factors.
+    Only the scaling of Llama 3.1 to 3.3 (low 1, high 4, trained on 8192 positions, any factor),
+    and of Llama 4 (high 1), can be told from its factors.
     """
     stored = file.tensors.get(FREQUENCIES)
     if stored is None:
@@ -315,11 +345,11 @@ def scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> R
     if factors.size and np.all(factors == 1.0):
         return None
     if factors.size == config.head_dim // 2 and rotary.scaling is None:
-        scaling = RopeScaling("llama3", float(factors.max()), 8192)
-        if np.allclose(
-            llama3_factors(rotary.theta, config.head_dim, scaling), factors, rtol=1e-5, atol=0.0
-        ):
-            return scaling
+        for high in (4.0, 1.0):
+            scaling = RopeScaling("llama3", float(factors.max()), 8192, high_freq_factor=high)
+            found = llama3_factors(rotary.theta, config.head_dim, scaling)
+            if np.allclose(found, factors, rtol=1e-5, atol=0.0):
+                return scaling
     raise ArtifactError(
         f"{file.path}: {FREQUENCIES} [{factors.size}] does not hold the factors of Llama 3's "
         "rotary scaling, and other frequency factors are not supported",
@@ -332,7 +362,10 @@ def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray
     exponents = np.arange(0, head_dim, 2) / head_dim
     wavelengths = 2 * math.pi * theta**exponents
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = (scaling.original_seq_length / wavelengths - low) / (high - low)
+    turns = scaling.original_seq_length / wavelengths
+    if low == high:  # none lie between
+        return np.where(turns < low, scaling.factor, 1.0)
+    smooth = (turns - low) / (high - low)
     # Frequencies between the two bounds move smoothly from unchanged to divided by the factor.
     smooth = np.clip(smooth, 0.0, 1.0)
     factors: NDArray[np.float64] = 1 / ((1 - smooth) / scaling.factor + smooth)

@@ -146,9 +146,10 @@ def _value_type(value: object) -> Any:
 def _layout(model: Decoder, kind: GGUFKind) -> list[_Tensor]:
     together: defaultdict[str, list[Parameter]] = defaultdict(list)
     for one in parameters(model):
-        if not one.gguf or architecture_of(model).gguf is None:
+        gguf = architecture_of(model).gguf
+        if not one.gguf or gguf is None or not gguf.written:
             raise ConfigError(
-                f"{model.architecture}: llama.cpp has no such family", "quantize.format=folder"
+                f"{model.architecture}: GGUF files of it are not written", "quantize.format=folder"
             )
         together[one.gguf].append(one)
     found = []

@@ -38,7 +38,7 @@ TOKENIZER_FILES = (
 _BUFFERS = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
 
 # Of models that read images, too.
-_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual)\.")
 
 
 def is_buffer(name: str) -> bool:

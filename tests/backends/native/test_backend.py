@@ -53,7 +53,7 @@ CACHE_TOLERANCE = {"fp16": 5e-3, "int8": 8e-2}
 WEIGHT_TOLERANCE = {"float16": 7e-3, "bfloat16": 7e-2}
 # Rounding sends a token to another expert, and adds up in a recurrent state of 300 tokens.
 OTHER_EXPERTS = {"qwen2_moe_window": 2, "qwen3_next": 6, "qwen3_next_dense": 3}
-OTHER_EXPERTS["granitemoehybrid_dense"] = 3
+OTHER_EXPERTS |= {"granitemoehybrid_dense": 3, "llama4": 2, "llama4_plain": 2}
 Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]
 
