@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "llama4_text": "LLAMA4",
     "minicpm": "MINICPM",
     "nemotron": "NEMOTRON",
+    "olmo3": "OLMO2",
     "olmoe": "OLMOE",
     "phi": "PHI2",
     "qwen2_moe": "QWEN2MOE",
@@ -124,6 +125,10 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             getattr(writer, f"add_{method}")(config[field])
     writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
     rope = config.get("rope_parameters", config)
+    if kind == "olmo3":
+        rope = rope["full_attention"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     if kind != "falcon":
         writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
     head_dim = config.get("head_dim") or hidden // heads
@@ -134,7 +139,7 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_dimension_count(int(share * head_dim))
     if slides := config.get("sliding_window"):
         writer.add_sliding_window(slides)
-    if kind == "exaone4" and slides:
+    if kind in ("exaone4", "olmo3") and slides:
         writer.add_sliding_window_pattern(
             [one == "sliding_attention" for one in config["layer_types"]]
         )

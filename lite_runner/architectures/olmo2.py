@@ -4,6 +4,7 @@ RMSNorm over all query heads together, and over all key heads."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 from lite_runner.architectures import llama, llama_like, llama_settings
@@ -56,6 +57,17 @@ class Olmo2Settings(llama_settings.LlamaLikeSettings):
     type: Literal["Olmo2Config"] = "Olmo2Config"
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Biases by their tensors; with a window it is an OLMo 3, which llama.cpp calls OLMo 2, too."""
+    found: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in tensors}
+    if given["sliding_window"]:
+        found["model_type"] = "olmo3"
+    if isinstance(given["_pattern"], list):
+        kinds = {True: llama_settings.SLIDING, False: llama_settings.FULL}
+        found["layer_types"] = [kinds[bool(one)] for one in given["_pattern"]]
+    return found
+
+
 OLMO2 = dataclasses.replace(
     llama.LLAMA,
     name="olmo2",
@@ -64,7 +76,9 @@ OLMO2 = dataclasses.replace(
     write=write,
     mindformers=llama_settings.mindformers(Olmo2Settings, "Olmo2ForCausalLM", "olmo2_1b", decoder),
     gguf=GGUF(
-        llama_like.KEYS,
-        infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
+        llama_like.KEYS
+        | {"sliding_window": "attention.sliding_window"}
+        | {"_pattern": "attention.sliding_window_pattern"},
+        infer=infer_from_gguf,
     ),
 )

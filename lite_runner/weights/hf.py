@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,10 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     model_type = fields.raw.get("model_type")
     architecture = named_in(fields.raw)
     if architecture is None:
-        # Names of other families are near, too: gpt_oss was to gpt_neox.
+        # Names of other families are near, too: gpt_oss was to gpt_neox, falcon_h1 is to falcon.
         near = nearest(model_type, KNOWN, 0.8) if isinstance(model_type, str) else None
+        if near is not None and re.fullmatch(rf"{re.escape(near)}(_.*|\d+)", model_type):
+            near = None
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
         raise fields.invalid("model_type", model_type, expected)
     if (packed := fields.raw.get("quantization_config")) is not None:

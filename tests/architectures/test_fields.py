@@ -286,6 +286,13 @@ def test_another_model_type_gets_the_nearest(given: str, near: str) -> None:
         model_config_from_hf({"model_type": given}, "config.json")
 
 
+@pytest.mark.parametrize("given", ["falcon_h1", "gemma4", "mamba2"])
+def test_another_family_is_no_misspelt_one(given: str) -> None:
+    with pytest.raises(ArtifactError, match=rf"model_type is '{given}', expected one of") as raised:
+        model_config_from_hf({"model_type": given}, "config.json")
+    assert "did you mean" not in raised.value.message
+
+
 def test_the_tables_name_each_architecture() -> None:
     """By which one is found before it is imported: its module, and MindFormers' config class."""
     there = {

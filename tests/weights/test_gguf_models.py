@@ -49,7 +49,7 @@ NEWER = (
     *("cohere", "cohere_normed", "cohere2", "ernie4_5", "exaone4", "exaone4_whole"),
     *("deepseek_v2", "deepseek_v3", "falcon", "falcon_new", "gemma", "glm4_moe"),
     *("glm4_moe_whole", "gpt_oss", "granitemoe", "llama4"),
-    *("hunyuan", "hunyuan_moe", "nemotron", "olmoe", "phi", "qwen2_moe", "seed_oss"),
+    *("hunyuan", "hunyuan_moe", "nemotron", "olmo3", "olmoe", "phi", "qwen2_moe", "seed_oss"),
     *("stablelm", "stablelm_parallel"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08, "MXFP4": 0.25}
