@@ -28,7 +28,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     if architecture is None:
         # Names of other families are near, too: gpt_oss was to gpt_neox, falcon_h1 is to falcon.
         near = nearest(model_type, KNOWN, 0.8) if isinstance(model_type, str) else None
-        if near is not None and re.fullmatch(rf"{re.escape(near)}(_.*|\d+)", model_type):
+        if near is not None and re.fullmatch(rf"{re.escape(near)}(_.*|\d+)", str(model_type)):
             near = None
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
         raise fields.invalid("model_type", model_type, expected)
