@@ -62,6 +62,8 @@ def test_a_number_of_layers_that_no_model_has(layers: Any) -> None:
 
 
 BLOCK = ("blocks", 0)
+ORIGINAL = "original_seq_length"
+SCALING: Any = {"type": "linear", "factor": 2.0, ORIGINAL: 8}
 
 
 @each(
@@ -76,6 +78,8 @@ BLOCK = ("blocks", 0)
         (("architecture",), "zzz", "'zzz' is not known"),
         (("norm", "eps"), -1.0, "eps"),
         ((*BLOCK, "attention", "rotary", "theta"), 0.0, "theta"),
+        ((*BLOCK, "attention", "rotary", "scaling"), {**SCALING, "factor": 0.0}, "is by 0.0"),
+        ((*BLOCK, "attention", "rotary", "scaling"), {**SCALING, ORIGINAL: 0}, "from 0 positions"),
         ((*BLOCK, "feed_forward", "width"), -2, "width"),
         (("eos_token_id",), [-7], "special token"),
         (("tie_word_embeddings",), 1, "tie_word_embeddings"),
