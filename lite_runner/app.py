@@ -137,12 +137,15 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
 
 
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
-    from lite_runner.distributed.events import SOCKET_VARIABLE
-    from lite_runner.distributed.membership import membership
+    from lite_runner.distributed import SOCKET_VARIABLE, started_by_launcher
     from lite_runner.launch import limited_cache
     from lite_runner.plugins import register_plugins
 
-    member = membership()
+    member = None
+    if started_by_launcher():
+        from lite_runner.distributed.membership import membership
+
+        member = membership()
     register_plugins(plugins)
     # The launcher of ranks limits the cache for them.
     limited = SOCKET_VARIABLE not in os.environ and config.leaves_folder and not config.dry_run

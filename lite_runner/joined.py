@@ -25,10 +25,10 @@ from lite_runner.config.parallel import placed, ranks_of, starts_ranks
 from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings, Context, Parallel
+from lite_runner.distributed import SOCKET_VARIABLE
 from lite_runner.distributed.events import (
     FOLDER_VARIABLE,
     MET,
-    SOCKET_VARIABLE,
     RankProgress,
     Sender,
     connect,

@@ -21,7 +21,6 @@ from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ra
 from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.sections import Parallel
-from lite_runner.distributed.ascend_ranks import with_rank_table
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
@@ -52,12 +51,17 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     if config.computes_here and (told := threads_beyond(config)):
         progress.note(f"note: {told}")
     starts, mode = starts_ranks(config), run_mode(config.run_mode)
-    parallel, context = with_rank_table(
-        *(config.parallel, config.context, ranks_of(config)),
-        on_ranks=config.on_ranks,
-        starts=starts,
-    )
-    config = replace(config, parallel=parallel, context=context)
+    if config.parallel.rank_table_file or "RANK_TABLE_FILE" in os.environ:
+        from lite_runner.distributed.ascend_ranks import with_rank_table
+
+        parallel, context = with_rank_table(
+            *(config.parallel, config.context, ranks_of(config)),
+            on_ranks=config.on_ranks,
+            starts=starts,
+        )
+        config = replace(config, parallel=parallel, context=context)
+    elif config.parallel.rank_table_file is None:  # nor has a run that repeats this one
+        config = replace(config, parallel=replace(config.parallel, rank_table_file=""))
     if config.dry_run:
         log_details(notes)
         progress.text(mode.plan(config).text())
@@ -77,7 +81,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         events = profiler.OF_LAUNCHER if starts else profiler.MOST_EVENTS
         profiler.start(whole_process=True, most_events=events)
     config = with_input(config)
-    if parallel.node_rank == 0:  # other machines get the seed of rank 0
+    if config.parallel.node_rank == 0:  # other machines get the seed of rank 0
         config = with_seed(config)
     with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
         folder.open_log()
@@ -94,9 +98,9 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
             with _key_for_ranks(given) as words:
                 words = ["--config", str(written), *words]
                 words += [f"register_path={_absolute(path)}" for path in plugins]
-                recorded = _recorded()
                 _run_ranks(
-                    cluster_of(config), parallel, context.device_target, folder, words, recorded
+                    *(cluster_of(config), config.parallel, config.context.device_target),
+                    *(folder, words, _recorded()),
                 )
         else:
             try:

@@ -164,8 +164,8 @@ ALLOWED: dict[str, set[str]] = {
     "mindformers": {"api", "app", "config", "errors", "system"},
 }
 GENERATION_SEES = {
+    "lite_runner.backends.adapter_slots",
     "lite_runner.backends.base",
-    "lite_runner.backends.likelihood",
     "lite_runner.config.generation",
     "lite_runner.errors",
     "lite_runner.profiler",

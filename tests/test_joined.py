@@ -19,7 +19,8 @@ import yaml
 from lite_runner import app, joined
 from lite_runner.backends import collectives
 from lite_runner.config.argv import parse
-from lite_runner.distributed.events import FOLDER_VARIABLE, SOCKET_VARIABLE, Event
+from lite_runner.distributed import SOCKET_VARIABLE
+from lite_runner.distributed.events import FOLDER_VARIABLE, Event
 from lite_runner.distributed.join import Joined
 from lite_runner.distributed.rank_table import Device, RankTable, Server
 from lite_runner.errors import ArtifactError

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.native.lora_pool import LoraSize
-from lite_runner.weights.lora.adapter import Adapter
+
+if TYPE_CHECKING:
+    from lite_runner.weights.lora.adapter import Adapter
 
 
 class AdapterPools(Protocol):

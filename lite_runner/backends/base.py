@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import prefix_error
 from lite_runner.architectures.spec import Prefix
-from lite_runner.backends.adapter_slots import AdapterSlots as AdapterSlots
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 BASE = -1  # adapter slot of the base model
 

@@ -18,10 +18,10 @@ from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import Memory
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.weights.lora.adapter import Adapter, linear_sites
 
 if TYPE_CHECKING:
     from lite_runner.model.adapters import AdapterJob
+    from lite_runner.weights.lora.adapter import Adapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +87,17 @@ class RunOptions:
         later = self.adapters.later_rank
         if not (adapters := self.adapters.of_rank(model, self.ranks)) and not later:
             return (), None
+        later_targets = []
+        if later:
+            from lite_runner.weights.lora.adapter import linear_sites
+
+            later_targets = [site.weight for site in linear_sites(model)]
         size = pool_size(
             adapters,
             self.adapter_slots,
             rounded=config.adapter_dtype == "bf16",
             later_rank=later,
-            later_targets=[site.weight for site in linear_sites(model)] if later else (),
+            later_targets=later_targets,
         )
         return adapters, size
 

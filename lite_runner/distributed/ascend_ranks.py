@@ -6,15 +6,18 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.config.fields import Invalid, invalid, raise_errors
 from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.config.sections import Context, Parallel, hccl_timeouts
-from lite_runner.distributed.rank_table import RankTable, read_rank_table
 from lite_runner.errors import ConfigError
 from lite_runner.system import environment
 from lite_runner.system.ascend_devices import VISIBLE, index_of, visible_devices
+
+if TYPE_CHECKING:
+    from lite_runner.distributed.rank_table import RankTable
 
 
 def rank_table_errors(path: str, ranks: Ranks) -> Iterator[Invalid]:
@@ -22,6 +25,8 @@ def rank_table_errors(path: str, ranks: Ranks) -> Iterator[Invalid]:
 
     Raises ArtifactError for a file that is missing or no rank table.
     """
+    from lite_runner.distributed.rank_table import read_rank_table
+
     key = "parallel.rank_table_file"
     table = read_rank_table(Path(path))
     if clash := table.clash():
@@ -55,6 +60,8 @@ def with_rank_table(
         if table:
             raise_errors(rank_table_errors(table, ranks))
     if table and on_ascend and not starts:
+        from lite_runner.distributed.rank_table import read_rank_table
+
         device_id = index_of(read_rank_table(Path(table)).device_of(0))
         context = replace(context, device_id=device_id)
     return parallel, context

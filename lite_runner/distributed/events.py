@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lite_runner import progress
+from lite_runner.distributed import SOCKET_VARIABLE
 from lite_runner.errors import EXIT_FAILED, EnvironmentFault
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.system.failure import Failure
 
-SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of the launcher's socket
 FOLDER_VARIABLE = "LITE_RUNNER_FOLDER"  # of the launcher's run
 MAX_LINE_BYTES = 1 << 22  # of one event
 MAX_TEXT = 1 << 18  # characters of each text of an event; a longer one is sent in chunks

@@ -18,8 +18,8 @@ import psutil  # type: ignore[import-untyped]
 
 from lite_runner import progress
 from lite_runner.config.parallel import Cluster
-from lite_runner.distributed import msrun
-from lite_runner.distributed.events import SOCKET_VARIABLE, Event, RankMonitor
+from lite_runner.distributed import SOCKET_VARIABLE, msrun
+from lite_runner.distributed.events import Event, RankMonitor
 from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c
 from lite_runner.errors import (
     EXIT_ARTIFACT,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lite_runner.config.fields import Invalid
 from lite_runner.config.parallel import Ranks
-from lite_runner.distributed.rank_table import read_rank_table
+from lite_runner.distributed import started_by_launcher
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.ascend_devices import index_of
@@ -67,10 +67,10 @@ def membership(environ: Mapping[str, str] = os.environ) -> Member | None:
     Raises EnvironmentFault for variables that are missing or contradict each other, and
     ArtifactError for a broken rank table.
     """
+    if not started_by_launcher(environ):
+        return None
     if "MS_ROLE" in environ:
         return _of_cluster(environ)
-    if "RANK_ID" not in environ:
-        return None
     size = _number(environ, "RANK_SIZE") if "RANK_SIZE" in environ else None
     if "RANK_TABLE_FILE" not in environ:
         if size in (None, 1):
@@ -114,6 +114,8 @@ def _of_cluster(environ: Mapping[str, str]) -> Member:
 
 
 def _of_table(environ: Mapping[str, str], size: int | None) -> Member:
+    from lite_runner.distributed.rank_table import read_rank_table
+
     path = _table_file(environ)
     assert path is not None
     ranks = read_rank_table(path).ranks
@@ -137,6 +139,8 @@ def device_of(member: Member, default: int, environ: Mapping[str, str] = os.envi
     Raises EnvironmentFault if the rank table is of another job, or its device is missing, and
     ArtifactError for a broken table.
     """
+    from lite_runner.distributed.rank_table import read_rank_table
+
     by_hand = member.scheduler is None and member.device_id is not None  # not msrun's local rank
     if member.table is None or member.rank is None or by_hand:
         return default if member.device_id is None else member.device_id

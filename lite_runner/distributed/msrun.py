@@ -10,7 +10,8 @@ from contextlib import closing
 from pathlib import Path
 
 from lite_runner.config.parallel import Cluster
-from lite_runner.distributed.events import FOLDER_VARIABLE, SOCKET_VARIABLE
+from lite_runner.distributed import SOCKET_VARIABLE
+from lite_runner.distributed.events import FOLDER_VARIABLE
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages

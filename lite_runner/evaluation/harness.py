@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.backends.likelihood import log_likelihoods
 from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
@@ -35,6 +34,7 @@ from lite_runner.evaluation.metrics import (
 from lite_runner.evaluation.prompts import Sample, TaskOptions, samples_of
 from lite_runner.evaluation.tasks import Task, read_task
 from lite_runner.generation import Completion, Engine, Finished, Request, Token
+from lite_runner.generation.logprobs import log_likelihoods
 from lite_runner.output.comparison import aligned
 from lite_runner.output.report import RunFolder
 from lite_runner.records import Count, Index, InputPath, dataclass

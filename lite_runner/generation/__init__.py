@@ -2,7 +2,6 @@
 
 from lite_runner.generation.engine import Engine, Generator, OnFinish, OnLogits, OnToken, Run
 from lite_runner.generation.logprobs import logprobs_of, prompt_logprobs_of
-from lite_runner.generation.pooling import first_numbers
 from lite_runner.generation.request import (
     Adjustments,
     Completion,
@@ -37,7 +36,6 @@ __all__ = [
     "Run",
     "Token",
     "check_lengths",
-    "first_numbers",
     "logprobs_of",
     "max_sequence_of",
     "prompt_logprobs_of",

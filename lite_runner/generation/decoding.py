@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from itertools import zip_longest
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from lite_runner.backends.base import BASE, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
 from lite_runner.generation.logprobs import LogprobCollector
-from lite_runner.generation.pooling import Pooled
 from lite_runner.generation.request import Completion, Event, Finished, Request, Token
 from lite_runner.generation.sampling import (
     Floats,
@@ -33,6 +32,9 @@ from lite_runner.generation.sampling import (
 )
 from lite_runner.generation.speculation import Drafter
 from lite_runner.records import dataclass
+
+if TYPE_CHECKING:
+    from lite_runner.generation.pooling import Pooled
 
 
 @dataclass
@@ -477,8 +479,8 @@ class SequenceGroup:
         """Give up the slots, until `resume`."""
         self.slots, self.source, self.prefilled, self.preempted = [], None, 0, True
         self._logits.clear()
-        if isinstance(self.search, Pooled):
-            self.search.restart()
+        if self.request.pooling is not None:
+            cast("Pooled", self.search).restart()
         top = self.request.options.prompt_logprobs
         if top is not None and not self.begun:
             self.prompt_logprobs = LogprobCollector(top)
@@ -504,8 +506,8 @@ class SequenceGroup:
         `chunk` asked for. Events, and (lane, lane) copies as of Search.advance."""
         (lane, text), start = self.texts[0], self.prefilled + self.unscored
         self.prefilled += tokens
-        if isinstance(self.search, Pooled) and len(logits):
-            self.search.add(logits)
+        if self.request.pooling is not None and len(logits):
+            cast("Pooled", self.search).add(logits)
         if self.scored is not None:
             following = text[start + 1 : self.prefilled + 1]
             if len(following):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends.base import AdapterSlots, Backend, Drafting, GivesHidden, Paged, Storing
+from lite_runner.backends.base import Backend, Drafting, GivesHidden, Paged, Storing
 from lite_runner.config.generation import FinishReason
-from lite_runner.generation.draft_model import DraftModel
 from lite_runner.generation.request import (
     Completion,
     Event,
@@ -26,6 +25,9 @@ from lite_runner.generation.request import (
 from lite_runner.generation.scheduler import Scheduler, SchedulerOutput
 from lite_runner.generation.slots import CopySlots, ReleaseSlot
 from lite_runner.system.signals import deferred
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 _NOTHING = np.zeros((0, 0), np.float32)
 # (prompt index, return index, token id); a true result ends the sequence.
@@ -117,6 +119,11 @@ class Engine:
         self.backend = backend
         self._stored = backend.stored if isinstance(backend, Storing) else None
         draft = backend.draft if isinstance(backend, Drafting) else None
+        draft_model = None
+        if draft is not None:
+            from lite_runner.generation.draft_model import DraftModel
+
+            draft_model = DraftModel(draft, backend.info.vocab_size)
         self.scheduler = Scheduler(
             backend.info,
             backend.adapters,
@@ -124,7 +131,7 @@ class Engine:
             prefix_cache=prefix_cache,
             step_s=step_s,
             speculate=speculate or draft is not None,
-            draft_model=None if draft is None else DraftModel(draft, backend.info.vocab_size),
+            draft_model=draft_model,
             stored=self._stored,
         )
 

@@ -12,13 +12,13 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import (
     BASE,
-    AdapterSlots,
     BackendInfo,
     Row,
     StoredPrefix,
@@ -27,9 +27,7 @@ from lite_runner.backends.base import (
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.decoding import Beams, Samples, Search, SequenceGroup
-from lite_runner.generation.draft_model import DraftModel
 from lite_runner.generation.logprobs import LogprobCollector
-from lite_runner.generation.pooling import Pooled
 from lite_runner.generation.request import (
     Event,
     Finished,
@@ -42,6 +40,10 @@ from lite_runner.generation.request import (
 from lite_runner.generation.slots import CopySlots, Placement, ReleaseSlot, Slots, SlotWork
 from lite_runner.generation.speculation import MOST_DRAFTED, PromptLookup, StepCost
 from lite_runner.system.signals import deferred
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
+    from lite_runner.generation.draft_model import DraftModel
 
 
 @dataclass(slots=True)
@@ -271,6 +273,8 @@ class Scheduler:
         length = len(request.prompt)
         limit = options.max_sequence(length, self._info.max_length) - length
         if request.pooling is not None:
+            from lite_runner.generation.pooling import Pooled
+
             return [Pooled(id, request)]
         if options.num_beams > 1:
             return [Beams(id, request, limit)]

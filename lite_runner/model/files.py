@@ -18,15 +18,11 @@ from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.sizing.memory import readable
 from lite_runner.system.files import sampled_digest
-from lite_runner.weights.checkpoint import PICKLES, open_with_lora
+from lite_runner.weights.checkpoint import PICKLES, rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
-from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.lora.adapter import merged
-from lite_runner.weights.quantization.quantize import with_matrices_in, with_quantization
-from lite_runner.weights.sharding.partition import pieces
-from lite_runner.weights.sharding.shard_manifest import rank_folders
-from lite_runner.weights.tensor import CHUNK, widened
 
+# The readers of tensors are imported by the methods that open them: a run from packed layers
+# opens none.
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.config.schema import DType
@@ -85,12 +81,17 @@ class ModelFiles:
         Quantized matrices have their integers, in one rank; others are `rounded`. Raises
         ArtifactError.
         """
+        from lite_runner.weights.quantization.quantize import with_matrices_in
+
         tensors = self._unrounded(ranks or Ranks(), vocab_parallel)
         quantized = self.quantization.rounds
         return tensors if quantized else with_matrices_in(tensors, self.rounded)
 
     def whole(self) -> Mapping[str, LazyTensor]:
         """Every tensor of the model: shards joined, the adapter merged. Raises ArtifactError."""
+        from lite_runner.weights.lora.adapter import merged
+        from lite_runner.weights.quantization.quantize import with_quantization
+
         if self.held is not None:
             return with_quantization(self.held, self.model, self.quantization)
         tensors = self.without_adapter()
@@ -101,6 +102,9 @@ class ModelFiles:
     def without_adapter(self) -> Mapping[str, LazyTensor]:
         """Every tensor of the model that the adapter is merged into, as it is stored. Raises
         ArtifactError."""
+        from lite_runner.weights.checkpoint import open_with_lora
+        from lite_runner.weights.layouts import random_checkpoint
+
         self._check_has_weights()
         base = self.base or self.model
         if self.path is None:
@@ -170,6 +174,9 @@ class ModelFiles:
         return sizes[0] or sizes[1]
 
     def _unrounded(self, ranks: Ranks, vocab_parallel: bool) -> Mapping[str, LazyTensor]:
+        from lite_runner.weights.quantization.quantize import with_quantization
+        from lite_runner.weights.sharding.partition import pieces
+
         if self.held is not None:
             return with_quantization(self.held, self.model, self.quantization)
         self._check_has_weights()
@@ -224,6 +231,8 @@ def explained_nonfinite(files: ModelFiles, ranks: Ranks | None = None) -> Iterat
 
 
 def _first_nonfinite(files: ModelFiles, ranks: Ranks | None) -> str | None:
+    from lite_runner.weights.tensor import CHUNK, widened
+
     for name, tensor in files.tensors(ranks).items():
         if not all(np.isfinite(widened(chunk)).all() for chunk in tensor.chunks(CHUNK)):
             return name

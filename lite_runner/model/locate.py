@@ -25,10 +25,9 @@ from lite_runner.weights.checkpoint import (
     is_packed,
     model_config_in,
     model_config_of,
+    rank_folders,
 )
 from lite_runner.weights.formats.gguf_file import GGUFFile
-from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
-from lite_runner.weights.sharding.shard_manifest import rank_folders
 from lite_runner.weights.source import cached, fetch, is_on_hub
 
 
@@ -183,7 +182,7 @@ def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = Non
 
     Raises ArtifactError where the two differ, ConfigError for what cannot be computed.
     """
-    manifest, asked = read_quantization(path), source.quantization
+    asked, manifest = source.quantization, None
     if gguf is not None and gguf.quantized and source.quant in (None, "a8"):
         return Quantization(source.quant or "file")
     if source.quant == "a8":
@@ -191,6 +190,10 @@ def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = Non
             f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",
             "quant=a8w8, which makes integers of the weights too",
         )
+    if gguf is None:
+        from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
+
+        manifest = read_quantization(path)
     if manifest is None:
         return asked
     manifest.check_files(path if path.is_dir() else path.parent)

@@ -14,11 +14,9 @@ from lite_runner.errors import ArtifactError, ConfigError, show
 from lite_runner.model.files import ModelFiles
 from lite_runner.system.files import read_small
 from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
-from lite_runner.text.thinking import thinking_switch
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
-from lite_runner.weights.checkpoint import config_folder, weights_file
-from lite_runner.weights.formats.hugging_face import TOKENIZER_FILES
-from lite_runner.weights.sharding.shard_manifest import rank_folders
+from lite_runner.weights.checkpoint import config_folder, rank_folders, weights_file
+from lite_runner.weights.formats import TOKENIZER_FILES
 from lite_runner.weights.source import cached, fetch
 
 
@@ -39,6 +37,8 @@ def tokenizer_of(source: TokenizerSource, files: ModelFiles, *, fetching: bool =
         tokenizer = tokenizer.with_special(**changes)
     tokenizer.special_in_messages = source.special_in_messages
     if (thinks := source.enable_thinking) is not None:
+        from lite_runner.text.thinking import thinking_switch
+
         try:
             tokenizer.template_kwargs = thinking_switch(tokenizer.chat_template, thinks)
         except ConfigError as error:

@@ -1,4 +1,6 @@
-"""LoRA adapters in the layout of the native kernels: a pool per layer, with a row per adapter slot.
+"""Packed layers and their adapter pools, in the layout of the native kernels.
+
+A layer's pool has a row per adapter slot.
 
 A row holds A [rank, in] and B [out / 32, rank, 32] of each targeted matrix of the layer; the scale
 is folded into B, and ranks and outputs are zero-padded.
@@ -7,16 +9,20 @@ is folded into B, and ranks and outputs are zero-padded.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures import by_role, spec
+from lite_runner.architectures.naming import HEAD, Role
+from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
-from lite_runner.native.structs import MOST_MATRICES, PANEL, LoraPair
+from lite_runner.native.structs import MOST_MATRICES, PANEL, Block, LoraPair
 from lite_runner.records import dataclass
-from lite_runner.weights.lora.adapter import Adapter
-from lite_runner.weights.tensor import to_bfloat16
+
+if TYPE_CHECKING:
+    from lite_runner.weights.lora.adapter import Adapter
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,8 @@ class PoolLayout:
 
     def row(self, adapter: Adapter) -> NDArray[Any]:
         """An adapter's values for a slot [width]."""
+        from lite_runner.weights.tensor import to_bfloat16
+
         parts: list[NDArray[np.float32]] = []
         for one in self.targets:
             if one:
@@ -126,6 +134,108 @@ class PoolLayout:
                 parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
         values: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
         return to_bfloat16(values) if self.bfloat16 else values
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each layer that one of `count` ranks has, which share the model."""
+
+    index: int = 0
+    count: int = 1
+    vocab_parallel: bool = True  # False: each has the whole embedding and head
+
+    def rows(self, model: Decoder) -> int:
+        """Its tokens of the vocabulary, from `index` times as many on."""
+        return model.vocab_size // (self.count if self.vocab_parallel else 1)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed layer and the layout of its adapter pool (None: not targeted)."""
+
+    block: Block
+    adapters: PoolLayout | None
+
+
+class PoolLayouts:
+    """Layouts of the adapter pools of a model's layers; None: not targeted."""
+
+    def __init__(self, model: Decoder, lora: LoraSize | None, share: Share = WHOLE) -> None:
+        """`lora` None: no adapters."""
+        self._model, self._lora = model.shard(share.count), lora
+        self._share, self._parameters = share, by_role(model)
+
+    def every(self) -> list[PoolLayout | None]:
+        """In the order of `pack`."""
+        blocks = enumerate(self._model.blocks)
+        pairs = [(self.attention(i, block), self.feed_forward(i, block)) for i, block in blocks]
+        return [self.embedding(), *(one for pair in pairs for one in pair), self.head()]
+
+    def embedding(self) -> PoolLayout | None:
+        model = self._model
+        name = self._parameters["embedding", None, "weight"].name
+        return self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
+
+    def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
+        parts, hidden = block.attention, self._model.hidden_size
+        if (recurrent := block.recurrent) is not None:
+            return self._layout(
+                [
+                    self._target("recurrent_in", layer, hidden, recurrent.channels),
+                    self._target("recurrent_gate", layer, hidden, recurrent.values),
+                    self._target("recurrent_out", layer, recurrent.values, hidden),
+                ]
+            )
+        queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
+        if parts.latent is not None:
+            out = self._target("attention_out", layer, parts.heads * parts.latent.value, hidden)
+            return self._layout([None, None, None, out])
+        return self._layout(
+            [
+                self._target("query", layer, hidden, queries * (1 + parts.gated)),
+                self._target("key", layer, hidden, keys),
+                self._target("value", layer, hidden, keys),
+                self._target("attention_out", layer, queries, hidden),
+            ]
+        )
+
+    def feed_forward(
+        self, layer: int, block: spec.Block, surplus: tuple[int, int] = (0, 0)
+    ) -> PoolLayout | None:
+        """`surplus`: what is wide beyond the model, before and behind it."""
+        parts, hidden = block.feed_forward, self._model.hidden_size
+        if parts.experts is not None:  # which adapters do not target
+            return None
+        before, wide = surplus[0], parts.width + sum(surplus)
+        return self._layout(
+            [
+                self._target("gate", layer, hidden, wide, (0, before)) if parts.gated else None,
+                self._target("up", layer, hidden, wide, (0, before)),
+                self._target("down", layer, wide, hidden, (before, 0)),
+            ]
+        )
+
+    def head(self) -> PoolLayout | None:
+        model = self._model  # adapters target a tied head by this name too
+        return self._layout([Target(f"{HEAD}.weight", model.hidden_size, self._share.rows(model))])
+
+    def _target(
+        self, role: Role, layer: int, inputs: int, outputs: int, before: tuple[int, int] = (0, 0)
+    ) -> Target:
+        name = self._parameters[role, layer, "weight"].name
+        return Target(name, inputs, outputs, before=before)
+
+    def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
+        if self._lora is None:
+            return None
+        size = self._lora
+        targeted = [one if one and one.name in size.targets else None for one in targets]
+        if not any(targeted):
+            return None
+        return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
 
 class NativePools:

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
+from lite_runner.architectures import custom_network, limits
 from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder, Recurrent
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
-from lite_runner.native.lora_pool import LoraSize, NativePools
-from lite_runner.native.packed_model import Packed
-from lite_runner.native.peers import LOST, Peers
-from lite_runner.native.structs import PANEL, HeadLayer, aligned
+from lite_runner.native.lora_pool import LoraSize, NativePools, Packed
+from lite_runner.native.structs import MOST_HEAD_DIM, PANEL, HeadLayer, aligned
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
+    from lite_runner.native.peers import Peers
     from lite_runner.recorder import Recorder
 
 BLOCK = 128  # keys that are reduced together: the cache length is a multiple
@@ -35,6 +35,22 @@ _CACHE_TYPES: dict[CacheType, tuple[int, type[np.generic]]] = {
     "fp16": (1, np.float16),
     "int8": (2, np.int8),
 }
+
+
+def unsupported(model: Decoder) -> list[str]:
+    """Reasons why the native kernels do not support a model."""
+    if custom_network(model) is not None:
+        return [f"{model.architecture} has a custom network"]
+    reasons = limits.unsupported(model, recurrent=True)
+    if any(one.experts and one.experts.groups > 64 for one in [model.sparse] if one):
+        reasons.append("experts are in more than 64 groups")
+    if model.sparse and model.sparse.experts and model.sparse.experts.best_of_group > 2:
+        reasons.append("more than the two best experts of a group are added up")
+    if model.head_dim > MOST_HEAD_DIM:
+        reasons.append(f"head_dim is {model.head_dim}, above {MOST_HEAD_DIM}")
+    if model.embedding_scale != 1 and (model.learned_positions or model.embedding_norm):
+        reasons.append("embeddings are scaled before positions or a norm")
+    return reasons
 
 
 CACHE = ("keys", "values", "key_scales", "value_scales")
@@ -185,11 +201,11 @@ class NativeModel:
                 raise
             # The other ranks are in the middle of this step, so that this one cannot go on either.
             raise EnvironmentFault(f"out of memory: {error}", "fewer ranks on a machine") from error
-        if failed >= LOST:
-            assert self._peers is not None
-            raise self._peers.lost(failed - LOST)
-        if failed:
+        if failed in _FAILURES:
             raise ValueError(_FAILURES[failed])
+        if failed:
+            assert self._peers is not None
+            raise self._peers.lost(failed)
         if recorder is not None:
             recorder.layers(self._times)
         return self._logits[:rows]

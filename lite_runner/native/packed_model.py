@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from lite_runner.architectures import by_expert, by_role, custom_network, limits, spec
+from lite_runner.architectures import by_expert, by_role, spec
 from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import absorbed, alibi_slopes, latent_places
 from lite_runner.native import matrices, packing
-from lite_runner.native.lora_pool import LoraSize, PoolLayout, Target
+from lite_runner.native.lora_pool import WHOLE, LoraSize, Packed, PoolLayouts, Share
 from lite_runner.native.matrices import Weight
 from lite_runner.native.structs import (
-    MOST_HEAD_DIM,
     Activation,
     AttentionLayer,
-    Block,
     FeedForwardLayer,
     Floats,
     NormValues,
@@ -28,26 +26,9 @@ from lite_runner.native.structs import (
     StructLayout,
     aligned,
 )
-from lite_runner.records import dataclass
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
 _EXPERTS: tuple[Role, ...] = ("expert_gate", "expert_down", "expert_up")  # as they are read
-
-
-def unsupported(model: spec.Decoder) -> list[str]:
-    """Reasons why the native kernels do not support a model."""
-    if custom_network(model) is not None:
-        return [f"{model.architecture} has a custom network"]
-    reasons = limits.unsupported(model, recurrent=True)
-    if any(one.experts and one.experts.groups > 64 for one in [model.sparse] if one):
-        reasons.append("experts are in more than 64 groups")
-    if model.sparse and model.sparse.experts and model.sparse.experts.best_of_group > 2:
-        reasons.append("more than the two best experts of a group are added up")
-    if model.head_dim > MOST_HEAD_DIM:
-        reasons.append(f"head_dim is {model.head_dim}, above {MOST_HEAD_DIM}")
-    if model.embedding_scale != 1 and (model.learned_positions or model.embedding_norm):
-        reasons.append("embeddings are scaled before positions or a norm")
-    return reasons
 
 
 _ACTIVATIONS: dict[spec.Activation, Activation] = {
@@ -60,22 +41,6 @@ _ACTIVATIONS: dict[spec.Activation, Activation] = {
 }
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of each layer that one of `count` ranks has, which share the model."""
-
-    index: int = 0
-    count: int = 1
-    vocab_parallel: bool = True  # False: each has the whole embedding and head
-
-    def rows(self, model: spec.Decoder) -> int:
-        """Its tokens of the vocabulary, from `index` times as many on."""
-        return model.vocab_size // (self.count if self.vocab_parallel else 1)
-
-
-WHOLE = Share()
-
-
 class WeightSource(Protocol):
     """Source of a model's tensors by canonical name; each can be taken once."""
 
@@ -86,14 +51,6 @@ class WeightSource(Protocol):
     def vector(self, name: str) -> Floats:
         """Any other tensor."""
         ...
-
-
-@dataclass(frozen=True)
-class Packed:
-    """A packed layer and the layout of its adapter pool (None: not targeted)."""
-
-    block: Block
-    adapters: PoolLayout | None
 
 
 def pack(
@@ -119,84 +76,6 @@ def pack(
         yield packer.mixer(layer, block)
         yield packer.feed_forward(layer, block)
     yield packer.head()
-
-
-class PoolLayouts:
-    """Layouts of the adapter pools of a model's layers; None: not targeted."""
-
-    def __init__(self, model: spec.Decoder, lora: LoraSize | None, share: Share = WHOLE) -> None:
-        """`lora` None: no adapters."""
-        self._model, self._lora = model.shard(share.count), lora
-        self._share, self._parameters = share, by_role(model)
-
-    def every(self) -> list[PoolLayout | None]:
-        """In the order of `pack`."""
-        blocks = enumerate(self._model.blocks)
-        pairs = [(self.attention(i, block), self.feed_forward(i, block)) for i, block in blocks]
-        return [self.embedding(), *(one for pair in pairs for one in pair), self.head()]
-
-    def embedding(self) -> PoolLayout | None:
-        model = self._model
-        name = self._parameters["embedding", None, "weight"].name
-        return self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
-
-    def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
-        parts, hidden = block.attention, self._model.hidden_size
-        if (recurrent := block.recurrent) is not None:
-            return self._layout(
-                [
-                    self._target("recurrent_in", layer, hidden, recurrent.channels),
-                    self._target("recurrent_gate", layer, hidden, recurrent.values),
-                    self._target("recurrent_out", layer, recurrent.values, hidden),
-                ]
-            )
-        queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
-        if parts.latent is not None:
-            out = self._target("attention_out", layer, parts.heads * parts.latent.value, hidden)
-            return self._layout([None, None, None, out])
-        return self._layout(
-            [
-                self._target("query", layer, hidden, queries * (1 + parts.gated)),
-                self._target("key", layer, hidden, keys),
-                self._target("value", layer, hidden, keys),
-                self._target("attention_out", layer, queries, hidden),
-            ]
-        )
-
-    def feed_forward(
-        self, layer: int, block: spec.Block, surplus: tuple[int, int] = (0, 0)
-    ) -> PoolLayout | None:
-        """`surplus`: what is wide beyond the model, before and behind it."""
-        parts, hidden = block.feed_forward, self._model.hidden_size
-        if parts.experts is not None:  # which adapters do not target
-            return None
-        before, wide = surplus[0], parts.width + sum(surplus)
-        return self._layout(
-            [
-                self._target("gate", layer, hidden, wide, (0, before)) if parts.gated else None,
-                self._target("up", layer, hidden, wide, (0, before)),
-                self._target("down", layer, wide, hidden, (before, 0)),
-            ]
-        )
-
-    def head(self) -> PoolLayout | None:
-        model = self._model  # adapters target a tied head by this name too
-        return self._layout([Target(f"{HEAD}.weight", model.hidden_size, self._share.rows(model))])
-
-    def _target(
-        self, role: Role, layer: int, inputs: int, outputs: int, before: tuple[int, int] = (0, 0)
-    ) -> Target:
-        name = self._parameters[role, layer, "weight"].name
-        return Target(name, inputs, outputs, before=before)
-
-    def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
-        if self._lora is None:
-            return None
-        size = self._lora
-        targeted = [one if one and one.name in size.targets else None for one in targets]
-        if not any(targeted):
-            return None
-        return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
 
 
 def _rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, int]:

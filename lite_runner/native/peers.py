@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.native import library
-from lite_runner.native.packed_model import Share
+from lite_runner.native.lora_pool import Share
 
 LOST = 3  # from here on a step's code is that of a rank that is gone
 NODES = Path("/sys/devices/system/node")
@@ -51,12 +51,13 @@ class Peers:
             library().lite_runner_peers_close(self.handle)
             self.handle = None
 
-    def lost(self, index: int) -> Exception:
-        """The error of a step that rank `index` of the model did not take part in."""
+    def lost(self, failed: int) -> Exception:
+        """The error of a step whose code says which rank of the model did not take part in it."""
         if self._error is not None:
             return self._error
         return RunnerError(
-            f"the rank with part {index} of the model has ended, and this one cannot go on alone",
+            f"the rank with part {failed - LOST} of the model has ended, and this one cannot go on"
+            " alone",
             "its own error says why; without one it was killed, maybe for want of memory",
         )
 

@@ -9,14 +9,12 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.backends.base import AdapterSlots
-from lite_runner.backends.mindformers import MindFormers
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import BASE
 from lite_runner.config.schema import GenerateOptions
@@ -44,6 +42,9 @@ from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
 from lite_runner.system.signals import CutShort
 from lite_runner.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +262,7 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if plan.config.in_mindformers:
+        from lite_runner.backends.mindformers import MindFormers
         from lite_runner.output.mindformers import MindFormersGenerator
 
         options = replace(options_of(plan, job), folder=folder.path)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from itertools import count, groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.backends.base import AdapterSlots
 from lite_runner.backends.mindformers.process import Batch
 from lite_runner.backends.mindformers.run import OpenMindFormers
 from lite_runner.config.generation import FinishReason, GenerationConfig
@@ -29,6 +29,9 @@ from lite_runner.generation import (
     Token,
 )
 from lite_runner.records import dataclass
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 WARM_UP = 2  # tokens: a graph for the prompt, and one for the tokens after it
 

@@ -23,7 +23,6 @@ from lite_runner.config.schema import (
 )
 from lite_runner.config.sections import RANDOM, AscendSettings, ModelSource
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
-from lite_runner.model.draft import draft_files
 from lite_runner.model.exported_model import exported_model
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate, not_here
@@ -57,7 +56,11 @@ def run_options(
     tokenizer: Tokenizer | None = None,
 ) -> RunOptions:
     """The options of a backend for a job."""
-    shared = job.generation
+    shared, draft = job.generation, None
+    if name := draft_of(config):
+        from lite_runner.model.draft import draft_files
+
+        draft = draft_files(name, config.source)
     return RunOptions(
         config=config,
         device=device,
@@ -67,7 +70,7 @@ def run_options(
         width=max(shared.num_beams, shared.num_return_sequences),
         generation=job.options,
         prompts=job.tokens,
-        draft=draft_files(name, config.source) if (name := draft_of(config)) else None,
+        draft=draft,
         prompt_logits=job.needs_prompt_logits,
         adapters=job.adapters,
         tokenizer=tokenizer,

@@ -26,7 +26,8 @@ from lite_runner.config.schema import (
     SessionOptions,
 )
 from lite_runner.errors import ConfigError
-from lite_runner.generation import Engine, Finished, Request, first_numbers
+from lite_runner.generation import Engine, Finished, Request
+from lite_runner.generation.pooling import first_numbers
 from lite_runner.model.adapters import only_adapter
 from lite_runner.model.embedding import EmbeddingConfig, embedding_of
 from lite_runner.output.report import Result, RunFolder

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.backends.base import AdapterSlots
 from lite_runner.errors import ArtifactError, ConfigError, RunnerError
 from lite_runner.model.adapters import (
     AdapterFiles,
@@ -25,6 +25,9 @@ from lite_runner.serving.options import ServeOptions
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.state import OpenAdapter, Server
 from lite_runner.system.memory import check_memory
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 LOOK_S = 0.02  # how often an adapter that is to go is looked at
 POLL_S = 1.0  # how often a watched folder is

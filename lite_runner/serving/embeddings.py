@@ -16,7 +16,8 @@ from pydantic_core import to_json
 
 from lite_runner.config.generation import GenerationConfig, Pooling
 from lite_runner.errors import ConfigError
-from lite_runner.generation import Completion, first_numbers
+from lite_runner.generation import Completion
+from lite_runner.generation.pooling import first_numbers
 from lite_runner.serving.engine import Busy, Ended
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import RequestStats

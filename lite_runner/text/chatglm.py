@@ -12,8 +12,14 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.text.chatglm_chat import PREFIX, ROLES, ChatForm, role_tag
-from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
-from lite_runner.text.spelling import CHATGLM_SPELLING, LONGEST_RUN, SPACE, chatglm_decoder
+from lite_runner.text.sentencepiece import Vocabulary, build_tokenizer
+from lite_runner.text.spelling import (
+    CHATGLM_SPELLING,
+    LONGEST_RUN,
+    SPACE,
+    PieceType,
+    chatglm_decoder,
+)
 from lite_runner.text.tokenizer import SpecialTokens, enclose, special_tokens
 
 _ADDED = ("[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", *map(role_tag, ROLES))

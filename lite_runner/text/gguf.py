@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import parse_json
-from lite_runner.text.sentencepiece import PieceType, Vocabulary, build_tokenizer
+from lite_runner.text.spelling import PieceType
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata
 
@@ -221,6 +221,8 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+    from lite_runner.text.sentencepiece import Vocabulary, build_tokenizer
+
     vocabulary = Vocabulary(
         pieces=fields.tokens,
         scores=fields.numbers("scores"),

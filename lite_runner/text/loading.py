@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, models
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
-from lite_runner.text import chatglm, tiktoken
-from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.gguf import byte_level_bpe, load_gguf
-from lite_runner.text.sentencepiece import build_tokenizer, read_model
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
-from lite_runner.text.tokenizer_cost import check_tokenizer
 from lite_runner.weights.formats.gguf_file import is_split
 
+if TYPE_CHECKING:
+    from lite_runner.text.chatglm_chat import ChatForm
+
+# The readers of the kinds of files are imported when there is such a file.
 _MERGES = "merges.txt"
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
-CHAT_FORMS: dict[str, ChatForm] = {  # by tokenizer_class
+CHAT_FORMS: Mapping[str, ChatForm] = {  # by tokenizer_class
     "ChatGLM2Tokenizer": "chatglm2",
     "ChatGLM3Tokenizer": "chatglm3",
 }
@@ -95,6 +96,9 @@ def _file_in(folder: Path) -> Path | None:
 
 def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
     """A tokenizer.json or tokenizer.model with the config files next to it."""
+    from lite_runner.text import chatglm, tiktoken
+    from lite_runner.text.sentencepiece import build_tokenizer, read_model
+
     config = _Config(path.parent)
     form = chat_form or config.chat_form
     template = None  # of a tokenizer that was published without one
@@ -135,6 +139,8 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
 
 
 def _read_json(path: Path) -> tokenizers.Tokenizer:
+    from lite_runner.text.tokenizer_cost import check_tokenizer
+
     data = _read(path)
     try:
         backend = tokenizers.Tokenizer.from_buffer(data)

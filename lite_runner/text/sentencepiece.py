@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from enum import IntEnum
 from pathlib import Path
 
 import tokenizers
@@ -18,19 +17,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.text.spelling import SPACE, sentencepiece_decoder
+from lite_runner.text.spelling import SPACE, PieceType, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens, special_tokens
-
-
-class PieceType(IntEnum):
-    """Piece types, with the same numbers in sentencepiece_model.proto and GGUF."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary stands for.
+"""The kinds of tokens in a vocabulary, and the bytes that each stands for.
 
 If every token maps to bytes, decoding is concatenating them, so streaming is simple and exact.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from enum import IntEnum
 
 from tokenizers import decoders
 
@@ -18,6 +19,17 @@ LONGEST_RUN = 80  # of spaces, in ChatGLM-6B's vocabulary
 # How ChatGLM-6B spells white space; shorter runs spell themselves.
 CHATGLM_SPELLING = {"<n>": "\n", "<|tab|>": "\t", f"<|blank_{LONGEST_RUN}|>": " " * LONGEST_RUN}
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class PieceType(IntEnum):
+    """Piece types, with the same numbers in sentencepiece_model.proto and GGUF."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
-from lite_runner.text.chatglm_chat import ChatForm, Tag
-from lite_runner.text.chatglm_chat import parts as chat_parts
 from lite_runner.text.spelling import byte_alphabet, byte_spellings, spelling_of
+
+if TYPE_CHECKING:
+    from lite_runner.text.chatglm_chat import ChatForm
 
 _CLASSES = {  # tokenizer_class of tokenizer_config.json, by chat form
     None: "PreTrainedTokenizerFast",
@@ -120,6 +121,9 @@ class Tokenizer:
         are as OpenAI's protocol has them, `most` as `encode` has it, and `template_kwargs` are
         variables of the template on top of the tokenizer's own. Raises ConfigError for one that the
         template does not read."""
+        from lite_runner.text.chatglm_chat import Tag
+        from lite_runner.text.chatglm_chat import parts as chat_parts
+
         for message in messages:
             self._check_length(message.get("content") or "", most)
         if self.chat_form is not None and self._chat_template is None:
@@ -267,6 +271,8 @@ class Tokenizer:
     ) -> str:
         """Render chat `messages` ({"role", "content"} each) with `template` or the model's own. See
         encode_chat."""
+        from lite_runner.text.chatglm_chat import parts as chat_parts
+
         messages = _with_content(messages)
         source = self.source if template else self._template_source
         template = template or self._chat_template

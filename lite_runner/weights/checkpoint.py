@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
-from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
+from lite_runner.weights.formats import INDEX, TORCH_INDEX
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import (
     GGUFFile,
@@ -20,16 +21,6 @@ from lite_runner.weights.formats.gguf_file import (
     open_gguf,
     parts_of,
 )
-from lite_runner.weights.formats.hugging_face import (
-    INDEX,
-    TORCH_INDEX,
-    from_hugging_face,
-    is_buffer,
-    open_index,
-)
-from lite_runner.weights.formats.mindformers import with_canonical_names
-from lite_runner.weights.formats.packed_layouts import layout_of_names
-from lite_runner.weights.formats.packed_matrices import unpack
 from lite_runner.weights.formats.safetensors_file import (
     StoredTensor,
     looks_like_safetensors,
@@ -38,9 +29,11 @@ from lite_runner.weights.formats.safetensors_file import (
 )
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.memory_map import first_bytes
-from lite_runner.weights.quantization.quantized_checkpoint import open_quantized, read_quantization
-from lite_runner.weights.sharding.shard_manifest import rank_folders, shards_model
-from lite_runner.weights.tensor import LazyTensor
+
+# The readers of tensors are imported by the functions that open them: a run from packed layers
+# opens none.
+if TYPE_CHECKING:
+    from lite_runner.weights.tensor import LazyTensor
 
 LFS_POINTER = b"version https://git-lfs."
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
@@ -66,6 +59,13 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     ArtifactError where it is none of them, is damaged, or does not hold exactly the tensors of
     `config`.
     """
+    from lite_runner.weights.formats.hugging_face import from_hugging_face, open_index
+    from lite_runner.weights.formats.mindformers import with_canonical_names
+    from lite_runner.weights.quantization.quantized_checkpoint import (
+        open_quantized,
+        read_quantization,
+    )
+
     file = weights_file(path)
     if file.name.endswith(".index.json"):
         return from_hugging_face(open_index(file), config, str(file))
@@ -95,6 +95,9 @@ def open_with_lora(
 ) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
     """The model's tensors, as of `open_checkpoint`, and MindFormers' LoRA weights by their names in
     the file, empty where it has none."""
+    from lite_runner.weights.formats.mindformers import with_canonical_names
+    from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
+
     file = weights_file(path)
     # MindFormers does not write these formats.
     others = file.name.endswith(".index.json") or looks_like_gguf(file) or read_quantization(file)
@@ -112,7 +115,10 @@ def check_file(path: Path) -> None:
     file = weights_file(path)
     if looks_like_gguf(file):
         open_gguf(file)
-    elif read_quantization(file) is not None:
+        return
+    from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
+
+    if read_quantization(file) is not None:
         stored_tensors(file)
     else:
         tensors_at(file)
@@ -132,7 +138,11 @@ def is_packed(path: Path) -> bool:
     them. Raises ArtifactError."""
     file = weights_file(path)
     is_index = file.name.endswith(".index.json") and file.name != TORCH_INDEX
-    if not (is_index or looks_like_safetensors(file)) or read_quantization(file) is not None:
+    if not (is_index or looks_like_safetensors(file)):
+        return False
+    from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
+
+    if read_quantization(file) is not None:
         return False
     return any(tensor.block_type for tensor in tensors_at(file).values())
 
@@ -140,6 +150,8 @@ def is_packed(path: Path) -> bool:
 def tensors_at(path: Path) -> dict[str, LazyTensor]:
     """The weights of a file or folder by their stored names, whatever the model; not of a GGUF or a
     quantized checkpoint. Raises ArtifactError."""
+    from lite_runner.weights.formats.hugging_face import open_index
+
     file = weights_file(path)
     return open_index(file) if file.name.endswith(".index.json") else _tensors_in(file)
 
@@ -147,6 +159,10 @@ def tensors_at(path: Path) -> dict[str, LazyTensor]:
 def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, LazyTensor]:
     """The weights of one file by their stored names; names of other tensors, but for buffers, are
     added to `left_out`."""
+    from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt
+    from lite_runner.weights.formats.hugging_face import is_buffer
+    from lite_runner.weights.formats.packed_layouts import layout_of_names
+    from lite_runner.weights.formats.packed_matrices import unpack
 
     def ignore(name: str) -> bool:
         if not is_not_weight(name):
@@ -244,8 +260,22 @@ def _weights_in(path: Path) -> Path:
     )
 
 
+def rank_folders(folder: Path) -> list[tuple[int, Path]]:
+    """(N, folder rank_N) of a sharded checkpoint, by N; empty if it is not sharded."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(match[1]), item)
+        for item in folder.iterdir()
+        if (match := re.fullmatch(r"rank_(\d{1,6})", item.name)) and item.is_dir()
+    ]
+    return sorted(found)
+
+
 def is_not_weight(name: str) -> bool:
     """True if a tensor of this name is a buffer, a cache, or training state."""
+    from lite_runner.weights.formats.hugging_face import is_buffer
+
     return is_buffer(name) or _TRAINING_STATE.fullmatch(name) is not None
 
 
@@ -255,8 +285,10 @@ def model_config_of(path: Path) -> Decoder | None:
     Read from GGUF metadata or the manifests of shards, else from the config.json of
     `config_folder`; special tokens of a generation_config.json win, as in transformers.
     """
-    if rank_folders(path):
-        return shards_model(path) or model_config_in(path)
+    if ranks := rank_folders(path):
+        from lite_runner.weights.sharding.shard_manifest import shards_model
+
+        return shards_model(folder for _, folder in ranks) or model_config_in(path)
     file = weights_file(path)
     if looks_like_gguf(file):
         return config_of_gguf(open_gguf(file))

@@ -12,7 +12,6 @@ from lite_runner.architectures.fields import NO_EFFECT, Fields, refuse_variants
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.errors import ConfigError
-from lite_runner.weights.formats.packed_layouts import check_described
 
 
 def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True) -> Decoder:
@@ -33,6 +32,8 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
         expected = f"one of {', '.join(KNOWN)}{did_you_mean(near)}"
         raise fields.invalid("model_type", model_type, expected)
     if (packed := fields.raw.get("quantization_config")) is not None:
+        from lite_runner.weights.formats.packed_layouts import check_described
+
         check_described(packed, where)
     if architecture.text_of:
         text = _text_config(fields, architecture.text_of)

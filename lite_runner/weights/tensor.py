@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.memory_map import drop_pages
-from lite_runner.weights.quantization.quantized import QuantizedTensor
+
+if TYPE_CHECKING:
+    from lite_runner.weights.formats.gguf_blocks import BlockMatrix
+    from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 Index = tuple[slice, ...]  # a slice an axis, without steps
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.

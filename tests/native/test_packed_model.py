@@ -11,7 +11,7 @@ import pytest
 
 from lite_runner.architectures import KNOWN, Architecture, CustomNetwork
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
-from lite_runner.native.packed_model import unsupported
+from lite_runner.native.model import unsupported
 
 
 def decoder(*attentions: Attention, architecture: str = "llama") -> Decoder:

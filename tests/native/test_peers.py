@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.native.packed_model import Share
+from lite_runner.native.lora_pool import Share
 from lite_runner.native.peers import bind_to_node, meet_peers
 
 

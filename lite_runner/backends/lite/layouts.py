@@ -15,12 +15,12 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import AdapterSlots, Backend, BackendInfo, Row, check_rows
+from lite_runner.backends.base import Backend, BackendInfo, Row, check_rows
 from lite_runner.backends.lite.engine import EngineOptions, GraphEngine, start_engine
 from lite_runner.backends.step_sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.errors import ArtifactError, ConfigError
@@ -35,6 +35,9 @@ from lite_runner.mindir.graph_inputs import (
     specs_of,
 )
 from lite_runner.mindir.manifest import GraphName, Manifest, TensorSpec, is_pair
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 Array = NDArray[np.float32]
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import BASE, AdapterSlots, BackendInfo, Row, check_rows
+from lite_runner.backends.base import BASE, BackendInfo, Row, check_rows
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.mindspore.device import (
     choose_attention,
@@ -92,6 +92,8 @@ class MindSporeBackend:
     ) -> None:
         """`config` is the unsharded model; `weights` and the initial `adapters` are this rank's
         shards: see build_network."""
+        from lite_runner.backends.adapter_slots import AdapterSlots
+
         self._network: nn.Cell | None = None
         self._compiled: dict[str, nn.Cell] = {}
         self._history: dict[int, NDArray[np.int32]] = {}  # use_past=False: tokens of each slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from lite_runner import native, progress
 from lite_runner.architectures.quantization import CacheType
@@ -16,7 +17,6 @@ from lite_runner.backends.native.packed_cache import (
     packed_memory,
     packed_model,
 )
-from lite_runner.backends.native.prefix_files import QUEUED, StoreSettings
 from lite_runner.backends.seat import RunOptions, Seat, draft_of
 from lite_runner.backends.step_sizes import (
     cache_length,
@@ -26,14 +26,14 @@ from lite_runner.backends.step_sizes import (
 )
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
-from lite_runner.model.draft import check_vocabulary
 from lite_runner.model.files import ModelFiles
-from lite_runner.native.model import NativeOptions
-from lite_runner.native.packed_model import Share, unsupported
-from lite_runner.native.peers import Peers, bind_to_node, meet_peers
+from lite_runner.native.lora_pool import Share
+from lite_runner.native.model import NativeOptions, unsupported
 from lite_runner.sizing.memory import PROCESS as WITH_MINDSPORE
 from lite_runner.sizing.memory import Memory, cache_bytes
-from lite_runner.weights.quantization.quantize import block_types, describe_dtype
+
+if TYPE_CHECKING:
+    from lite_runner.native.peers import Peers
 
 CACHE: CacheType = "fp16"  # of keys and values, where kv_cache= does not say
 PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
@@ -80,6 +80,8 @@ class Native(Seat):
     def check(self, files: ModelFiles, options: RunOptions) -> None:
         """See Seat."""
         if options.draft is not None:
+            from lite_runner.model.draft import check_vocabulary
+
             check_vocabulary(options.draft, files, options.tokenizer)
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
@@ -110,7 +112,7 @@ class Native(Seat):
             loading=loading,
             work=_step_bytes(model, slots, length)
             + 2 * 4 * rows * model.vocab_size
-            + QUEUED * options.stores_prefixes,
+            + _written_later(options),
             more_cache=(slots - least) * slot,
         )
 
@@ -120,6 +122,8 @@ class Native(Seat):
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
         """See Seat."""
+        from lite_runner.weights.quantization.quantize import block_types
+
         if files.quantization.rounds:
             return f"integers (quant={files.quantization})"
         tensors = replace(_as_computed(files, options), verified=True).tensors().values()
@@ -137,8 +141,12 @@ class Native(Seat):
         dtype = config.rounded_dtype(options.device)
         quantized, blocks = files.quantization.rounds, files.quantization.keeps_blocks
         if dtype != "float32" and (quantized or blocks):
+            from lite_runner.weights.quantization.quantize import describe_dtype
+
             progress.note(describe_dtype(dtype, quantized=quantized, blocks=blocks))
         if options.ranks.size > 1:
+            from lite_runner.native.peers import bind_to_node
+
             local = cluster_of(config).local_worker_num
             bind_to_node(options.ranks.rank % local, local)
         adapters, lora = options.rank_adapters(files.model)
@@ -155,6 +163,8 @@ class Native(Seat):
         sizes = NativeOptions(options.slots, options.length, cache, lora, options.cache_bytes)
         store = None
         if stores_prefixes(files, options):
+            from lite_runner.backends.native.prefix_files import StoreSettings
+
             limit, entry = config.context.cache_limit, entry_of(_as_computed(files, options))
             store = StoreSettings(entry.name, None if limit is None else bytes_of(limit))
         return NativeBackend(
@@ -199,8 +209,19 @@ def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
     return options.stores_prefixes and is_cached(files, share, cached=cached)
 
 
+def _written_later(options: RunOptions) -> int:
+    """Bytes of prefixes that wait to be written to files."""
+    if not options.stores_prefixes:
+        return 0
+    from lite_runner.backends.native.prefix_files import QUEUED
+
+    return QUEUED
+
+
 def _met(options: RunOptions) -> Peers:
     """The other ranks that share the model, once all are here."""
+    from lite_runner.native.peers import meet_peers
+
     ranks, share = options.ranks, _share(options)
     first = ranks.data_index * ranks.tensor
     peers = meet_peers(share, partial(gather_text, ranks), first, partial(all_gather, ranks))

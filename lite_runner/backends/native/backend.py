@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,26 +18,29 @@ from lite_runner import native
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import (
     BASE,
-    AdapterSlots,
     BackendInfo,
     CacheMemory,
     Row,
     check_rows,
 )
 from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
-from lite_runner.backends.native.prefix_files import PrefixFiles, StoreSettings
-from lite_runner.backends.native.slot_states import SNAPSHOTS, SlotStates
 from lite_runner.backends.step_sizes import (
     cache_length,
     rows_at_once,
     step_capacity,
     unchunked,
 )
+from lite_runner.native.lora_pool import Packed
 from lite_runner.native.model import BLOCK, NativeModel, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions
-from lite_runner.native.packed_model import Packed
-from lite_runner.native.peers import Peers
-from lite_runner.weights.lora.adapter import Adapter
+
+# What few runs have is imported by those: adapters, prefixes in files, recurrent states.
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
+    from lite_runner.backends.native.prefix_files import PrefixFiles, StoreSettings
+    from lite_runner.backends.native.slot_states import SlotStates
+    from lite_runner.native.peers import Peers
+    from lite_runner.weights.lora.adapter import Adapter
 
 
 class NativeBackend:
@@ -70,11 +74,15 @@ class NativeBackend:
         self.draft = draft
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
         self._model = model
-        self.adapters = (
-            AdapterSlots(model.adapters, adapters, options.lora) if options.lora else None
-        )
+        self.adapters: AdapterSlots | None = None
+        if options.lora is not None:
+            from lite_runner.backends.adapter_slots import AdapterSlots
+
+            self.adapters = AdapterSlots(model.adapters, adapters, options.lora)
         self._configure(options)
         if store is not None:
+            from lite_runner.backends.native.prefix_files import PrefixFiles
+
             self.stored = PrefixFiles(
                 model, self._metadata.table, self.adapters, options.cache, store, self._wrote
             )
@@ -99,9 +107,11 @@ class NativeBackend:
             config, length, self._capacity, reproducible=self._reproducible
         )
         self._written = [0] * options.slots  # tokens of each slot that have been computed
-        self._states = None  # before others are allocated
+        self._states: SlotStates | None = None  # before others are allocated
         self._model.resize(options, self._capacity, self._metadata.table)
         if config.recurrent is not None:
+            from lite_runner.backends.native.slot_states import SlotStates
+
             self._states = SlotStates(self._model.states, length)
         self.info = BackendInfo(
             engine=f"native, {native.instructions()} kernels",
@@ -235,4 +245,8 @@ class NativeBackend:
 
 def state_bytes(model: Decoder) -> int:
     """Bytes of the recurrent state of a slot, with its snapshots."""
+    if model.recurrent is None:
+        return 0
+    from lite_runner.backends.native.slot_states import SNAPSHOTS
+
     return 4 * (1 + SNAPSHOTS) * state_floats(model)

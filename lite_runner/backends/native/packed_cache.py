@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,19 +32,18 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model.files import ModelFiles
 from lite_runner.native import structs
-from lite_runner.native.lora_pool import LoraSize, PoolLayout
-from lite_runner.native.packed_model import WHOLE, Packed, PoolLayouts, Share, pack
+from lite_runner.native.lora_pool import WHOLE, LoraSize, Packed, PoolLayout, PoolLayouts, Share
 from lite_runner.native.structs import ALIGNMENT, Block, Room, aligned
 from lite_runner.sizing.memory import readable
 from lite_runner.system.files import cache_dir, new_folder
 from lite_runner.system.user_cache import cannot_hold, digest_of, of_file, state_of
 from lite_runner.weights import caches
+from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 from lite_runner.weights.formats.safetensors_file import metadata_of, stored_tensors
-from lite_runner.weights.lora.adapter import Adapter
-from lite_runner.weights.quantization.quantize import describe, describe_blocks
-from lite_runner.weights.read_ahead import QuantizedWeights, loading_peak, native_bytes
-from lite_runner.weights.sharding.shard_manifest import rank_folders
+
+if TYPE_CHECKING:
+    from lite_runner.weights.lora.adapter import Adapter
 
 FILE = "layers.safetensors"
 FORMAT = 15  # of the layers; another one with each change of what the kernels read
@@ -153,6 +152,8 @@ def packed_memory(
 
 def _packed_sizes(files: ModelFiles, ranks: Ranks, share: Share) -> tuple[int, int]:
     """As `packed_memory`, from the headers."""
+    from lite_runner.weights.read_ahead import loading_peak, native_bytes
+
     dequantize = files.quantization.quant == "none"
     unread = replace(files, verified=True)  # they are verified when they are read
     tensors = unread.tensors(ranks, vocab_parallel=share.vocab_parallel)
@@ -220,6 +221,10 @@ def _packing(
     share: Share = WHOLE,
 ) -> Iterator[partial[Iterator[Packed]]]:
     """`pack` of the files' weights, with a progress line."""
+    from lite_runner.native.packed_model import pack
+    from lite_runner.weights.quantization.quantize import describe, describe_blocks
+    from lite_runner.weights.read_ahead import QuantizedWeights
+
     tensors = files.tensors(ranks, vocab_parallel=share.vocab_parallel)
     quantization = files.quantization
     if quantization.rounds:

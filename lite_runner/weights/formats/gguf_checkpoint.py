@@ -17,9 +17,7 @@ from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config.fields import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.gguf_file import Array, GGUFFile
-from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.hf import model_config_from_hf
-from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.tensor import LazyTensor, transposed, with_rows
 
 NEXT_TOKEN = "nextn_predict_layers"
@@ -165,6 +163,9 @@ def _is_tied(file: GGUFFile) -> bool:
 
 def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors of the file, complete and checked, or ArtifactError."""
+    from lite_runner.weights.formats.hugging_face import check_tied_head
+    from lite_runner.weights.layouts import check_tensors
+
     table = parameters(config)
     experts = None if config.sparse is None else config.sparse.experts
     expected: dict[str, tuple[int, ...]] = {}

@@ -25,15 +25,6 @@ from numpy.typing import NDArray
 from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.weights.formats.gguf_blocks import (
-    INDEXED,
-    SCHEMES,
-    BlockMatrix,
-    dequantize,
-    indices,
-    integers_of,
-    mxfp4,
-)
 from lite_runner.weights.formats.safetensors_file import view_tensor
 from lite_runner.weights.memory_map import first_bytes
 from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTensor
@@ -304,6 +295,16 @@ class GGUFTensor:
 
         A matrix has its blocks as well, and where these are integers with a scale, the integers.
         """
+        from lite_runner.weights.formats.gguf_blocks import (
+            INDEXED,
+            SCHEMES,
+            BlockMatrix,
+            dequantize,
+            indices,
+            integers_of,
+            mxfp4,
+        )
+
         count = self.shape[0] if stop is None else stop
         row_bytes = self.data.size // max(self.shape[0], 1)
         data = self.data[start * row_bytes : count * row_bytes]

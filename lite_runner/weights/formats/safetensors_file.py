@@ -19,7 +19,6 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
-from lite_runner.weights.formats.packed_layouts import tensor_type_error
 from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
 from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
 
@@ -74,6 +73,8 @@ def open_safetensors(
     to `others`; without it there must be none. Raises ArtifactError for any deviation from the
     format.
     """
+    from lite_runner.weights.formats.packed_layouts import tensor_type_error
+
     tensors: dict[str, LazyTensor] = {}
     every = stored_tensors(path)
     for name, stored in every.items():

@@ -5,8 +5,7 @@ It lies in the rank's own folder, so that ranks may be written one by one.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -86,19 +85,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest | None:
     return manifest
 
 
-def rank_folders(folder: Path) -> list[tuple[int, Path]]:
-    """(N, folder rank_N) of a sharded checkpoint, by N; empty if it is not sharded."""
-    if not folder.is_dir():
-        return []
-    found = [
-        (int(match[1]), item)
-        for item in folder.iterdir()
-        if (match := re.fullmatch(r"rank_(\d{1,6})", item.name)) and item.is_dir()
-    ]
-    return sorted(found)
-
-
-def shards_model(folder: Path) -> Decoder | None:
-    """The model in the manifests of a set; None if it has no manifests."""
-    manifests = (read_shard_manifest(path) for _, path in rank_folders(folder))
+def shards_model(folders: Iterable[Path]) -> Decoder | None:
+    """The model in the manifests of the ranks' folders; None if they have none."""
+    manifests = map(read_shard_manifest, folders)
     return next((manifest.decoder() for manifest in manifests if manifest), None)

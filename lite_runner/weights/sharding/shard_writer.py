@@ -15,13 +15,13 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, new_folder, require_space, sha256_of
+from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.sharding.partition import Strategy, sliced, strategy_of
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
-    rank_folders,
     read_shard_manifest,
 )
 from lite_runner.weights.sharding.strategy import write_strategy

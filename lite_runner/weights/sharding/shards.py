@@ -17,7 +17,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.user_cache import digest_of
-from lite_runner.weights.checkpoint import is_not_weight, open_checkpoint
+from lite_runner.weights.checkpoint import is_not_weight, open_checkpoint, rank_folders
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.formats.mindformers import canonical_name
@@ -27,7 +27,6 @@ from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.sharding.partition import Layout, Strategy, pieces, strategy_of
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
-    rank_folders,
     read_shard_manifest,
 )
 from lite_runner.weights.sharding.strategy import read_strategy

@@ -18,10 +18,10 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quant, Quantization, Scheme
 from lite_runner.architectures.reference import forward
 from lite_runner.backends.base import Row
-from lite_runner.backends.likelihood import logits_of_text
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.schema import DType
 from lite_runner.errors import ArtifactError
+from lite_runner.generation.logprobs import logits_of_text
 from lite_runner.native.lora_pool import pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack

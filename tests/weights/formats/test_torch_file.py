@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
-from lite_runner.weights.formats.hugging_face import TORCH_INDEX, is_buffer
+from lite_runner.weights.formats import TORCH_INDEX
+from lite_runner.weights.formats.hugging_face import is_buffer
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.formats.torch_file import open_torch
 from tests.paths import FIXTURES

@@ -37,7 +37,8 @@ from lite_runner.mindir.manifest import (
     keeps_cache,
     read_manifest,
 )
-from lite_runner.native.packed_model import pack, unsupported
+from lite_runner.native.model import unsupported
+from lite_runner.native.packed_model import pack
 from lite_runner.system import environment
 from lite_runner.system.files import sha256_of
 from lite_runner.system.versions import versions
