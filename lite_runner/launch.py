@@ -28,8 +28,8 @@ from lite_runner.run_modes import run_mode
 from lite_runner.sizing.memory import readable
 from lite_runner.system import environment, packages
 from lite_runner.system.files import memory_file
+from lite_runner.system.packages import versions
 from lite_runner.system.secret import KEY, encryption_key
-from lite_runner.system.versions import versions
 from lite_runner.weights.caches import default_limit, trim
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import compiler
 from lite_runner.output.report import PROBE_BYTES
 from lite_runner.sizing.memory import PROCESS, Memory, readable, shortage
-from lite_runner.system import cgroups, environment, memory, packages, processor
+from lite_runner.system import environment, memory, packages, processor
 from lite_runner.system.files import cache_dir, folder_size
 from lite_runner.system.packages import Requirement
 from lite_runner.weights.caches import (
@@ -141,7 +141,7 @@ def unknown() -> Finding:
 def cpu() -> Finding:
     """The processor: the cores that this process may use, and its features."""
     count = f"{processor.cores()} of {os.cpu_count()} cores"
-    if (quota := cgroups.cpu_quota()) is not None:
+    if (quota := processor.cpu_quota()) is not None:
         count += f" (CPU quota of the cgroup: {quota:g})"
     features = " ".join(processor.features()) or "no vector instructions that matter here"
     return Finding("ok", f"{processor.name()}, {count}, {features}")

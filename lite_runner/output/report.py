@@ -28,7 +28,7 @@ from lite_runner.native import fingerprint
 from lite_runner.records import dataclass
 from lite_runner.system import memory, processor
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
-from lite_runner.system.versions import versions
+from lite_runner.system.packages import versions
 from lite_runner.system.yaml_file import dump_yaml
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.system.cgroups import folders, number
+from lite_runner.system.processor import cgroups, number_in
 
 TAKE_LESS = (
     "dry_run=true says what the run needs; fewer sequences at a time, shorter ones or quant= take "
@@ -91,8 +91,8 @@ def check_memory(size: int, free: int | None = None) -> None:
 
 def oom_kills() -> int:
     """OOM kills in this process's cgroup so far; 0 if the system does not report them."""
-    counts = [number(folder / "memory.events", "oom_kill") for folder in folders()]
-    counts += [number(folder / "memory.oom_control", "oom_kill") for folder in folders("memory")]
+    counts = [number_in(folder / "memory.events", "oom_kill") for folder in cgroups()]
+    counts += [number_in(folder / "memory.oom_control", "oom_kill") for folder in cgroups("memory")]
     return max((count for count in counts if count is not None), default=0)
 
 
@@ -173,7 +173,7 @@ def return_freed() -> None:
 # psutil knows all of these, but its import takes a hundredth of a second of every run.
 def _kilobytes(file: str, key: str) -> int:
     """Bytes by a line of a file in /proc, which has kB; 0 where it has none."""
-    return 1024 * (number(Path("/proc", file), key) or 0)
+    return 1024 * (number_in(Path("/proc", file), key) or 0)
 
 
 def _family() -> list[str]:
@@ -200,17 +200,19 @@ def _lacks_memory(error: BaseException) -> bool:
 
 def _left_in_cgroups() -> Iterator[int]:
     """Bytes left below each cgroup limit of this process."""
-    for folder in folders():
-        limit, used = number(folder / "memory.max"), number(folder / "memory.current")
+    for folder in cgroups():
+        limit, used = number_in(folder / "memory.max"), number_in(folder / "memory.current")
         if limit is not None and used is not None:
             # File pages count as used but are reclaimable, except those of tmpfs.
             stat = folder / "memory.stat"
-            given_back = (number(stat, "file") or 0) - (number(stat, "shmem") or 0)
+            given_back = (number_in(stat, "file") or 0) - (number_in(stat, "shmem") or 0)
             yield limit - used + max(0, given_back)
-    for folder in folders("memory"):
-        limit = number(folder / "memory.limit_in_bytes")
-        used = number(folder / "memory.usage_in_bytes")
+    for folder in cgroups("memory"):
+        limit = number_in(folder / "memory.limit_in_bytes")
+        used = number_in(folder / "memory.usage_in_bytes")
         if limit is not None and used is not None:
             stat = folder / "memory.stat"
-            given_back = (number(stat, "total_cache") or 0) - (number(stat, "total_shmem") or 0)
+            given_back = (number_in(stat, "total_cache") or 0) - (
+                number_in(stat, "total_shmem") or 0
+            )
             yield limit - used + max(0, given_back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import packages
-from lite_runner.system.packages import Requirement
+from lite_runner.system.packages import PACKAGE, Requirement, code_digest
 from tests.each import each
 
 Install = Callable[..., None]
@@ -192,3 +193,55 @@ def test_another_mindspore_ends_a_run_before_it_is_imported(
     assert "mindspore 2.2.0 is installed, expected >=2.10,<3" in done.stderr
     assert '-m pip install "mindspore>=2.10,<3"' in done.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+def added(package: Path) -> None:
+    (package / "architectures/new.py").touch()
+
+
+def changed(package: Path) -> None:
+    with (package / "networks/decoder.py").open("a") as file:
+        file.write("\n")
+
+
+def moved(package: Path) -> None:
+    (package / "networks/decoder.py").rename(package / "decoder.py")
+
+
+def renamed(package: Path) -> None:
+    (package / "networks").rename(package / "cells")
+
+
+def removed(package: Path) -> None:
+    (package / "backends/lite/engines/lite.py").unlink()
+
+
+def swapped(package: Path) -> None:
+    decoder, lora = package / "networks/decoder.py", package / "networks/lora.py"
+    texts = decoder.read_bytes(), lora.read_bytes()
+    lora.write_bytes(texts[0])
+    decoder.write_bytes(texts[1])
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of this package's source."""
+    copy = tmp_path / "copy"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    return copy
+
+
+@pytest.mark.parametrize("change", [added, changed, moved, renamed, removed, swapped])
+def test_a_change_of_the_code_is_seen(package: Path, change: Callable[[Path], None]) -> None:
+    assert code_digest(package) == code_digest()  # wherever it lies
+    change(package)
+    code_digest.cache_clear()
+    assert code_digest(package) != code_digest()
+
+
+def test_what_is_no_module_does_not_count(package: Path) -> None:
+    (package / ".#llama.py").symlink_to("nowhere")
+    (package / "networks/__pycache__").mkdir(exist_ok=True)
+    (package / "networks/__pycache__/llama.cpython-311.pyc").touch()
+    (package / "native/operators.so").touch()
+    assert code_digest(package) == code_digest()

@@ -34,3 +34,35 @@ def test_one_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "_INFO", Path("/nowhere"))
     assert (processor.name(), processor.features()) == (platform.machine(), [])
     assert processor.cores() == len(os.sched_getaffinity(0))
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("cpu_", "cpu.")).write_text(content)
+
+
+def test_version_2(mount: Path) -> None:
+    assert processor.cpu_quota() is None
+    write(mount / "job/step", cpu_max="max 100000\n")
+    assert processor.cpu_quota() is None
+    write(mount / "other", cpu_max="10000 100000\n")
+    write(mount / "job", cpu_max="250000 100000\n")  # a parent's limit counts too
+    assert processor.cpu_quota() == 2.5
+    write(mount / "job/step", cpu_max="75000 50000\n")
+    assert processor.cpu_quota() == 1.5
+
+
+def test_version_1(mount: Path) -> None:
+    write(mount / "cpu/job/step", cpu_cfs_quota_us="-1\n", cpu_cfs_period_us="100000\n")
+    assert processor.cpu_quota() is None
+    write(mount / "cpu", cpu_cfs_quota_us="300000\n", cpu_cfs_period_us="100000\n")
+    assert processor.cpu_quota() == 3
+
+
+def test_as_many_threads_as_whole_cpus(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8))
+    expected = {"max": 8, "1600000": 8, "250000": 2, "100000": 1, "5000": 1}
+    for quota, cores in expected.items():
+        write(mount, cpu_max=f"{quota} 100000\n")
+        assert processor.cores() == cores, quota

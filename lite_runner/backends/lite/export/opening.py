@@ -30,8 +30,8 @@ from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
 from lite_runner.model.exported_model import ExportedModel
 from lite_runner.model.files import ModelFiles
 from lite_runner.system.files import cache_dir
+from lite_runner.system.packages import code_digest, versions
 from lite_runner.system.user_cache import CACHE_HINT, cannot_hold
-from lite_runner.system.versions import code_digest, versions
 from lite_runner.weights import caches
 from lite_runner.weights.caches import EXPORTS
 from lite_runner.weights.lora.adapter_reader import digest
