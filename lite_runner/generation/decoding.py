@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BASE, Row
+from lite_runner.backends.base import BASE, BackendInfo, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
 from lite_runner.generation.logprobs import LogprobCollector
@@ -52,7 +52,7 @@ class _Sequence:
 
 
 class Samples:
-    """Several completions of one prompt, drawn independently. A `Search` of the scheduler."""
+    """Several completions of one prompt, drawn independently. A `DecodingStrategy`."""
 
     def __init__(
         self,
@@ -100,10 +100,10 @@ class Samples:
         return events
 
     def tokens(self) -> list[tuple[int, list[int]]]:
-        """(lane, tokens) per running sequence, equally many each."""
+        """(index, tokens) per running sequence, equally many each."""
         return [
-            (lane, sequence.tokens)
-            for lane, sequence in enumerate(self._sequences)
+            (index, sequence.tokens)
+            for index, sequence in enumerate(self._sequences)
             if sequence.finish_reason is None
         ]
 
@@ -121,7 +121,7 @@ class Samples:
         self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]]
     ) -> tuple[list[Event], list[tuple[int, int]]]:
         """Choose the next tokens from `logits` [n, vocab]: after the newest token of each running
-        sequence and the drafted ones behind it. No lane is copied."""
+        sequence and the drafted ones behind it. None is copied."""
         events: list[Event] = []
         at = 0
         for sequence, drafted in zip(self._running(), drafts, strict=True):
@@ -130,9 +130,9 @@ class Samples:
             at = end
         return events, []
 
-    def lanes(self) -> list[int]:
-        """Running lanes."""
-        return [lane for lane, one in enumerate(self._sequences) if one.finish_reason is None]
+    def running(self) -> list[int]:
+        """Indices of the running sequences."""
+        return [index for index, one in enumerate(self._sequences) if one.finish_reason is None]
 
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
         """End the running sequence `index`, or all (None)."""
@@ -212,7 +212,7 @@ class _Hypothesis:
 
 
 class Beams:
-    """The beam search of one prompt. A `Search` of the scheduler, with a lane per beam."""
+    """The beam search of one prompt. A `DecodingStrategy` with a sequence per beam."""
 
     def __init__(self, id: int, request: Request, limit: int) -> None:
         """`limit`: maximum tokens per completion."""
@@ -231,17 +231,17 @@ class Beams:
         return self.advance(np.broadcast_to(logits, (self.width, len(logits))))[0]
 
     def tokens(self) -> list[tuple[int, list[int]]]:
-        """(lane, tokens) per running beam, equally many each."""
-        return [(lane, self._tokens[lane]) for lane in self.lanes()]
+        """(index, tokens) per running beam, equally many each."""
+        return [(index, self._tokens[index]) for index in self.running()]
 
     def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
         """None: what a beam continues changes with each token."""
-        return [[] for _ in self.lanes()]
+        return [[] for _ in self.running()]
 
     def advance(
         self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]] = ()
     ) -> tuple[list[Event], list[tuple[int, int]]]:
-        """Choose the next beams from `logits` [num_beams, vocab]; also (parent lane, lane) for
+        """Choose the next beams from `logits` [num_beams, vocab]; also (parent, beam) for
         beams that continue another one."""
         try:
             parents = self._step(logits)
@@ -251,8 +251,8 @@ class Beams:
             return [*self._ended()], []
         return [], [(parent, beam) for beam, parent in enumerate(parents) if parent != beam]
 
-    def lanes(self) -> list[int]:
-        """Running lanes: all, or none."""
+    def running(self) -> list[int]:
+        """Indices of the running beams: all, or none."""
         return [] if self._done else list(range(self.width))
 
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
@@ -346,10 +346,10 @@ def _best_first(values: Floats, count: int) -> NDArray[np.intp]:
     return ids[np.argsort(-values[ids], kind="stable")]
 
 
-class Search(Protocol):
-    """Chooses the tokens after a prompt. Each of its lanes needs a cache slot."""
+class DecodingStrategy(Protocol):
+    """Chooses the tokens after a prompt. Each of its sequences needs a cache slot."""
 
-    width: int  # lanes
+    width: int  # sequences
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]: ...
     def tokens(self) -> list[tuple[int, list[int]]]: ...
@@ -357,25 +357,48 @@ class Search(Protocol):
     def advance(
         self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]]
     ) -> tuple[list[Event], list[tuple[int, int]]]: ...
-    def lanes(self) -> list[int]: ...
+    def running(self) -> list[int]: ...
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]: ...
+
+
+def strategies_of(
+    id: int,
+    request: Request,
+    info: BackendInfo,
+    drafter: Callable[[NDArray[np.int32]], Drafter] | None,
+) -> Sequence[DecodingStrategy]:
+    """Those of a request; with more sequences than slots, one for every full set of slots."""
+    options, slots = request.options, info.slots
+    length = len(request.prompt)
+    limit = options.max_sequence(length, info.max_length) - length
+    if request.pooling is not None:
+        from lite_runner.generation.pooling import Pooled
+
+        return [Pooled(id, request)]
+    if options.num_beams > 1:
+        return [Beams(id, request, limit)]
+    if info.memory is not None:
+        slots = min(slots, info.memory.blocks // info.memory.blocks_of(length + limit))
+    returns = range(options.num_return_sequences)
+    parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
+    return [Samples(id, request, part, limit, drafter=drafter) for part in parts]
 
 
 @dataclass(eq=False)
 class SequenceGroup:
-    """A search and its progress. A request with more sequences than slots has several."""
+    """A strategy and its progress. A request with more sequences than slots has several."""
 
     id: int
     order: tuple[int, int, int]  # queue order: priority, request id, part
     request: Request
-    search: Search
+    strategy: DecodingStrategy
     prompt_logprobs: LogprobCollector | None = None
-    slots: list[int] = field(default_factory=list)  # cache slot per lane, once admitted
+    slots: list[int] = field(default_factory=list)  # cache slot per sequence, once admitted
     adapter_slot: int = BASE
     source: int | None = None  # slot whose prefill will provide the prompt's prefix
     cached: int = 0  # prompt tokens reused from the prefix cache, now or later
-    # Texts to prefill by lane: the prompt in the first one's slot; later, in every running lane's,
-    # what has outgrown its keys.
+    # Texts to prefill by sequence: the prompt in the first one's slot; later, in that of every
+    # running sequence, what has outgrown its keys.
     texts: list[tuple[int, NDArray[np.int32]]] = field(init=False)
     prefilled: int = 0  # tokens of the first of them in its slot
     begun: bool = False  # the prompt's prefill is complete
@@ -395,7 +418,7 @@ class SequenceGroup:
     @property
     def filling(self) -> list[int]:
         """Slots of the texts to prefill."""
-        return [self.slots[lane] for lane, _ in self.texts]
+        return [self.slots[index] for index, _ in self.texts]
 
     @property
     def remaining(self) -> int:
@@ -413,16 +436,16 @@ class SequenceGroup:
         if not self.decoding:
             return self.prefilled
         length = len(self.request.prompt) - 1
-        return sum(length + len(tokens) for _, tokens in self.search.tokens())
+        return sum(length + len(tokens) for _, tokens in self.strategy.tokens())
 
-    def lanes_in_use(self) -> list[int]:
-        """The running lanes, and those of the prefill."""
-        running = self.search.lanes()
-        return sorted({*running, *(lane for lane, _ in self.texts)}) if running else []
+    def in_use(self) -> list[int]:
+        """The running sequences, and those of the prefill."""
+        running = self.strategy.running()
+        return sorted({*running, *(index for index, _ in self.texts)}) if running else []
 
     def slots_in_use(self) -> list[int]:
-        """Slots of the running lanes, and of the prefill."""
-        return [self.slots[lane] for lane in self.lanes_in_use()]
+        """Slots of the running sequences, and of the prefill."""
+        return [self.slots[index] for index in self.in_use()]
 
     @property
     def unscored(self) -> int:
@@ -442,20 +465,20 @@ class SequenceGroup:
         return Row(self.filling[0], chunk, self.prefilled, place, logits, len(text), hidden)
 
     def newest(self, most: Callable[[float], int] | None = None) -> list[Row]:
-        """Decode rows: the newest token of every running lane, and where `most` is given those that
-        its search drafts."""
+        """Decode rows: the newest token of every running sequence, and where `most` is given those
+        that its strategy drafts."""
         length = len(self.request.prompt) - 1
-        texts = self.search.tokens()
-        drafts = [[] for _ in texts] if most is None else self.search.drafts(most)
+        texts = self.strategy.tokens()
+        drafts = [[] for _ in texts] if most is None else self.strategy.drafts(most)
         return [
             Row(
-                self.slots[lane],
+                self.slots[index],
                 np.array([*tokens[-1:], *drafted], np.int32),
                 length + len(tokens),
                 self.adapter_slot,
                 1 + len(drafted),
             )
-            for (lane, tokens), drafted in zip(texts, drafts, strict=True)
+            for (index, tokens), drafted in zip(texts, drafts, strict=True)
         ]
 
     def outgrows(self, length: int | None) -> bool:
@@ -464,15 +487,15 @@ class SequenceGroup:
             return False
         return any(
             len(self.request.prompt) + len(tokens) == length + 1
-            for _, tokens in self.search.tokens()
+            for _, tokens in self.strategy.tokens()
         )
 
     def restart(self) -> None:
-        """Prefill the texts of all running lanes from their first token on."""
+        """Prefill the texts of all running sequences from their first token on."""
         prompt = self.request.prompt
         self.texts = [
-            (lane, np.concatenate([prompt, np.array(tokens, np.int32)]))
-            for lane, tokens in self.search.tokens()
+            (index, np.concatenate([prompt, np.array(tokens, np.int32)]))
+            for index, tokens in self.strategy.tokens()
         ]
 
     def preempt(self) -> None:
@@ -480,7 +503,7 @@ class SequenceGroup:
         self.slots, self.source, self.prefilled, self.preempted = [], None, 0, True
         self._logits.clear()
         if self.request.pooling is not None:
-            cast("Pooled", self.search).restart()
+            cast("Pooled", self.strategy).restart()
         top = self.request.options.prompt_logprobs
         if top is not None and not self.begun:
             self.prompt_logprobs = LogprobCollector(top)
@@ -492,22 +515,22 @@ class SequenceGroup:
             self.restart()
 
     def completed(self, events: Sequence[Event]) -> list[Event]:
-        """Events of the search, the completions with prompt logprobs and cached tokens."""
+        """Events of the strategy, the completions with prompt logprobs and cached tokens."""
         return [event if isinstance(event, Token) else self._whole(event) for event in events]
 
     def finish(self, reason: FinishReason, index: int | None = None) -> list[Finished]:
         """End the running sequence `index`, or all (None)."""
-        return [self._whole(event) for event in self.search.finish(reason, index)]
+        return [self._whole(event) for event in self.strategy.finish(reason, index)]
 
     def fill(
         self, tokens: int, logits: NDArray[np.float32]
     ) -> tuple[list[Event], list[tuple[int, int]]]:
         """Account for a prefill chunk of so many tokens and the logits, or hidden states, that
-        `chunk` asked for. Events, and (lane, lane) copies as of Search.advance."""
-        (lane, text), start = self.texts[0], self.prefilled + self.unscored
+        `chunk` asked for. Events, and copies as of DecodingStrategy.advance."""
+        (index, text), start = self.texts[0], self.prefilled + self.unscored
         self.prefilled += tokens
         if self.request.pooling is not None and len(logits):
-            cast("Pooled", self.search).add(logits)
+            cast("Pooled", self.strategy).add(logits)
         if self.scored is not None:
             following = text[start + 1 : self.prefilled + 1]
             if len(following):
@@ -518,14 +541,14 @@ class SequenceGroup:
         del self.texts[0]
         if not self.begun:
             self.begun = True
-            events = [self._first(event) for event in self.search.begin(logits[-1])]
-            return events, [(0, lane) for lane in self.search.lanes() if lane]
-        self._logits[lane] = logits[-1]
+            events = [self._first(event) for event in self.strategy.begin(logits[-1])]
+            return events, [(0, index) for index in self.strategy.running() if index]
+        self._logits[index] = logits[-1]
         if self.texts:
             return [], []
-        found = np.stack([self._logits[lane] for lane in self.search.lanes()])
+        found = np.stack([self._logits[index] for index in self.strategy.running()])
         self._logits.clear()
-        return self.search.advance(found, [()] * len(found))
+        return self.strategy.advance(found, [()] * len(found))
 
     def _first(self, event: Event) -> Event:
         """An event of the first token, with the prompt's log-probabilities."""

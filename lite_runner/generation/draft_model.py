@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import Backend, Paged, Row
-from lite_runner.generation.decoding import Search
+from lite_runner.generation.decoding import DecodingStrategy
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 
 _FIRST_RATE = 0.7  # of acceptance, before a draft was checked
@@ -110,12 +110,12 @@ class DraftModel:
             self._cost.took(sequences, drafted, seconds - self._reading_s)
         self._worked, self._gained, self._reading_s = False, 0, 0.0
 
-    def draft(self, most: Callable[[float], int], searches: Iterable[Search]) -> None:
+    def draft(self, most: Callable[[float], int], strategies: Iterable[DecodingStrategy]) -> None:
         """Compute what the searches' `drafts` give for the same `most` until the next step is
         over."""
         self.asked.clear()
-        for search in searches:
-            search.drafts(most)
+        for strategy in strategies:
+            strategy.drafts(most)
         if not (asked := self._admitted()):
             return
         self._worked, began = True, time.perf_counter()

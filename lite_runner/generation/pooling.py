@@ -15,7 +15,7 @@ from lite_runner.generation.sampling import nonfinite_hidden
 
 
 class Pooled:
-    """The mean, or the last one, of a prompt's hidden states. A `Search` without tokens."""
+    """The mean, or the last, of a prompt's hidden states. A `DecodingStrategy` without tokens."""
 
     width = 1
 
@@ -57,7 +57,7 @@ class Pooled:
         """Nothing: it ends with the prompt."""
         return [], []
 
-    def lanes(self) -> list[int]:
+    def running(self) -> list[int]:
         """The prompt's, until it is over."""
         return [] if self._done else [0]
 

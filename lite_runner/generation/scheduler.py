@@ -26,7 +26,7 @@ from lite_runner.backends.base import (
 )
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
-from lite_runner.generation.decoding import Beams, Samples, Search, SequenceGroup
+from lite_runner.generation.decoding import SequenceGroup, strategies_of
 from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import (
     Event,
@@ -157,9 +157,10 @@ class Scheduler:
         self._check(request)
         id, self._next_id = self._next_id, self._next_id + 1
         top = request.options.prompt_logprobs
-        for part, search in enumerate(self._searches(id, request)):
+        drafter = self._drafter if self._speculates else None
+        for part, strategy in enumerate(strategies_of(id, request, self._info, drafter)):
             places = None if top is None else LogprobCollector(top)
-            group = SequenceGroup(id, (request.priority, id, part), request, search, places)
+            group = SequenceGroup(id, (request.priority, id, part), request, strategy, places)
             insort(self._waiting, group, key=lambda one: one.order)
         return id
 
@@ -173,7 +174,7 @@ class Scheduler:
         ended = [event for event in unreported if isinstance(event, Finished)]
         for group in [one for one in (*self._running, *self._waiting) if one.id == id]:
             ended += group.finish(reason, index)
-        for group in [group for group in self._waiting if not group.search.lanes()]:
+        for group in [group for group in self._waiting if not group.strategy.running()]:
             self._waiting.remove(group)
             if group.preempted:
                 self._unpin(group)
@@ -268,24 +269,6 @@ class Scheduler:
             raise ConfigError(f"adapter {name}: this backend has the base model only")
         return self._adapter_slots
 
-    def _searches(self, id: int, request: Request) -> list[Search]:
-        options, slots = request.options, self._info.slots
-        length = len(request.prompt)
-        limit = options.max_sequence(length, self._info.max_length) - length
-        if request.pooling is not None:
-            from lite_runner.generation.pooling import Pooled
-
-            return [Pooled(id, request)]
-        if options.num_beams > 1:
-            return [Beams(id, request, limit)]
-        # More sequences than slots: one prefill for every full set of slots.
-        if (memory := self._info.memory) is not None:
-            slots = min(slots, memory.blocks // memory.blocks_of(length + limit))
-        returns = range(options.num_return_sequences)
-        parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
-        drafter = self._drafter if self._speculates else None
-        return [Samples(id, request, part, limit, drafter=drafter) for part in parts]
-
     def _copy_prefixes(self) -> None:
         """Copy prompt prefixes that are ready now."""
         copied, sources = [], []
@@ -320,7 +303,7 @@ class Scheduler:
         free = [slot for slot in range(self._info.slots) if slot not in taken]
         blocked = False
         for group in list(self._waiting) if free else ():
-            if group.search.width > len(free) or not self._fits(group):
+            if group.strategy.width > len(free) or not self._fits(group):
                 break
             # While a group waits for an adapter slot, only base-model groups may overtake it:
             # others could starve it by keeping their adapters pinned.
@@ -354,14 +337,14 @@ class Scheduler:
         """True if there is memory for a group, and for those that run to grow."""
         if (memory := self._info.memory) is None or not self._running:
             return True
-        used = sum(self._blocks(one) + len(one.lanes_in_use()) for one in self._running)
+        used = sum(self._blocks(one) + len(one.in_use()) for one in self._running)
         return used + self._blocks(group) <= memory.blocks
 
     def _blocks(self, group: SequenceGroup) -> int:
         """Blocks of memory that a group needs to decode its next token."""
         assert self._info.memory is not None
         blocks = self._info.memory.blocks_of(self._length(group))
-        return len(group.lanes_in_use()) * blocks
+        return len(group.in_use()) * blocks
 
     def _length(self, group: SequenceGroup) -> int:
         """Tokens of each of its sequences that memory is needed for."""
@@ -370,7 +353,7 @@ class Scheduler:
         if not self._preempts:
             return most
         drafted = MOST_DRAFTED if self._speculates else 0
-        new = max((len(tokens) for _, tokens in group.search.tokens()), default=0)
+        new = max((len(tokens) for _, tokens in group.strategy.tokens()), default=0)
         return min(most, prompt + new + drafted)
 
     def _make_room(self) -> None:
@@ -422,7 +405,7 @@ class Scheduler:
         }
         place = self._slots.place(prompt, self._version(group), free, ahead)
         others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
-        group.slots = others[: group.search.width - 1]
+        group.slots = others[: group.strategy.width - 1]
         group.slots.insert(group.texts[0][0], place.slot)
         if stored := self._stored_prefix(group, prompt[:-1], place):
             self._flush(copies)
@@ -473,9 +456,11 @@ class Scheduler:
         most = None
         # Beside prompts each token counts, and who waits for a slot comes first.
         if self._speculates and len(decoding) == len(self._running) and not self._waiting:
-            most = partial(self._most_drafted, sum(len(group.search.lanes()) for group in decoding))
+            most = partial(
+                self._most_drafted, sum(len(group.strategy.running()) for group in decoding)
+            )
             if self._draft_model is not None:
-                self._draft_model.draft(most, [group.search for group in decoding])
+                self._draft_model.draft(most, [group.strategy for group in decoding])
         for group in decoding:
             rows = group.newest(most)
             step.rows += rows
@@ -529,15 +514,15 @@ class Scheduler:
             group: SequenceGroup, events: Sequence[Event], moves: Sequence[tuple[int, int]]
         ) -> None:
             self._unreported += group.completed(events)
-            sources.extend(group.slots[lane] for lane, _ in moves)
-            targets.extend(group.slots[lane] for _, lane in moves)
+            sources.extend(group.slots[index] for index, _ in moves)
+            targets.extend(group.slots[index] for _, index in moves)
 
         for group, rows in step.decoding:
             end = at + sum(row.logits for row in rows)
-            texts = [tokens for _, tokens in group.search.tokens()]
+            texts = [tokens for _, tokens in group.strategy.tokens()]
             lengths = [len(tokens) for tokens in texts]
             drafts = [row.tokens[1:].tolist() if row.logits > 1 else () for row in rows]
-            events, moves = group.search.advance(logits[at:end], drafts)
+            events, moves = group.strategy.advance(logits[at:end], drafts)
             step.sampled += sum(isinstance(event, Token) for event in events) or len(rows)
             for row, tokens, length in zip(rows, texts, lengths, strict=True):
                 if row.logits > 1:  # of the drafted tokens those that were chosen
@@ -566,7 +551,7 @@ class Scheduler:
 
     def _retire(self) -> None:
         """Remove finished groups."""
-        over = [group for group in self._running if not group.search.lanes()]
+        over = [group for group in self._running if not group.strategy.running()]
         for group in over:
             self._running.remove(group)
             for slot in group.filling:  # other slots may be another group's by now

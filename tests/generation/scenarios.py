@@ -189,7 +189,7 @@ class Run:
         scheduler = self.engine.scheduler
         jobs, line = scheduler._running, scheduler._waiting
         slots = [slot for job in jobs for slot in job.slots_in_use()]
-        assert len(set(slots)) == len(slots) and all(job.search.lanes() for job in jobs)
+        assert len(set(slots)) == len(slots) and all(job.strategy.running() for job in jobs)
         assert line == sorted(line, key=lambda job: job.order)
         jobs = [*jobs, *(job for job in line if job.preempted)]
         pins = Counter(job.request.adapter for job in jobs if job.request.adapter)
@@ -203,14 +203,14 @@ class Run:
         adapters = {job.request.adapter for job in jobs} - {None}
         overtaking = False
         for job in self.engine.scheduler._waiting:
-            if job.search.width > free:
+            if job.strategy.width > free:
                 return
             name = job.request.adapter
             if name is not None and (overtaking or len(adapters | {name}) > info["adapter_slots"]):
                 overtaking = True
                 continue
             adapters |= {name} - {None}
-            free -= job.search.width
+            free -= job.strategy.width
             yield job
 
     def _watched(self, rows: Sequence[Row]) -> NDArray[np.float32]:

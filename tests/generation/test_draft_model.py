@@ -122,11 +122,11 @@ def test_a_long_text_is_read_in_parts_and_a_known_one_is_not_read_again(backend:
 def asked(model: DraftModel, *sequences: DraftSequence) -> list[int]:
     """How much of each is drafted."""
 
-    class Search:
+    class DecodingStrategy:
         def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
             return [one.draft(most(one.rate)) for one in sequences]
 
-    model.draft(lambda _: 2, [Search()])  # type: ignore[list-item]
+    model.draft(lambda _: 2, [DecodingStrategy()])  # type: ignore[list-item]
     return [len(one.drafted) for one in sequences]
 
 
