@@ -169,7 +169,7 @@ class Profile:
         ]
 
     def measured(self) -> str:
-        """What this machine was measured to have."""
+        """Measured bandwidth and peak of this machine."""
         return (
             f"{self.bandwidth / 1e9:.1f} GB/s read by all threads,"
             f" {self.peak / 1e9:.1f} GMAC/s of float32 products"

@@ -93,7 +93,7 @@ class Step:
         return f", {_number(rate, self.unit)} MB/s{left}"
 
     def bar(self) -> str:
-        """How much of its bytes is done, as a picture; empty for what is counted otherwise."""
+        """A bar of the bytes that are done; empty for what is counted otherwise."""
         if self.unit != "B" or not self.total:
             return ""
         return f"[{'#' * int(BAR * min(1, self.done / self.total)):<{BAR}}] "
@@ -287,7 +287,7 @@ class Progress:
             sys.stderr.flush()
 
     def _breaks_text(self) -> bool:
-        """Whether the cursor is behind unfinished text, on a terminal that both streams share."""
+        """True if the cursor is behind unfinished text, on a terminal that both streams share."""
         return self._mid_line and _is_terminal(sys.stdout) and _is_terminal(sys.stderr)
 
     def _erase(self) -> None:
@@ -335,7 +335,7 @@ def _quoted(value: object) -> str:
 
 
 def _shown_by_logging() -> bool:
-    """Whether the importing program shows our log records itself, or suppresses them by level: a
+    """True if the importing program shows our log records itself, or suppresses them by level: a
     line of ours would be a duplicate, or unwanted."""
     place: logging.Logger | None = logger
     while place is not None:
@@ -349,7 +349,7 @@ def _shown_by_logging() -> bool:
 
 
 def _is_standard(stream: TextIO) -> bool:
-    """Whether `stream` writes to standard output or error, also if it is not sys.stdout any more:
+    """True if `stream` writes to standard output or error, also if it is not sys.stdout any more:
     MindSpore replaces that object when it compiles a graph."""
     try:
         return stream in (sys.stdout, sys.stderr) or stream.fileno() in (1, 2)

@@ -28,20 +28,20 @@ _EXCHANGES = ("calls", "spent", "waited", "bytes", "began", "ended", "last_waite
 
 
 class ExchangeTime(ctypes.Structure):
-    """What a native layer's exchanges with other ranks have taken so far (src/layers.h)."""
+    """Time of a native layer's exchanges with other ranks so far (src/layers.h)."""
 
     _fields_ = [(name, ctypes.c_int64) for name in _EXCHANGES]
 
 
 class LayerTime(ctypes.Structure):
-    """What a native layer has taken so far (src/layers.h); times are in nanoseconds."""
+    """Time of a native layer so far (src/layers.h), in nanoseconds."""
 
     _fields_ = [*((name, ctypes.c_int64) for name in _LAYER), ("exchange", ExchangeTime)]
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What a call of a native layer reads and computes."""
+    """Bytes read and multiply-adds computed by a call of a native layer."""
 
     name: str  # attention 0
     kind: str

@@ -101,14 +101,14 @@ def _compared(
 
 
 def _samples(folder: Path) -> dict[str, Any]:
-    """What each sample was found to be."""
+    """The outcome of each sample."""
     lines = (folder / SAMPLES).read_text(encoding="utf-8").splitlines()
     rows = [parse_json(line) for line in lines]
     return {f"{row['task']} {row['index']}": [row.get(key) for key in _OF_SAMPLES] for row in rows}
 
 
 def _circumstances(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was computed with, then and now."""
+    """Versions and settings, then and now."""
     named = [
         {
             "backend": one["backend"],

@@ -86,7 +86,7 @@ class DraftModel:
         self._reading_s = 0.0
 
     def sequence(self, prompt: NDArray[np.int32]) -> DraftSequence:
-        """What drafts the tokens after a prompt."""
+        """The drafter of the tokens after a prompt."""
         return DraftSequence(self, prompt)
 
     def checked(self, hit: bool) -> None:

@@ -429,7 +429,7 @@ class Scheduler:
     def _stored_prefix(
         self, group: SequenceGroup, text: NDArray[np.int32], place: Placement
     ) -> StoredPrefix | None:
-        """What files have of a prompt, where that is worth more than what slots have."""
+        """The prefix of a prompt in files, where it is worth more than that in slots."""
         if self._stored is None:
             return None
         start = place.cached if place.source == place.slot else 0

@@ -1,4 +1,4 @@
-"""How a checkpoint makes embeddings of hidden states, as sentence-transformers or GGUF say."""
+"""Pooling of hidden states to embeddings, as sentence-transformers or GGUF define it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HINT = "embed.pooling=mean or embed.pooling=last says which, of a server serve.
 
 @dataclass(frozen=True)
 class EmbeddingConfig:
-    """How embeddings are made."""
+    """Pooling, normalization and prompts of embeddings."""
 
     pooling: Pooling | None = None  # None: the checkpoint does not say
     normalize: bool = True

@@ -339,7 +339,7 @@ class CacheArray:
         self.address = self._numbers.ctypes.data
 
     def positions(self, slot: int, start: int, count: int) -> NDArray[np.generic]:
-        """What a slot has at positions, as it is in memory; keys in panels of PANEL of them."""
+        """The cache of a slot at positions, as it is in memory; keys in panels of PANEL of them."""
         return self._numbers[slot, :, start : start + count]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:

@@ -45,7 +45,7 @@ def embedding(
 
 @dataclass(frozen=True)
 class LatentLayout:
-    """What latent attention has besides: see AttentionLayer in src/layers.h."""
+    """Sizes of latent attention: see AttentionLayer in src/layers.h."""
 
     places: NDArray[np.int32]
     absorb: Floats  # flat, as `expand`

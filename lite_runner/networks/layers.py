@@ -503,7 +503,7 @@ class Router(nn.Cell):
         return (factors if self.scale == 1.0 else factors * self.scale), chosen
 
     def scores(self, probabilities: Tensor) -> Tensor:
-        """What experts are chosen by [n, E]: far below all others outside of the best groups."""
+        """Scores to choose experts by [n, E]: far below all others outside of the best groups."""
         scores = probabilities
         if self.choice_bias is not None:
             scores = scores + self.choice_bias

@@ -14,7 +14,7 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """What may be taken now."""
+        """Units that may be taken now."""
         now = time.monotonic()
         self._left = min(self.most, self._left + (now - self._at) * self._per_second)
         self._at = now

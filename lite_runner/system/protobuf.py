@@ -103,5 +103,5 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def opening(number: int, size: int) -> bytes:
-    """What stands before the `size` bytes of such a field."""
+    """The bytes before the `size` bytes of such a field."""
     return varint(number << 3 | 2) + varint(size)

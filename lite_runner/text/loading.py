@@ -189,7 +189,7 @@ class _Config:
 
     @property
     def chat_form(self) -> ChatForm | None:
-        """That of a ChatGLM2 or ChatGLM3; both are of one class, and only the newer has a template,
+        """That of ChatGLM2 or ChatGLM3: both are of one class, and only the newer has a template,
         which is a rough one."""
         kind = self._values.get("tokenizer_class")
         if kind == "ChatGLMTokenizer":

@@ -80,7 +80,7 @@ class ThinkingReader:
         return thinking, self._taken(self._text)
 
     def _has_begun(self, last: bool) -> bool:
-        """Whether it is certain that an answer begins with thinking, or with none."""
+        """True if it is certain that an answer begins with thinking, or with none."""
         begin, text = self._marks.begin, self._text.lstrip(_SPACE)
         if text.startswith(begin):
             self.stage, self._text = "inside", text.removeprefix(begin)

@@ -128,7 +128,7 @@ def _chosen(model: Decoder, targets: str | Sequence[str] | None) -> dict[str, li
 
 
 def _matched(modules: Mapping[str, object], targets: str | Sequence[str]) -> bool:
-    """Whether one of the names is that of a module."""
+    """True if one of the names is that of a module."""
     if isinstance(targets, str):
         try:
             return any(re.fullmatch(targets, name) for name in modules)

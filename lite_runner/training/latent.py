@@ -17,7 +17,7 @@ Columns = NDArray[np.int64]
 
 
 class LatentHeads:
-    """Where the numbers of each head are: plain ones, then rotated ones, then zeros."""
+    """Places of the numbers of each head: plain ones, then rotated ones, then zeros."""
 
     def __init__(self, latent: Latent, heads: int) -> None:
         plain, rotated, value = latent.plain, latent.rotated, latent.value

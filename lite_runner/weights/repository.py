@@ -70,7 +70,7 @@ _QUANTIZATION = re.compile(
 
 @dataclass(frozen=True)
 class Repository:
-    """What a run reads of a repository at a revision: a branch, a tag or a commit."""
+    """The files that a run reads of a repository at a revision: a branch, a tag or a commit."""
 
     name: str
     revision: str = ""  # "": the hub's usual branch

@@ -149,7 +149,7 @@ class PrefixFiles:
             self._known.add(name)
 
     def _may_write(self, name: str, request: int) -> bool:
-        """Whether another request has had the block, or the allowance suffices."""
+        """True if another request has had the block, or the allowance suffices."""
         if self._had.get(name, request) != request:
             return True
         if len(self._had) > _REMEMBERED:

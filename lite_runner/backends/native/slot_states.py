@@ -21,7 +21,7 @@ _UNKNOWN = -1  # where a state stands while it is written
 
 
 class SlotStates:
-    """Where the state of each slot stands, and its snapshots."""
+    """The state of each slot, and its snapshots."""
 
     def __init__(self, states: NDArray[np.float32], length: int) -> None:
         """`states` [slots, numbers]: which a step changes; `length`: tokens of a slot."""

@@ -18,7 +18,7 @@ _MAIN = Path(__file__).with_name("main.py")
 
 @dataclass(frozen=True)
 class WorkerPython:
-    """Where the interpreter that has a product is, and how it is made."""
+    """The interpreter of a product, and how it is set up."""
 
     product: str  # for messages
     variable: str  # of the environment, which names an interpreter

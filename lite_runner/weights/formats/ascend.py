@@ -252,7 +252,7 @@ class _Module:
         return zeros.astype(np.int8)
 
     def _factors(self, columns: int) -> NDArray[np.float32] | None:
-        """What the columns are to be multiplied with; None: nothing."""
+        """Factors of the columns; None: none."""
         factors = np.ones(1, np.float32)
         if "smooth_scale" in self._parts:
             factors = _wide(self._parts["smooth_scale"])

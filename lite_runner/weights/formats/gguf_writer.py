@@ -233,7 +233,7 @@ def _floats(parameter: Parameter, tensor: LazyTensor, model: Decoder) -> NDArray
 
 
 def file_order(parameter: Parameter, model: Decoder) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """What puts rows in the order of the file."""
+    """The permutation of rows to the order of the file."""
     gguf = architecture_of(model).gguf
     assert gguf is not None
     if gguf.permuted and (heads := parameter.rotary_heads):

@@ -264,7 +264,7 @@ class _Layer:
         return found
 
     def run(self, tokens: NDArray[np.int32], state: Floats | None) -> Floats:
-        """What the layer makes of its inputs; of the first layer (None) they are `tokens`."""
+        """The outputs of the layer; of the first layer (None) they are `tokens`."""
         model = self._first if state is None else self._later
         table = parameters(model)
         ends = _State(self._tensors[table[0].name].float32() if state is None else state, state)

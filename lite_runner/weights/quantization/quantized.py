@@ -59,7 +59,7 @@ class QuantizedTensor:
 
     @property
     def smallest(self) -> NDArray[np.float32]:
-        """What q = 0 stands for in each group, of 4 bits."""
+        """The value of q = 0 in each group, of 4 bits."""
         if self.minimums is not None:
             return self.minimums.astype(np.float32)
         zeros = self.zero if self.zeros is None else self.zeros.astype(np.float32)
