@@ -498,14 +498,8 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-# Small modules with one importer that are more than a piece of it: an architecture each, and a
-# program that runs before the package can be imported.
-SMALL_ROOMS = {
-    *(f"architectures.{name}" for name in ("ernie4_5", "exaone4", "gemma", "granite_moe")),
-    *(f"architectures.{name}" for name in ("mistral", "nemotron", "olmo3", "olmoe", "qwen2")),
-    *("architectures.baichuan", "architectures.minicpm"),
-    *("architectures.seed_oss", "architectures.stablelm", "system.own_python"),
-}
+# A program that runs before the package can be imported.
+SMALL_ROOMS = {"system.own_python"}
 
 
 def test_no_module_is_a_slice_of_its_only_importer() -> None:

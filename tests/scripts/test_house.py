@@ -1,0 +1,25 @@
+"""The figures of the structure, of which some may not grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scripts import house
+from tests.tiny_gguf import write_tiny_gguf
+
+MOST_FILES = 116  # that a warm predict executes; the aim is 70
+MOST_IMPORTED = 105  # modules, at the import of predict
+
+
+def test_a_predict_executes_no_more_files(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.gguf")
+    files = house.executed(["model=tiny.gguf", "predict_data=the", "max_new_tokens=2"], tmp_path)
+    assert {"app.py", "native/model.py", "generation/scheduler.py"} <= set(files)
+    assert len(files) <= MOST_FILES, f"{len(files)}: {', '.join(files)}"
+
+
+def test_importing_predict_imports_no_more_modules() -> None:
+    found = house.closure(house.START, in_functions=False)
+    assert {"lite_runner.output.completions", "lite_runner.architectures"} <= found
+    assert len(found) <= MOST_IMPORTED, f"{len(found)}: {', '.join(sorted(found))}"
+    assert found < house.closure(house.START, in_functions=True)
