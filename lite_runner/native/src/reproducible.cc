@@ -10,5 +10,9 @@ namespace reproducible {
 }  // namespace reproducible
 
 const Kernels kReproducible = reproducible::kernels("reproducible");
+#if defined(__x86_64__)
+// Nothing is contracted without FMA, which x86-64 by itself has not: the same code.
+const Kernels kPortable = reproducible::kernels("portable");
+#endif
 
 }  // namespace lite_runner
