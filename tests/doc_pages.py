@@ -13,6 +13,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_ANCHOR = re.compile(r'^<a id="([\w-]+)"></a>$', re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _COMMENT = re.compile(r"\s+# .*$")
 _LOOP = re.compile(r"^for .*?^done", re.MULTILINE | re.DOTALL)
@@ -82,6 +83,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as Markdown viewers make them."""
-    headings = _HEADING.findall(prose(page))
-    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+    """The anchors of a page's headings, as Markdown viewers make them, and those that it names."""
+    text = prose(page)
+    made = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(text))
+    return {*(heading.replace(" ", "-") for heading in made), *_ANCHOR.findall(text)}

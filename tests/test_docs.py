@@ -7,6 +7,7 @@ run, or runs with a tiny model, is listed in docs.yaml with its reason.
 from __future__ import annotations
 
 import io
+import os
 import re
 import runpy
 import shlex
@@ -249,9 +250,14 @@ def test_the_first_pages_are_the_same_in_chinese(subtests: pytest.Subtests) -> N
     for chinese, english in [*pages, (ROOT / "README.zh-CN.md", ROOT / "README.md")]:
         with subtests.test(page=english.name):
             text = chinese.read_text(encoding="utf-8")
-            # A link of docs/zh/ that leads out of it is one of docs/.
-            text = text.replace("](../", "](") if english in dict(pages).values() else text
             assert page_shape(text) == page_shape(english.read_text(encoding="utf-8"))
+            targets = link_targets(chinese)
+            assert [target.replace("docs/zh/", "docs/") for target in targets] == link_targets(
+                english
+            )
+            # A Chinese page links to the Chinese page where there is one.
+            there = {f"docs/{path.name}" for path, _ in pages}
+            assert not there & {target.partition("#")[0] for target in targets}
     chinese, english = (
         (ROOT / name).read_text(encoding="utf-8") for name in ("README.zh-CN.md", "README.md")
     )
@@ -271,8 +277,19 @@ def page_shape(text: str) -> list[list[str]]:
         ["row"] * len(rows),
         [row for row in rows if "llama.cpp F32" in row or "lite-runner |" in row],
         sorted(re.findall(r"`(.+?)`", re.sub(r"\s+", " ", prose))),
-        sorted(re.findall(r"(?<!\[English)\]\((?!README)(.*?)\)", prose)),
     ]
+
+
+def link_targets(page: Path) -> list[str]:
+    """Where the links of a page lead, from the root, sorted alike in both languages; but to the
+    page in the other language."""
+    found = []
+    for link in re.findall(r"(?<!\[English)\]\((?!README)(.*?)\)", prose(page)):
+        path, hash_, anchor = link.partition("#")
+        if "://" not in link:
+            path = os.path.relpath((page.parent / path if path else page).resolve(), ROOT)
+        found.append(f"{path}{hash_}{anchor}")
+    return sorted(found, key=lambda target: target.replace("docs/zh/", "docs/"))
 
 
 @pytest.mark.usefixtures("reader")
