@@ -24,8 +24,11 @@ from lite_runner.errors import RunnerError
 from lite_runner.mindformers.__main__ import MODULE, RUN_MINDFORMER, find, parser
 
 ROOT = Path(__file__).resolve().parent.parent
-# The words of a command that say how it is cut; without one, all workers share a model.
+# The words of a command that say how it is cut; without one, all workers share a model, or are
+# replicas of one that is trained, unless the yaml of the training says it.
 _SAYS_RANKS = re.compile(r"(--)?parallel(_config\.\w+)?(=|$)")
+_CONFIG = re.compile(r"--config[= ](\S+)")
+_RUN_MODE = re.compile(r"(?:^| )(?:--)?run_mode *[=: ] *['\"]?(\w+)", re.MULTILINE)
 
 
 def words_of(command: str, workers: int, log_dir: str, settings: list[str]) -> list[str]:
@@ -62,7 +65,14 @@ def _ranks(own: list[str], workers: int, log_dir: str, settings: list[str]) -> l
     """The settings of a job of ours on `workers` cards, in front of its `own`."""
     ours = []
     if not any(_SAYS_RANKS.match(word) for word in own):
-        ours += ["parallel_config.data_parallel=1", f"parallel_config.model_parallel={workers}"]
+        named = _CONFIG.search(" ".join(own))
+        file = Path(named[1]) if named else None
+        yaml = file.read_text("utf-8", "replace") if file and file.is_file() else ""
+        mode = _RUN_MODE.search(" ".join(own)) or _RUN_MODE.search(yaml)
+        if mode is None or mode[1] not in ("finetune", "train"):
+            ours += ["parallel_config.data_parallel=1", f"parallel_config.model_parallel={workers}"]
+        elif "\nparallel_config:" not in yaml:
+            ours += [f"parallel_config.data_parallel={workers}", "parallel_config.model_parallel=1"]
     if workers > 1:
         ours += ["use_parallel=true", f"parallel.worker_num={workers}", *settings]
         ours += [f"parallel.log_dir={log_dir}"] if log_dir else []

@@ -1,11 +1,11 @@
-"""Trainer: MindFormers' front end for a task: predict, export, finetune, evaluate."""
+"""Trainer: MindFormers' front end for a task: predict, export, train, finetune, evaluate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lite_runner import launch
 from lite_runner.api.auto_model import AutoModel
@@ -16,7 +16,7 @@ from lite_runner.api.settings import read_batch_size
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config.fields import at, did_you_mean, nearest
 from lite_runner.config.mindformers_training import evaluation_of
-from lite_runner.config.sections import MANIFEST
+from lite_runner.config.sections import MANIFEST, RANDOM
 from lite_runner.errors import ConfigError
 from lite_runner.evaluation.tasks import built_in
 from lite_runner.output.report import RESULT
@@ -243,9 +243,18 @@ class Trainer:
         launch.launch(self.model.config.finetune_config(keys))
         return Path(folder)
 
-    def train(self, *_args: Any, **_settings: Any) -> NoReturn:
-        """Raises ConfigError: no model is trained from the start."""
-        raise ConfigError("Trainer: no model is trained from the start", "finetune() goes on")
+    def train(
+        self,
+        train_checkpoint: str | Path | bool | None = None,
+        auto_trans_ckpt: bool | None = None,
+        *,
+        resume_training: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """As `finetune`, but from random weights unless there is a `train_checkpoint`; True: the
+        model's own."""
+        checkpoint = None if train_checkpoint is True else train_checkpoint or RANDOM
+        return self.finetune(checkpoint, resume_training=resume_training, overwrite=overwrite)
 
     def evaluate(
         self,

@@ -325,6 +325,11 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
         line, own = with_own_groups(line, folders, early)
     if line.bare:
         early.append(Invalid(("predict_data",), bare_words(line, models)))
+    started = ""
+    if "train" in (line.last("run_mode"), file.raw.get("run_mode")):
+        from lite_runner.config.mindformers_training import as_finetune
+
+        line, file, started = as_finetune(line, file)
     exports = [s for s in line.settings if s.key in _OF_EXPORTS or _may_be_export(s, models)]
     if exports or "infer" in file.raw:
         from lite_runner.config.model_dir import with_export, with_model
@@ -342,6 +347,8 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     if "infer" not in {field.name for field in fields(schema)}:
         raw.pop("infer", None)  # of the group ge
     composed = Composed(raw, schemas, schema, choices, own, folders, early)
+    if started:
+        composed.notes.append(Note(started))
     if line.action == "run" and (file.hydra or file.hydra_choices):
         composed.notes.append(Note(f"hydra (in {file.source}) has an effect with --multirun alone"))
     if "ge" in choices and "infer" not in raw:
@@ -486,9 +493,7 @@ def options_chosen(
         else:
             near = nearest(name.replace("-", "_"), options, cutoff=0.5)
             text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
-            if group == "run_mode" and name == "train":
-                near, text = None, f"{text}: no model is trained from the start, finetune goes on"
-            elif group == "model" and (looked_for := _looked_for(name)):
+            if group == "model" and (looked_for := _looked_for(name)):
                 near, text = None, looked_for
             # Which options there are depends on the run mode: prompts are not asked for then.
             keys = (group, "predict_data") if group == "run_mode" else (group,)

@@ -397,7 +397,8 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
     if composed.raw.get("run_mode") == "finetune":
         from lite_runner.config.mindformers_training import with_training
 
-        trained, told, wrong = with_training(file.raw)
+        has_data = bool(line.values("finetune.data"))
+        trained, told, wrong = with_training(file.raw, has_data=has_data)
         file = replace(file, raw=trained)
         composed.notes += [Note(text + where) for text in told]
         for text in wrong:

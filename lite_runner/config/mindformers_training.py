@@ -6,9 +6,12 @@ import copy
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from lite_runner.config.argv import CommandLine, ConfigFile, Setting
 from lite_runner.config.fields import at, put_at, show
+from lite_runner.config.sections import RANDOM
 
 # Keys of MindFormers by ours; several may mean the same, of which the last that is given counts.
 _SAME = {
@@ -25,6 +28,7 @@ _SAME = {
     "train_dataset.data_loader.shuffle": "shuffle",
     "model.model_config.seq_length": "max_length",
     "train_dataset.data_loader.dataset_dir": "data",
+    "train_dataset.data_loader.data_files": "data",
     "model.model_config.pet_config.lora_rank": "lora.r",
     "model.model_config.pet_config.lora_alpha": "lora.alpha",
     "model.model_config.pet_config.lora_dropout": "lora.dropout",
@@ -63,9 +67,35 @@ _EVALUATION = (
 _OFF = (None, "", -1, 0, "None")
 
 
-def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], list[str]]:
+def as_finetune(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile, str]:
+    """A line and its file of MindFormers' run_mode=train as run_mode=finetune: of all weights,
+    unless there is an adapter to train, from random ones, unless a checkpoint is named; and a note
+    about that."""
+    if file.raw.get("run_mode") == "train":
+        file = replace(file, raw={**file.raw, "run_mode": "finetune"})
+    if line.last("run_mode") not in (None, "train"):
+        return line, file, ""  # another mode is typed over that of the file
+    settings = [
+        replace(one, value="finetune") if one.key == "run_mode" else one for one in line.settings
+    ]
+
+    def given(*keys: str) -> bool:
+        return any(line.values(key) or at(file.raw, key) not in _OFF for key in keys)
+
+    if not given("finetune.full", "finetune.init_adapter", "model.model_config.pet_config"):
+        settings.append(Setting("finetune.full", "true"))
+    note = ""
+    if not given("load_checkpoint", "pretrained_model_dir"):
+        settings.append(Setting("load_checkpoint", RANDOM))
+        note = "run_mode=train without load_checkpoint= starts with random weights"
+    return replace(line, settings=settings), file, note
+
+
+def with_training(
+    raw: Mapping[str, Any], *, has_data: bool = False
+) -> tuple[dict[str, Any], list[str], list[str]]:
     """A file with `finetune` in place of what MindFormers calls otherwise; what of it is computed
-    in another way, and validation errors."""
+    in another way, and validation errors, of its data only unless the run `has_data` of its own."""
     result: dict[str, Any] = copy.deepcopy(dict(raw))
     own: dict[str, Any] = dict(result.get("finetune") or {})
     notes: list[str] = []
@@ -96,14 +126,9 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
                 f"lr_schedule.warmup_ratio={ratio:g} needs lr_schedule.total_steps;"
                 " finetune.warmup_steps= says how many"
             )
-    loader = at(raw, "train_dataset.data_loader.type")
-    data = found.get("data")
-    if data is not None and not _READ.search(str(data)):
-        errors.append(
-            f"train_dataset.data_loader.dataset_dir: got {show(data)} of {loader}, which is not"
-            " read here; finetune.data= names a .jsonl, .json, .csv or .mindrecord file"
-        )
-        del found["data"]
+    if not has_data:
+        errors += _data_errors(raw, found)
+    notes += _handled(raw, found)
     if at(raw, "do_eval") is True:
         notes += _evaluated(raw, found)
         for key in _EVALUATION:
@@ -130,6 +155,56 @@ def with_training(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], li
     if own:
         result["finetune"] = own
     return result, notes, errors
+
+
+def _data_errors(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
+    """Why the examples that a loader names are not read; they are taken out of what was `found`."""
+    loader = at(raw, "train_dataset.data_loader")
+    if not isinstance(loader, Mapping):
+        return []
+    data = found.pop("data", None)
+    if isinstance(data, list) and len(data) == 1:
+        data = data[0]
+    named = "data_files" if loader.get("data_files") else "dataset_dir"
+    if data in _OFF:
+        named, data = "path", loader.get("path")  # of a hub
+        if data in _OFF:
+            return []
+    elif isinstance(data, str) and _READ.search(data):
+        found["data"] = data
+        return []
+    return [
+        f"train_dataset.data_loader.{named}: got {show(data)} of {loader.get('type')}, which is not"
+        " read here; finetune.data= names a .jsonl, .json, .csv or .mindrecord file"
+    ]
+
+
+def _handled(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
+    """Put what the handlers of a loader do beside what was `found`; what of them is not taken."""
+    loader = at(raw, "train_dataset.data_loader")
+    handlers = loader.get("handler") if isinstance(loader, Mapping) else None
+    notes = []
+    for one in handlers if isinstance(handlers, list) else [handlers]:
+        if not isinstance(one, Mapping):
+            continue
+        kind = one.get("type")
+        if kind == "PackingHandler" and one.get("pack_strategy", "pack") == "pack":
+            found["packing"] = True
+        elif kind == "AlpacaInstructDataHandler":
+            found["template"] = "alpaca"
+            notes.append(
+                f"{kind}: the prompts are Alpaca's (finetune.template=alpaca), without the"
+                " conversation that MindFormers puts around them"
+            )
+        else:
+            notes.append(
+                f"train_dataset.data_loader.handler: {show(kind)} is not taken: the keys of an"
+                " example say how it is read"
+            )
+            continue
+        if one.get("seq_length") is not None:
+            found["max_length"] = one["seq_length"]
+    return notes
 
 
 def _evaluated(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:

@@ -78,6 +78,7 @@ def test_what_is_trained(method: str, tmp_path: Path) -> None:
     assert folder.parent == tmp_path / "out" and (folder / names[method]).is_file()
     with pytest.raises(ConfigError, match="exists already"):
         trainer.finetune()
+    assert trainer.train(overwrite=True) == folder  # from the start
 
 
 def test_invalid_arguments() -> None:
@@ -99,7 +100,7 @@ def test_invalid_arguments() -> None:
         Trainer(model="tiny_llama", pet_method="ptuning")
 
 
-def test_training_arguments_are_accepted_and_training_is_refused() -> None:
+def test_training_arguments_are_accepted() -> None:
     args = TrainingArguments(
         num_train_epochs=1, batch_size=2, learning_rate=1e-3, use_parallel=False
     )
@@ -112,10 +113,9 @@ def test_training_arguments_are_accepted_and_training_is_refused() -> None:
         image_processor=None,
         callbacks=[object()],
     )
-    with pytest.raises(ConfigError, match="no model is trained from the start"):
-        trainer.train(train_checkpoint=True)
-    with pytest.raises(ConfigError, match="needs a train_dataset, the path of a file"):
-        trainer.finetune()
+    for train in (trainer.train, trainer.finetune):
+        with pytest.raises(ConfigError, match="needs a train_dataset, the path of a file"):
+            train()
     with pytest.raises(ConfigError, match="eval_dataset: got <object"):
         trainer.evaluate()
 

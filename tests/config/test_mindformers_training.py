@@ -70,6 +70,26 @@ def test_the_length_of_texts_is_the_model_s() -> None:
     assert raw["model"]["model_config"] == {"seq_length": 48}
 
 
+def test_handlers_of_a_loader() -> None:
+    """A HFDataLoader of a local file, as MindFormers' documents have it."""
+    loader = {"type": "HFDataLoader", "load_func": "load_dataset", "path": "json"}
+    packing = {"type": "PackingHandler", "seq_length": 64, "pack_strategy": "pack"}
+    handlers = [{"type": "take", "n": 4}, {"type": "AlpacaInstructDataHandler"}, packing]
+    loader |= {"data_files": ["alpaca.json"], "split": "train", "handler": handlers}
+    raw, notes, faults = with_training({"train_dataset": {"data_loader": loader}})
+    asked = {"data": "alpaca.json", "template": "alpaca", "packing": True, "max_length": 64}
+    assert raw == {"finetune": asked} and faults == []
+    assert [note.partition(":")[0] for note in notes] == [
+        *("train_dataset.data_loader.handler", "AlpacaInstructDataHandler")
+    ]
+    loader |= {"path": "someone/alpaca", "data_files": None, "handler": handlers[1]}
+    loader = {"train_dataset": {"data_loader": loader}}
+    raw, _, faults = with_training(loader)
+    assert raw == {"finetune": {"template": "alpaca"}}
+    assert "data_loader.path: got 'someone/alpaca' of HFDataLoader, which is not" in faults[0]
+    assert with_training(loader, has_data=True)[2] == []
+
+
 def test_what_does_not_map_is_named() -> None:
     text = """
     optimizer: {type: Came}
@@ -99,6 +119,30 @@ def test_a_yaml_with_flags_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any("optimizer.betas" in note.text for note in notes)
     with pytest.raises(ConfigError, match="finetune_output is empty"):
         resolve(parse([*words, "--batch_size", "2"], heads()))
+
+
+@pytest.mark.parametrize(
+    ("words", "full", "checkpoint"),
+    [
+        (["--config", "a.yaml", "--run_mode", "train"], False, "random"),
+        (["--config", "a.yaml", "--run_mode", "train", "load_checkpoint=x.ckpt"], False, "x.ckpt"),
+        (["--config", "b.yaml"], True, "y.ckpt"),
+        (["run_mode=train"], True, "random"),
+        (["run_mode=train", "finetune.full=false"], False, "random"),
+    ],
+)
+def test_a_training_from_the_start(
+    words: list[str], full: bool, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(YAML + "load_checkpoint: ''", encoding="utf-8")
+    (tmp_path / "b.yaml").write_text("{run_mode: train, load_checkpoint: y.ckpt}", encoding="utf-8")
+    (tmp_path / "train.json").write_text('{"text": "x"}', encoding="utf-8")
+    more = ["model=tiny_llama", "finetune.data=train.json", "finetune_output=out"]
+    config, notes = resolve(parse([*words, *more], heads()))
+    assert isinstance(config, TrainOptions)
+    assert (config.finetune.full, config.load_checkpoint) == (full, checkpoint)
+    assert any("random weights" in note.text for note in notes) == (checkpoint == "random")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,19 @@ def test_the_command_may_say_how_it_is_cut(
     assert (ranks["data_parallel"], ranks["model_parallel"]) == (data, model)
 
 
+@pytest.mark.parametrize(
+    ("section", "data", "model"), [("", 2, 1), ("parallel_config: {model_parallel: 2}", 1, 2)]
+)
+def test_a_training_has_replicas_unless_its_yaml_says_otherwise(
+    tmp_path: Path, section: str, data: int, model: int
+) -> None:
+    (tmp_path / "a.yaml").write_text(f"run_mode: 'finetune'\n{section}", encoding="utf-8")
+    (tmp_path / "a.json").write_text('{"text": "x"}', encoding="utf-8")
+    command = f"{SHOW} --config a.yaml finetune.data=a.json finetune_output=out"
+    ranks = config_of(tmp_path, command, "2")["parallel_config"]
+    assert (ranks["data_parallel"], ranks["model_parallel"]) == (data, model)
+
+
 def test_six_arguments(tmp_path: Path) -> None:
     suffix = {"MF_LOG_SUFFIX": "a b"}
     config = config_of(tmp_path, SHOW, "2", "8118", "logs here", "True", "30", env=suffix)
