@@ -277,7 +277,7 @@ def page_shape(text: str) -> list[list[str]]:
         ["row"] * len(rows),
         [row for row in rows if re.search(r"(llama\.cpp F32|lite-runner) \| \d", row)],
         sorted(re.findall(r"`(.+?)`", re.sub(r"\s+", " ", prose))),
-        sorted(re.findall(r"\d[\d,.]*\d", prose)),
+        sorted(set(re.findall(r"\d[\d,.]*\d", prose))),
     ]
 
 
