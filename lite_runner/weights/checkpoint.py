@@ -42,8 +42,8 @@ LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' nam
 # Tensors that MindSpore saves beside the weights: optimizer and training state, the KV cache of a
 # network built with use_past, and the causal masks of gpt2 that MindFormers' conversion keeps.
 _TRAINING_STATE = re.compile(
-    r"(adam_[mv]|moments?\d?|accu_grads)\..+"
-    r"|global_step|epoch_num|step_num|loss_scale|learning_rate|scale_sense"
+    r"(adam_[mv]|moments?\d?|(max_)?exp_avg(_sq)?|accu_grads)\..+"
+    r"|global_step|epoch_num|step_num|loss_scale|learning_rate|scale_sense|beta[12]_power|state_step"
     r"|(current|last_overflow)_iterator_step"
     r"|(.+\.)?(key|value)_(past|cache)"
     r"|backbone\.blocks\.\d+\.attention\.(masked_)?beta"

@@ -117,12 +117,12 @@ def test_training_state_of_mindformers_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caches = {
-        "bloom": ["blocks.0.key_past", "transformer.blocks.1.value_past"],
+        "bloom": ["blocks.0.key_past", "transformer.blocks.1.value_past", "beta1_power"],
         "gpt2": ["backbone.blocks.0.key_past", "backbone.blocks.1.attention.masked_beta"],
         "llama": [
             *("model.layers.0.attention.kvcache_mgr.key_past", "global_step"),
             *("model.layers.1.attention.infer_attention.paged_attention_mgr.key_cache",),
-            *("adam_v.model.norm_out.weight",),
+            *("adam_v.model.norm_out.weight", "exp_avg_sq.model.norm_out.weight", "state_step"),
         ],
     }
     write = write_ckpt if form == "ckpt" else lambda path, found: write_safetensors(path, found, {})
