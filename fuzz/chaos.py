@@ -126,6 +126,7 @@ class Chaos:
     async def killed(self, http: httpx2.AsyncClient) -> None:
         """Killed in the middle of answers, then started again on what it left."""
         await asyncio.sleep(self.seconds / 2)
+        await self._answered()
         self._process.send_signal(SIGKILL)
         self._process.wait()
         await asyncio.sleep(0.2)
@@ -233,6 +234,7 @@ class Chaos:
         clients = [asyncio.create_task(self._client(http, over)) for _ in range(CLIENTS)]
         try:
             await fault(http)
+            await self._answered()
         finally:
             over.set()
             await asyncio.gather(*clients)
@@ -241,6 +243,12 @@ class Chaos:
         harmless = ("undisturbed", "stopped", "clock_moved")
         if fault.__name__ in harmless and self._outcomes.keys() - {"right"}:
             self.findings.append(f"{fault.__name__}: not every request was answered")
+
+    async def _answered(self) -> None:
+        """Until a client has its answer, however busy the machine is."""
+        ends = time.monotonic() + HANG_S
+        while not self._outcomes["right"] and time.monotonic() < ends:
+            await asyncio.sleep(0.01)
 
     async def _client(self, http: httpx2.AsyncClient, over: asyncio.Event) -> None:
         while not over.is_set():
