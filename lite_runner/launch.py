@@ -25,12 +25,12 @@ from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
-from lite_runner.sizing.memory import readable
+from lite_runner.sizing import readable
 from lite_runner.system import environment, packages
 from lite_runner.system.files import memory_file
 from lite_runner.system.packages import versions
 from lite_runner.system.secret import KEY, encryption_key
-from lite_runner.weights.caches import default_limit, trim
+from lite_runner.system.user_cache import default_limit, trim
 
 if TYPE_CHECKING:
     from lite_runner.distributed.join import Joined

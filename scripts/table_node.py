@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from lite_runner.app import guarded
 from lite_runner.distributed.rank_table import Node, device_range, read_rank_table
 from lite_runner.errors import ConfigError
-from lite_runner.system.ascend_devices import physical_ids, visible_devices
+from lite_runner.system.environment import physical_ids, visible_devices
 
 
 def find(path: str, numbers: str, rank_size: str = "") -> Node:

@@ -352,7 +352,7 @@ def reference() -> Callable[[str], Reference]:
 @pytest.fixture(scope="session")
 def scores() -> Callable[[Backend, NDArray[np.int32]], NDArray[np.float64]]:
     """`scores(model, tokens)`: of each token but the first its log-likelihood [n - 1]."""
-    from lite_runner.generation.logprobs import log_likelihoods, logits_of_text
+    from lite_runner.generation.sampling import log_likelihoods, logits_of_text
 
     def of(model: Backend, tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         logits = np.concatenate(list(logits_of_text(model, tokens[:-1])))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from lite_runner.architectures.limits import unsupported
+from lite_runner.architectures import unsupported
 from lite_runner.architectures.spec import RopeScaling
 from tests.models import reference_model
 from tests.paths import REFERENCE

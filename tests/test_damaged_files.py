@@ -13,9 +13,8 @@ import pytest
 from lite_runner import app
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.system.user_cache import VALUES
+from lite_runner.system.user_cache import GRAPHS, PACKED, VALUES
 from lite_runner.weights import source
-from lite_runner.weights.caches import GRAPHS, PACKED
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.adapter_shards import cached_shards, open_shards

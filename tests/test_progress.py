@@ -17,7 +17,7 @@ import pytest
 
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.progress import Progress
-from lite_runner.sizing.memory import align
+from lite_runner.sizing import align
 
 
 class Clock:

@@ -16,7 +16,7 @@ from lite_runner.config.schema import BACKENDS, AdapterSlotOptions, ComputeOptio
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import Memory
+from lite_runner.sizing import Memory
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from lite_runner.architectures import custom_network
-from lite_runner.architectures.limits import undivided
+from lite_runner.architectures import custom_network, undivided
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.fields import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file

@@ -14,7 +14,7 @@ from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.config.sections import Context, Parallel, hccl_timeouts
 from lite_runner.errors import ConfigError
 from lite_runner.system import environment
-from lite_runner.system.ascend_devices import VISIBLE, index_of, visible_devices
+from lite_runner.system.environment import VISIBLE, index_of, visible_devices
 
 if TYPE_CHECKING:
     from lite_runner.distributed.rank_table import RankTable

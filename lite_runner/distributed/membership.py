@@ -23,7 +23,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.distributed import started_by_launcher
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
-from lite_runner.system.ascend_devices import index_of
+from lite_runner.system.environment import index_of
 
 
 @dataclass(frozen=True)

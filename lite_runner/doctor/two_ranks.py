@@ -16,7 +16,7 @@ from lite_runner.distributed.events import MET, Sender, connect
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import RunnerError
-from lite_runner.sizing.memory import PROCESS_BYTES, host_processes, readable
+from lite_runner.sizing import PROCESS_BYTES, host_processes, readable
 from lite_runner.system import environment, memory
 from lite_runner.system.failure import failure_of
 from lite_runner.system.files import temporary_folder

@@ -1,7 +1,6 @@
 """Token generation: scheduling, sampling and beam search over a Backend. NumPy only, no text."""
 
 from lite_runner.generation.engine import Engine, Generator, OnFinish, OnLogits, OnToken, Run
-from lite_runner.generation.logprobs import logprobs_of, prompt_logprobs_of
 from lite_runner.generation.request import (
     Adjustments,
     Completion,
@@ -17,6 +16,7 @@ from lite_runner.generation.request import (
     max_sequence_of,
     truncate_left,
 )
+from lite_runner.generation.sampling import logprobs_of, prompt_logprobs_of
 
 __all__ = [
     "Adjustments",

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import BASE, BackendInfo, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
-from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import Completion, Event, Finished, Request, Token
 from lite_runner.generation.sampling import (
     Floats,
+    LogprobCollector,
     Sampler,
     check_finite,
     log_softmax,

@@ -27,7 +27,6 @@ from lite_runner.backends.base import (
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.decoding import SequenceGroup, strategies_of
-from lite_runner.generation.logprobs import LogprobCollector
 from lite_runner.generation.request import (
     Event,
     Finished,
@@ -37,6 +36,7 @@ from lite_runner.generation.request import (
     Token,
     check_lengths,
 )
+from lite_runner.generation.sampling import LogprobCollector
 from lite_runner.generation.slots import CopySlots, Placement, ReleaseSlot, Slots, SlotWork
 from lite_runner.generation.speculation import MOST_DRAFTED, PromptLookup, StepCost
 from lite_runner.system.signals import deferred

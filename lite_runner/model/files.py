@@ -16,7 +16,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import readable
+from lite_runner.sizing import readable
 from lite_runner.system.files import sampled_digest
 from lite_runner.weights.checkpoint import PICKLES, rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of

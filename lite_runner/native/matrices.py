@@ -28,9 +28,8 @@ from lite_runner.native.structs import (
 )
 from lite_runner.records import dataclass
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
-from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
-from lite_runner.weights.tensor import widened
+from lite_runner.weights.tensor import drop_pages, widened
 
 T = TypeVar("T")
 _SCALES = {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner import profiler
-from lite_runner.architectures import custom_network, limits
+from lite_runner import architectures, profiler
+from lite_runner.architectures import custom_network
 from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder, Recurrent
 from lite_runner.errors import EnvironmentFault
@@ -41,7 +41,7 @@ def unsupported(model: Decoder) -> list[str]:
     """Reasons why the native kernels do not support a model."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
-    reasons = limits.unsupported(model, recurrent=True)
+    reasons = architectures.unsupported(model, recurrent=True)
     if any(one.experts and one.experts.groups > 64 for one in [model.sparse] if one):
         reasons.append("experts are in more than 64 groups")
     if model.sparse and model.sparse.experts and model.sparse.experts.best_of_group > 2:

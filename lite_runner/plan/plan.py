@@ -25,7 +25,7 @@ from lite_runner.generation import Request as GenerationRequest
 from lite_runner.model.files import ModelFiles
 from lite_runner.model.tokenizer import end_tokens
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import (
+from lite_runner.sizing import (
     Memory,
     MemoryHint,
     align,

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
-from lite_runner.backends.base import Backend, Growing
+from lite_runner.backends.base import SMALLEST_CACHE, Backend, Growing
 from lite_runner.backends.seat import RunOptions, draft_of, seat
-from lite_runner.backends.step_sizes import SMALLEST_CACHE
 from lite_runner.config.parallel import Cluster, Ranks, cluster_of, ranks_of
 from lite_runner.config.schema import (
     CompareOptions,
@@ -28,7 +27,7 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate, not_here
 from lite_runner.plan.plan import Job, Plan, described
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import (
+from lite_runner.sizing import (
     ROOM,
     Memory,
     MemoryHint,

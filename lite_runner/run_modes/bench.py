@@ -14,7 +14,7 @@ from lite_runner.model.locate import locate_for_plan
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import model_lines
+from lite_runner.sizing import model_lines
 from lite_runner.system import environment
 from lite_runner.system.signals import CutShort
 

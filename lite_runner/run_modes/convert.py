@@ -25,7 +25,7 @@ from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import OutputPath, dataclass
-from lite_runner.sizing.memory import float32_bytes, model_lines, readable
+from lite_runner.sizing import float32_bytes, model_lines, readable
 from lite_runner.weights.lora.adapter_reader import is_listing
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.write import (

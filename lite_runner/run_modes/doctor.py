@@ -25,7 +25,7 @@ from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.plan.plan import Job, Plan, slots_for
 from lite_runner.plan.resources import check_machine, job_memory, memory_hints, run_options
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import check_memory, readable
+from lite_runner.sizing import check_memory, readable
 from lite_runner.system import environment, memory
 
 FETCHED = "a run fetches it"

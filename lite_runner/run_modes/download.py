@@ -17,7 +17,7 @@ from lite_runner.model.tokenizer import tokenizer_for_plan
 from lite_runner.output.report import RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import model_lines, readable
+from lite_runner.sizing import model_lines, readable
 from lite_runner.weights.source import weights_to_fetch
 
 

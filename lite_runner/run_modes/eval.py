@@ -64,7 +64,7 @@ from lite_runner.plan.resources import (
     with_resources,
 )
 from lite_runner.records import Count, InputPath, Range, dataclass
-from lite_runner.sizing.memory import readable
+from lite_runner.sizing import readable
 from lite_runner.system import environment
 from lite_runner.system.signals import CutShort
 

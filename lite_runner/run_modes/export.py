@@ -35,7 +35,7 @@ from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Job, Plan, described
 from lite_runner.plan.resources import files_to_fetch, with_seat
 from lite_runner.records import OutputPath, dataclass
-from lite_runner.sizing.memory import check_memory
+from lite_runner.sizing import check_memory
 from lite_runner.system import packages
 
 

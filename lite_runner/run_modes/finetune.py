@@ -28,7 +28,7 @@ from lite_runner.model.tokenizer import side_files, tokenizer_for_plan
 from lite_runner.output.report import Result, RunFolder, Timing
 from lite_runner.plan.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import Memory, check_memory, model_lines, parameter_count, readable
+from lite_runner.sizing import Memory, check_memory, model_lines, parameter_count, readable
 from lite_runner.system.files import make_folder
 from lite_runner.system.processor import cores
 from lite_runner.system.signals import CutShort, Terminated, deferred

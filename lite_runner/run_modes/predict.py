@@ -36,7 +36,7 @@ from lite_runner.plan.resources import (
     resolve_backend,
     with_resources,
 )
-from lite_runner.sizing.memory import model_lines
+from lite_runner.sizing import model_lines
 from lite_runner.system import environment
 from lite_runner.system.files import make_folder
 

@@ -18,7 +18,7 @@ from lite_runner.plan.plan import Plan
 from lite_runner.serving.options import ServeOptions as Config
 from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import plan_serving
-from lite_runner.sizing.memory import readable
+from lite_runner.sizing import readable
 from lite_runner.system import environment
 from lite_runner.system.yaml_file import read_yaml
 

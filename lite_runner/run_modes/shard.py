@@ -17,7 +17,7 @@ from lite_runner.model.tokenizer import side_files
 from lite_runner.output.report import Result, RunFolder
 from lite_runner.plan.plan import Plan
 from lite_runner.records import Count, Index, OutputPath, dataclass
-from lite_runner.sizing.memory import float32_bytes, model_lines, readable
+from lite_runner.sizing import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
 from lite_runner.weights.sharding.shard_writer import (
     Cutting,

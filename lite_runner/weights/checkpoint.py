@@ -28,7 +28,7 @@ from lite_runner.weights.formats.safetensors_file import (
     stored_tensors,
 )
 from lite_runner.weights.hf import model_config_from_hf
-from lite_runner.weights.memory_map import first_bytes
+from lite_runner.weights.tensor import first_bytes
 
 # The readers of tensors are imported by the functions that open them: a run from packed layers
 # opens none.

@@ -46,7 +46,7 @@ from lite_runner.networks.layers import (
     Weights,
 )
 from lite_runner.networks.tensor_parallel import summed
-from lite_runner.sizing.memory import parameter_count
+from lite_runner.sizing import parameter_count
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights import hf
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint

@@ -9,7 +9,7 @@ from lite_runner import run_modes
 from lite_runner.architectures.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.sizing.memory import parameter_count, weight_bytes
+from lite_runner.sizing import parameter_count, weight_bytes
 from lite_runner.weights.quantization.quantized_checkpoint import (
     weights_bytes,
 )

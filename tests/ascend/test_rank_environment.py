@@ -30,8 +30,8 @@ from lite_runner.distributed.rank_table import (
 )
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.run_modes import heads, resolve
-from lite_runner.system import ascend_devices, environment
-from lite_runner.system.ascend_devices import VISIBLE
+from lite_runner.system import environment
+from lite_runner.system.environment import VISIBLE
 from tests.paths import ROOT
 
 TABLES = ROOT / "tests/fixtures/rank_tables"
@@ -44,7 +44,7 @@ NAMES = ("RANK_ID", "RANK_SIZE", "DEVICE_ID", "RANK_TABLE_FILE", VISIBLE)
 def shows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The physical numbers of this machine's devices."""
     shown = list(range(8))
-    monkeypatch.setattr(ascend_devices, "physical_ids", lambda: shown)
+    monkeypatch.setattr(environment, "physical_ids", lambda: shown)
     for name in (*NAMES, *sections.HCCL_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     return shown
@@ -151,8 +151,8 @@ def test_the_devices_of_run_distribute(shows: list[int], fact: dict[str, Any]) -
     assert list(cluster.local_ranks) == fact["RANK_ID"]
     visible = ascend_ranks.variables(cluster, table, 7200, {})
     for rank, device in zip(fact["RANK_ID"], fact["DEVICE_ID"], strict=True):
-        index = ascend_devices.index_of(table.device_of(rank), visible)
-        assert ascend_devices.seen_ids(visible)[index] == device
+        index = environment.index_of(table.device_of(rank), visible)
+        assert environment.seen_ids(visible)[index] == device
 
 
 def test_a_rank_that_somebody_elses_msrun_starts(shows: list[int]) -> None:

@@ -21,7 +21,7 @@ from lite_runner.model.locate import locate_cached
 from lite_runner.plan.plan import Job, estimate
 from lite_runner.plan.resources import job_memory, memory_hints, run_options
 from lite_runner.run_modes import heads, resolve
-from lite_runner.sizing.memory import Memory
+from lite_runner.sizing import Memory
 from tests import references
 from tests.generation.mock import served
 

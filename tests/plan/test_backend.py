@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner import native
+from lite_runner import architectures, native
 from lite_runner.app import main
-from lite_runner.architectures import limits
 from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.lite.export.job import spec_of
 from lite_runner.config.argv import parse
@@ -28,7 +27,7 @@ from lite_runner.plan import resources
 from lite_runner.plan.plan import Job
 from lite_runner.plan.resources import choose, run_options
 from lite_runner.run_modes import heads, resolve
-from lite_runner.sizing.memory import cache_bytes
+from lite_runner.sizing import cache_bytes
 from lite_runner.system import environment, memory
 from lite_runner.weights.checkpoint import model_config_of
 from tests.paths import REFERENCE
@@ -165,7 +164,7 @@ def test_a_run_for_no_backend_names_every_objection(
     assert "no backend can compute this run: backend=native: context.mode=1" in error
     assert "; backend=ms: kv_cache=int8 is of backend=native" in error
     assert "; backend=mslite: " in error and NOTHING_LOADED not in error
-    monkeypatch.setattr(limits, "unsupported", lambda model, **_: ["its heads are odd"])
+    monkeypatch.setattr(architectures, "unsupported", lambda model, **_: ["its heads are odd"])
     refused([*SHORT, "backend=ms"], 2)
     error = capsys.readouterr().err
     assert "backend=ms cannot compute this run: its heads are odd" in error

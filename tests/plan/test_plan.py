@@ -13,7 +13,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import GenerateOptions, RunConfig
 from lite_runner.model.files import ModelFiles
 from lite_runner.plan.plan import Job, Plan, described
-from lite_runner.sizing.memory import Memory, MemoryHint
+from lite_runner.sizing import Memory, MemoryHint
 from lite_runner.system import memory
 from lite_runner.weights.repository import Repository
 from lite_runner.weights.source import PackageFile

@@ -23,7 +23,7 @@ from lite_runner.launch import launch
 from lite_runner.plan import resources
 from lite_runner.plan.resources import SHORTEST, choose_sizes, lengths_of
 from lite_runner.run_modes import heads, resolve
-from lite_runner.sizing.memory import PROCESS_BYTES, Memory
+from lite_runner.sizing import PROCESS_BYTES, Memory
 from lite_runner.system import environment, memory
 from tests.download_server import Behaviour, serving
 from tests.paths import REFERENCE

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from lite_runner.backends.base import Backend
+from lite_runner.backends.base import Backend, cache_length
 from lite_runner.backends.seat import RunOptions, Seat
-from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model.files import ModelFiles
-from lite_runner.sizing.memory import PROCESS, Memory, cache_bytes, float32_bytes
+from lite_runner.sizing import PROCESS, Memory, cache_bytes, float32_bytes
 
 
 class Lite(Seat):

@@ -20,9 +20,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend, BackendInfo, Row, check_rows
+from lite_runner.backends.base import (
+    LONGEST_CHUNK,
+    Backend,
+    BackendInfo,
+    Row,
+    check_rows,
+    chunk_length,
+    step_budget,
+)
 from lite_runner.backends.lite.engine import EngineOptions, GraphEngine, start_engine
-from lite_runner.backends.step_sizes import LONGEST_CHUNK, chunk_length, step_budget
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.graph_inputs import (
     InputArrays,

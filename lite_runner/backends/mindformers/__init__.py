@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.model.files import ModelFiles
-from lite_runner.sizing.memory import Memory
+from lite_runner.sizing import Memory
 
 if TYPE_CHECKING:
     from lite_runner.backends.mindformers.run import MindFormersRun, OpenMindFormers

@@ -18,7 +18,7 @@ from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.backends.workers.python import WorkerPython, worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from lite_runner.records import dataclass
-from lite_runner.system.ascend_devices import VISIBLE
+from lite_runner.system.environment import VISIBLE
 
 HOST = "127.0.0.1"  # they are on one machine
 SCRIPT = Path(__file__).with_name("worker.py")

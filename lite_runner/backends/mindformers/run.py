@@ -49,14 +49,14 @@ from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
 from lite_runner.model.files import ModelFiles
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import (
+from lite_runner.sizing import (
     BYTES_OF,
     Memory,
     cache_bytes,
     check_memory,
     parameter_count,
 )
-from lite_runner.system.ascend_devices import seen_ids
+from lite_runner.system.environment import seen_ids
 from lite_runner.system.files import atomic_write, temporary_folder
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.mindformers import to_mindformers

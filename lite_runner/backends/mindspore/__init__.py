@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from lite_runner import progress
-from lite_runner.architectures import custom_network, limits
+from lite_runner import architectures, progress
+from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend
-from lite_runner.backends.seat import RunOptions, Seat
-from lite_runner.backends.step_sizes import (
+from lite_runner.backends.base import (
+    Backend,
     cache_length,
     chunk_length,
     rows_at_once,
     step_capacity,
     unchunked,
 )
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.errors import EnvironmentFault
 from lite_runner.model.files import ModelFiles
-from lite_runner.sizing.memory import (
+from lite_runner.sizing import (
     BYTES_OF,
     PROCESS,
     Memory,
@@ -54,7 +54,7 @@ class MindSpore(Seat):
         """See Seat. Raises EnvironmentFault where MindSpore is not installed, and for a `quant`
         that this machine's Ascend processors do not support."""
         config, device, model = options.config, options.device, files.model
-        reasons = limits.unsupported(model)
+        reasons = architectures.unsupported(model)
         if files.exported is not None:
             reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
         native_only = {

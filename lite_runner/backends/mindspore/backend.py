@@ -22,7 +22,17 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import BASE, BackendInfo, Row, check_rows
+from lite_runner.backends.base import (
+    BASE,
+    BackendInfo,
+    Row,
+    cache_length,
+    check_rows,
+    chunk_length,
+    rows_at_once,
+    step_budget,
+    unchunked,
+)
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.mindspore.device import (
     choose_attention,
@@ -30,13 +40,6 @@ from lite_runner.backends.mindspore.device import (
     set_device,
 )
 from lite_runner.backends.mindspore.graph_cache import GraphCache
-from lite_runner.backends.step_sizes import (
-    cache_length,
-    chunk_length,
-    rows_at_once,
-    step_budget,
-    unchunked,
-)
 from lite_runner.config.parallel import Ranks
 from lite_runner.native.lora_pool import LoraSize
 from lite_runner.networks import decoder

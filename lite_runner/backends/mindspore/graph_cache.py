@@ -19,10 +19,10 @@ from mindspore.graph import api as graph_api
 
 from lite_runner import progress
 from lite_runner.errors import EnvironmentFault
+from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir, make_folder, sha256_of
 from lite_runner.system.packages import code_digest
 from lite_runner.system.signals import deferred
-from lite_runner.weights import caches
 
 SEAL = ".sha256"
 
@@ -69,8 +69,8 @@ class GraphCache:
             self._purpose = purpose
             key = json.dumps(self._described | {"purpose": purpose}, sort_keys=True)
             name = hashlib.sha256(key.encode()).hexdigest()[:32]
-            self._folder = cache_dir() / caches.GRAPHS / name
-            self._active = _is_writable(self._folder) and caches.use(self._folder)
+            self._folder = cache_dir() / user_cache.GRAPHS / name
+            self._active = _is_writable(self._folder) and user_cache.use(self._folder)
         if not self._active or purpose != self._purpose:
             yield False
             return

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 from lite_runner import native, progress
 from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import (
+    cache_length,
+    rows_at_once,
+    step_capacity,
+    unchunked,
+)
 from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.backends.native.packed_cache import (
@@ -18,19 +24,13 @@ from lite_runner.backends.native.packed_cache import (
     packed_model,
 )
 from lite_runner.backends.seat import RunOptions, Seat, draft_of
-from lite_runner.backends.step_sizes import (
-    cache_length,
-    rows_at_once,
-    step_capacity,
-    unchunked,
-)
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.model.files import ModelFiles
 from lite_runner.native.lora_pool import Share
 from lite_runner.native.model import NativeOptions, unsupported
-from lite_runner.sizing.memory import PROCESS as WITH_MINDSPORE
-from lite_runner.sizing.memory import Memory, cache_bytes
+from lite_runner.sizing import PROCESS as WITH_MINDSPORE
+from lite_runner.sizing import Memory, cache_bytes
 
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers

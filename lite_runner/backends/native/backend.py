@@ -21,15 +21,13 @@ from lite_runner.backends.base import (
     BackendInfo,
     CacheMemory,
     Row,
-    check_rows,
-)
-from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
-from lite_runner.backends.step_sizes import (
     cache_length,
+    check_rows,
     rows_at_once,
     step_capacity,
     unchunked,
 )
+from lite_runner.backends.native.batch_metadata import BatchMetadata, TokenBatch
 from lite_runner.native.lora_pool import Packed
 from lite_runner.native.model import BLOCK, NativeModel, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions

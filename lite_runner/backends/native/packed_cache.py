@@ -34,10 +34,10 @@ from lite_runner.model.files import ModelFiles
 from lite_runner.native import structs
 from lite_runner.native.lora_pool import WHOLE, LoraSize, Packed, PoolLayout, PoolLayouts, Share
 from lite_runner.native.structs import ALIGNMENT, Block, Room, aligned
-from lite_runner.sizing.memory import readable
+from lite_runner.sizing import readable
+from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir, new_folder
 from lite_runner.system.user_cache import cannot_hold, digest_of, of_file, state_of
-from lite_runner.weights import caches
 from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 from lite_runner.weights.formats.safetensors_file import metadata_of, stored_tensors
@@ -82,7 +82,7 @@ def packed_model(
                 " names another folder for the cache)"
             )
         return _in_memory(files, lora, name, ranks, share)
-    caches.use(entry)
+    user_cache.use(entry)
     state = _state(entry / FILE)
     verified = broadcast(ranks, state) == state  # else the first rank is on another machine
     return layers or open_packed(entry / FILE, files.model, lora, verified=verified)
@@ -104,7 +104,7 @@ def entry_of(files: ModelFiles) -> Path:
         "rounded": files.rounded,
     }
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_dir() / caches.PACKED / key
+    return cache_dir() / user_cache.PACKED / key
 
 
 def content_digest(path: Path) -> str:
@@ -164,7 +164,7 @@ def _packed_sizes(files: ModelFiles, ranks: Ranks, share: Share) -> tuple[int, i
 
 def _found(entry: Path, files: ModelFiles, lora: LoraSize | None, name: str) -> list[Packed] | None:
     """The layers in the cache; None where they are not there, or not whole."""
-    if not caches.use(entry):
+    if not user_cache.use(entry):
         return None
     try:
         return open_packed(entry / FILE, files.model, lora)

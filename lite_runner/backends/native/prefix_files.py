@@ -33,9 +33,9 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import sources
 from lite_runner.native.model import NativeModel
 from lite_runner.records import dataclass
+from lite_runner.system import user_cache
 from lite_runner.system.bucket import Bucket
 from lite_runner.system.files import atomic_write, cache_dir, make_folder
-from lite_runner.weights import caches
 
 BLOCK = 64  # tokens
 FORMAT = 1  # of the files
@@ -77,7 +77,7 @@ class PrefixFiles:
         self.rotate(table)
         made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
-        self._folder = cache_dir() / caches.PREFIXES / self._root.hex()[:_DIGEST]
+        self._folder = cache_dir() / user_cache.PREFIXES / self._root.hex()[:_DIGEST]
         self._known: set[str] = set()  # names of files that are there, or about to be
         self._had: dict[str, int] = {}  # names of blocks that were not written, and the request
         self._allowance = Bucket(UNSHARED, UNSHARED_S)
@@ -88,7 +88,7 @@ class PrefixFiles:
         # The writer's own:
         self._most: int | None = None  # bytes of all prefixes
         self._room = 0  # bytes to write until they are counted again
-        caches.use(self._folder)
+        user_cache.use(self._folder)
 
     def rotate(self, table: NDArray[np.float32]) -> None:
         """Take another rotary table."""
@@ -212,7 +212,7 @@ class PrefixFiles:
                     file.write(_checksum(name, block.data))
                     file.write(block.data)
                 self._room -= block.nbytes
-                caches.use(self._folder)
+                user_cache.use(self._folder)
         except EnvironmentFault as error:
             progress.detail(f"a prefix is not stored: {error.message}")
         finally:
@@ -223,7 +223,7 @@ class PrefixFiles:
         """Remove the oldest prefixes where there is no room; the bytes to write until the next
         time, since other processes write, too."""
         if self._most is None:
-            limit = caches.default_limit() if self._limit is None else self._limit
+            limit = user_cache.default_limit() if self._limit is None else self._limit
             self._most = limit // PART
         found = sorted(_files(self._folder.parent))
         used = sum(size for _, size, _ in found)

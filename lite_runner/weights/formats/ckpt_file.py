@@ -28,8 +28,15 @@ from lite_runner.weights.formats.safetensors_file import (
     StoredTensor,
     view_tensor,
 )
-from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
-from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
+from lite_runner.weights.tensor import (
+    CHUNK,
+    DType,
+    Index,
+    LazyTensor,
+    drop_pages,
+    first_bytes,
+    map_file,
+)
 
 SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore splits them
 MAX_TEXT = 4096  # bytes of a name

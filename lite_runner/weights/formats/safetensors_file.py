@@ -19,8 +19,15 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.json_file import parse_json
-from lite_runner.weights.memory_map import drop_pages, first_bytes, map_file
-from lite_runner.weights.tensor import CHUNK, DType, Index, LazyTensor
+from lite_runner.weights.tensor import (
+    CHUNK,
+    DType,
+    Index,
+    LazyTensor,
+    drop_pages,
+    first_bytes,
+    map_file,
+)
 
 MAX_DIMENSION = 2**48
 MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library

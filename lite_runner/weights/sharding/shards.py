@@ -23,14 +23,13 @@ from lite_runner.weights.formats.hugging_face import check_tied_head
 from lite_runner.weights.formats.mindformers import canonical_name
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.layouts import check_tensors, expected_tensors
-from lite_runner.weights.memory_map import drop_pages
 from lite_runner.weights.sharding.partition import Layout, Strategy, pieces, strategy_of
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,
     read_shard_manifest,
 )
 from lite_runner.weights.sharding.strategy import read_strategy
-from lite_runner.weights.tensor import Index, LazyTensor, same_values
+from lite_runner.weights.tensor import Index, LazyTensor, drop_pages, same_values
 
 HASH_THREADS = 4
 COPY_AGAIN = "copy the whole set again, or cut the checkpoint again (run_mode=shard)"

@@ -27,7 +27,7 @@ from lite_runner.errors import RunnerError
 from lite_runner.plan.resources import options_of
 from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.predict import plan as plan_generation
-from lite_runner.system import ascend_devices, environment
+from lite_runner.system import environment
 from tests.stand_in_mindformers import python_of
 
 SHARED = ["model=tiny_bloom", "backend=mindformers", "load_checkpoint=random", "parallel=tp2"]
@@ -118,7 +118,7 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Share:
     device that there is not, over a stand-in whose join dies, or why that rank failed."""
     for one in (environment, module):
         monkeypatch.setattr(one, "seen_ids", lambda *_: [4, 5], raising=False)
-    monkeypatch.setattr(ascend_devices, "physical_ids", lambda: [4, 5])
+    monkeypatch.setattr(environment, "physical_ids", lambda: [4, 5])
 
     def run(work: Callable[[Any, int], Any], timeout: int = 60, **acts: object) -> Sequence[Any]:
         monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(python_of(tmp_path, **acts)))

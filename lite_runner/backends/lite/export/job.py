@@ -6,9 +6,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
-from lite_runner import progress
-from lite_runner.architectures import limits
+from lite_runner import architectures, progress
 from lite_runner.architectures.spec import Decoder
+from lite_runner.backends.base import cache_length
 from lite_runner.backends.lite.engine import (
     Device,
     EngineOptions,
@@ -16,7 +16,6 @@ from lite_runner.backends.lite.engine import (
     engine_for,
     why_unavailable,
 )
-from lite_runner.backends.step_sizes import cache_length
 from lite_runner.config.backend_checks import ENGINES
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.schema import DType, ExportedOptions
@@ -25,7 +24,7 @@ from lite_runner.mindir.graph_inputs import not_resizable
 from lite_runner.mindir.manifest import Layout, fits_any, is_pair
 from lite_runner.model.files import ModelFiles
 from lite_runner.records import dataclass
-from lite_runner.sizing.memory import (
+from lite_runner.sizing import (
     BYTES_OF,
     Memory,
     cache_bytes,
@@ -139,7 +138,7 @@ def spec_of(config: ExportedOptions, files: ModelFiles, slots: int, length: int)
         model_type = "mindir_lite" if fits_any(layout) and to_run else "mindir"
     dtype, rounded = config.compute_dtype(target), config.rounded_dtype(target)
     ranks = ranks_of(config).tensor
-    errors = limits.unsupported(files.model)
+    errors = architectures.unsupported(files.model)
     if files.quantization.rounds:
         errors.append(
             f"quant={files.quantization}: graphs compute with floats: quant=none, or backend=native"

@@ -29,11 +29,10 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
 from lite_runner.model.exported_model import ExportedModel
 from lite_runner.model.files import ModelFiles
+from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir
 from lite_runner.system.packages import code_digest, versions
-from lite_runner.system.user_cache import CACHE_HINT, cannot_hold
-from lite_runner.weights import caches
-from lite_runner.weights.caches import EXPORTS
+from lite_runner.system.user_cache import CACHE_HINT, EXPORTS, cannot_hold
 from lite_runner.weights.lora.adapter_reader import digest
 
 
@@ -69,7 +68,7 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     """Its folder in the cache and its manifest. Of several ranks each calls this; replicas of the
     model share one export. A damaged one is exported again. Raises RunnerError."""
     folder, ranks = folder_in_cache(job.config, job.files, job.spec), job.ranks
-    there = caches.use(folder)
+    there = user_cache.use(folder)
     error = _error_of(folder) if there and job.first else ""
     found = there and not error
     if not found:
@@ -85,12 +84,12 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
         paths = OutputPaths(folder, overwrite=bool(error))
         if ranks.tensor > 1:  # all ranks are of one replica
             manifest = export_artifact(job, paths)
-            caches.use(folder)
+            user_cache.use(folder)
             return folder, manifest
         if job.first:
             export_artifact(replace(job, ranks=Ranks()), paths)
         barrier(ranks)
-        caches.use(folder)
+        user_cache.use(folder)
     return folder, read_manifest(folder, check_files=False)  # checked above, or just written
 
 

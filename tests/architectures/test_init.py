@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lite_runner.architectures.limits import undivided, unsupported
+from lite_runner.architectures import undivided, unsupported
 from lite_runner.architectures.spec import Attention, Decoder, RopeScaling, Rotary
 from tests import references
 

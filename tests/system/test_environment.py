@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.system import ascend_devices, environment
-from lite_runner.system.ascend_devices import (
+from lite_runner.system import environment
+from lite_runner.system.environment import (
     VISIBLE,
     index_of,
     physical_ids,
@@ -24,13 +24,13 @@ CONTAINER = [4, 5, 6, 7]
 @pytest.fixture
 def shows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     shown = list(MACHINE)
-    monkeypatch.setattr(ascend_devices, "physical_ids", lambda: shown)
+    monkeypatch.setattr(environment, "physical_ids", lambda: shown)
     return shown
 
 
 def test_the_driver_shows_devices_and_its_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [f"/dev/davinci{name}" for name in ("10", "2", "_manager", "0")]
-    monkeypatch.setattr(ascend_devices.glob, "glob", lambda pattern: paths)
+    monkeypatch.setattr(environment.glob, "glob", lambda pattern: paths)
     assert physical_ids() == [0, 2, 10]
 
 

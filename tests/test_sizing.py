@@ -11,7 +11,7 @@ from lite_runner.config.groups import options_of
 from lite_runner.config.parallel import Ranks, cluster_of
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import EnvironmentFault
-from lite_runner.sizing.memory import (
+from lite_runner.sizing import (
     Assumptions,
     Memory,
     MemoryHint,

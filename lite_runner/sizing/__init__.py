@@ -1,1 +1,0 @@
-"""Resource estimates: parameters, memory, tensor parallelism."""
