@@ -32,7 +32,7 @@ from lite_runner.mindir.graph_inputs import (
     inputs_of,
 )
 from lite_runner.mindir.write_resizable import ResizableNetwork
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.read_ahead import ReadAhead

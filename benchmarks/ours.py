@@ -22,9 +22,9 @@ from lite_runner.bench.workload import Prompts, lockstep
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.generation import Token
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
-from lite_runner.plan.plan import Job
+from lite_runner.plan import Job
 from lite_runner.run_modes import heads, resolve
 
 NAMED = ("export.layout", "quant", "kv_cache", "model")  # settings that an engine's name shows

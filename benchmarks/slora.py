@@ -34,7 +34,7 @@ from lite_runner.config.argv import parse
 from lite_runner.generation import Engine
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.model.locate import locate
-from lite_runner.plan.plan import Job
+from lite_runner.plan import Job
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.adapter_writer import write_adapters

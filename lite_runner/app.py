@@ -178,7 +178,7 @@ def _job(line: CommandLine, link: Path) -> int:
 
 
 def _linked(line: CommandLine, link: Path) -> int:
-    from lite_runner.output.report import RunFolder
+    from lite_runner.output import RunFolder
     from lite_runner.run_modes import resolve
 
     config, notes = resolve(line)

@@ -42,8 +42,8 @@ from lite_runner.distributed.stopping import (
     stop_or_exit_on_ctrl_c,
 )
 from lite_runner.launch import launch, log_details, operators_profiled, write_ranks_profile
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import RunFolder
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment

@@ -21,8 +21,8 @@ from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ra
 from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.config.sections import Parallel
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import RunFolder
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
 from lite_runner.sizing import readable

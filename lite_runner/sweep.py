@@ -70,7 +70,7 @@ from lite_runner.errors import (
     escaped,
     shown,
 )
-from lite_runner.output.report import RESULT, RunFolder
+from lite_runner.output import RESULT, RunFolder
 from lite_runner.records import dataclass
 from lite_runner.run_modes import resolve, schemas
 from lite_runner.system import packages

@@ -8,8 +8,8 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.output import RESULT
 from lite_runner.output.comparison import PROGRAM, aligned
-from lite_runner.output.report import RESULT
 from lite_runner.system import own_process
 from lite_runner.system.files import temporary_folder
 from lite_runner.system.json_file import parse_json, read_json_object

@@ -12,7 +12,7 @@ import pytest
 from lite_runner import launch
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system.files import cache_dir
 

@@ -39,7 +39,7 @@ from lite_runner.model.adapters import (
 )
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan.plan import Job, fit, with_ends
+from lite_runner.plan import Job, fit, with_ends
 from lite_runner.plan.resources import grow_backend, open_backend, resolve_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mindspore import Parameter
 
     from lite_runner.backends.adapter_slots import AdapterSlots
-    from lite_runner.model.files import ModelFiles
+    from lite_runner.model import ModelFiles
 
 AdapterIds = str | Sequence[str | None] | None
 

@@ -19,8 +19,8 @@ from lite_runner.api.tokenizer import as_arrays
 from lite_runner.architectures import architecture_of
 from lite_runner.errors import ConfigError
 from lite_runner.generation.sampling import logits_of_text
+from lite_runner.model import ModelFiles
 from lite_runner.model.adapters import network_tensors
-from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate
 
 

@@ -19,7 +19,7 @@ from lite_runner.config.mindformers_training import evaluation_of
 from lite_runner.config.sections import MANIFEST, RANDOM
 from lite_runner.errors import ConfigError
 from lite_runner.evaluation.tasks import built_in
-from lite_runner.output.report import RESULT
+from lite_runner.output import RESULT
 from lite_runner.system.json_file import read_json_object
 from lite_runner.system.yaml_file import read_yaml
 

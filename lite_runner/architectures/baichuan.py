@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import llama_like, llama_settings
-from lite_runner.architectures.architecture import Architecture, MindFormers
+from lite_runner.architectures import Architecture, MindFormers, llama_like, llama_settings
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation, network_of

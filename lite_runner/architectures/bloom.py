@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lite_runner.architectures import gpt2, naming
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures import GGUF, Architecture, MindFormers, gpt2, naming
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm

@@ -7,8 +7,14 @@ import dataclasses
 from collections.abc import Container, Iterator, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import llama_like, naming
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    MindFormers,
+    llama_like,
+    naming,
+    shared_settings,
+)
 from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Error, Translation, error

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from lite_runner.architectures import naming
-from lite_runner.architectures.architecture import Architecture, MindFormers, shared_settings
+from lite_runner.architectures import Architecture, MindFormers, naming, shared_settings
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names, Parameter
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Error, Translation, error

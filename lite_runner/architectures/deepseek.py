@@ -7,8 +7,14 @@ import dataclasses
 from collections.abc import Container, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from lite_runner.architectures import experts, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    MindFormers,
+    experts,
+    llama_like,
+    llama_settings,
+)
 from lite_runner.architectures.fields import KERNEL, MAX_EXPERTS, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import gpt2, llama_like, naming, starcoder2
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, gpt2, llama_like, naming, starcoder2
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Rotary

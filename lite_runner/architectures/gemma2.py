@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures import GGUF, MindFormers, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import gemma2
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures import GGUF, Architecture, MindFormers, gemma2
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_settings import FULL, SLIDING, LlamaLikeSettings
 from lite_runner.architectures.naming import Name, Names

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
+from lite_runner.architectures import GGUF, Architecture, MindFormers, shared_settings
 from lite_runner.architectures.fields import CLASSES, KERNEL, MAX_LAYERS, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Translation

@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import naming, starcoder2
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers
+from lite_runner.architectures import GGUF, Architecture, MindFormers, naming, starcoder2
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Rotary

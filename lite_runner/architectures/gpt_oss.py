@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import experts, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, experts, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import experts, granite, granite_moe, llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import Architecture, experts, granite, granite_moe, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Role, Rows

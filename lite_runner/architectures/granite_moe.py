@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import experts, granite, llama_like
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, experts, granite, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import FusedExperts, Names, Role

@@ -6,8 +6,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from lite_runner.architectures import llama_like, llama_settings, naming
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, naming
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation

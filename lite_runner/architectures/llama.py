@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import experts
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, experts
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
 from lite_runner.architectures.llama_settings import (

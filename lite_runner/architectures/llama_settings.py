@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from lite_runner.architectures.architecture import MindFormers, shared_settings
+from lite_runner.architectures import MindFormers, shared_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.settings import PREFIX, Error, RotarySettings, Translation, error
 from lite_runner.architectures.spec import Decoder, Rotary

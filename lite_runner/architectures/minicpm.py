@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import llama_like
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, llama_like
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.spec import Decoder
 

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import experts, llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import MindFormers
+from lite_runner.architectures import MindFormers, experts, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import Architecture
 from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, NO_EFFECT, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm

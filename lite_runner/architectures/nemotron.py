@@ -7,8 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import llama_like, naming
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, llama_like, naming
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Norm

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import llama_settings, olmo2
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import Architecture, llama_settings, olmo2
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.gemma3 import ropes
 from lite_runner.architectures.llama_like import shared, sizes

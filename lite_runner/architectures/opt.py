@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import llama_like
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import Architecture, llama_like
 from lite_runner.architectures.fields import MAX_LAYERS, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm

@@ -8,8 +8,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from lite_runner.architectures import llama, llama_like, llama_settings, naming
-from lite_runner.architectures.architecture import GGUF
+from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, naming
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder

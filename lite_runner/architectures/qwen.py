@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal
 
-from lite_runner.architectures import llama_like, llama_settings
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import Architecture, llama_like, llama_settings
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 

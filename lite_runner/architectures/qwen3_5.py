@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import llama_like, qwen3, qwen3_next
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import Architecture, llama_like, qwen3, qwen3_next
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names, Parameter, Role, Rows
 from lite_runner.architectures.spec import Decoder

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import experts, llama_like, llama_settings, qwen3
-from lite_runner.architectures.architecture import GGUF, MindFormers
+from lite_runner.architectures import GGUF, MindFormers, experts, llama_like, llama_settings, qwen3
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names

@@ -5,8 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from lite_runner.architectures import experts, llama_like, llama_settings, qwen2_moe, qwen3
-from lite_runner.architectures.architecture import Architecture
+from lite_runner.architectures import (
+    Architecture,
+    experts,
+    llama_like,
+    llama_settings,
+    qwen2_moe,
+    qwen3,
+)
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows, apart, rotated_first

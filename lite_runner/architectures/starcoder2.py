@@ -7,8 +7,14 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import gpt2, llama_like
-from lite_runner.architectures.architecture import GGUF, Architecture, MindFormers, shared_settings
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    MindFormers,
+    gpt2,
+    llama_like,
+    shared_settings,
+)
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import RotarySettings

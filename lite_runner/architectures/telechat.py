@@ -8,8 +8,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import experts, llama, llama_like, llama_settings
-from lite_runner.architectures.architecture import Architecture, MindFormers
+from lite_runner.architectures import (
+    Architecture,
+    MindFormers,
+    experts,
+    llama,
+    llama_like,
+    llama_settings,
+)
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Rows

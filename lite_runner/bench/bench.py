@@ -33,7 +33,7 @@ from lite_runner.bench.report import (
     read_former,
 )
 from lite_runner.errors import ConfigError
-from lite_runner.output.report import RunFolder
+from lite_runner.output import RunFolder
 from lite_runner.system import own_process, processor
 
 PROGRAM = "lite_runner.bench.cell"

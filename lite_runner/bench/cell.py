@@ -24,13 +24,13 @@ from lite_runner.bench.workload import timed, workload
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import tokenizer_of
 from lite_runner.native import costs
-from lite_runner.plan.plan import Job
+from lite_runner.plan import Job
 from lite_runner.plan.resources import choose, open_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment, memory, own_process
 
 if TYPE_CHECKING:
-    from lite_runner.model.files import ModelFiles
+    from lite_runner.model import ModelFiles
 
 
 def answer(job: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lite_runner.bench.report import percentile
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Request
 from lite_runner.model.adapters import AdapterJob
-from lite_runner.plan.plan import Job
+from lite_runner.plan import Job
 from lite_runner.records import dataclass
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
 from lite_runner.weights.tensor import LazyTensor

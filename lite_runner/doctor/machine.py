@@ -24,7 +24,7 @@ from lite_runner.doctor import probe, two_ranks
 from lite_runner.doctor.check import Check, Finding, as_json, as_text, counts, examine, passed
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import compiler
-from lite_runner.output.report import PROBE_BYTES
+from lite_runner.output import PROBE_BYTES
 from lite_runner.sizing import PROCESS, Memory, readable, shortage
 from lite_runner.system import environment, memory, packages, processor
 from lite_runner.system.files import cache_dir, folder_size

@@ -35,8 +35,8 @@ from lite_runner.evaluation.prompts import Sample, TaskOptions, samples_of
 from lite_runner.evaluation.tasks import Task, read_task
 from lite_runner.generation import Completion, Engine, Finished, Request, Token
 from lite_runner.generation.sampling import log_likelihoods
+from lite_runner.output import RunFolder
 from lite_runner.output.comparison import aligned
-from lite_runner.output.report import RunFolder
 from lite_runner.records import Count, Index, InputPath, dataclass
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.yaml_file import read_yaml

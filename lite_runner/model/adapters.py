@@ -19,7 +19,7 @@ from lite_runner.config.prompts import adapter_names
 from lite_runner.config.schema import DType
 from lite_runner.config.sections import LORA_NAME, AdapterSource
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing import BYTES_OF
 from lite_runner.weights.checkpoint import open_with_lora

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.architectures import architecture_of
@@ -17,8 +18,7 @@ from lite_runner.config.checks import unavailable
 from lite_runner.config.fields import raise_errors
 from lite_runner.config.sections import RANDOM, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.exported_model import ExportedModel, exported_model
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.weights.checkpoint import (
     check_file,
     gguf_at,
@@ -30,6 +30,9 @@ from lite_runner.weights.checkpoint import (
 from lite_runner.weights.formats.gguf_file import GGUFFile
 from lite_runner.weights.source import cached, fetch, is_on_hub
 
+if TYPE_CHECKING:
+    from lite_runner.model.exported_model import ExportedModel
+
 
 def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
     """Fetch what a run names, unless it is here, and read the model's sizes.
@@ -37,9 +40,8 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
     Without `weights`, which a tokenizer does not need, those on the hub are not fetched. Raises
     ArtifactError where the model cannot be had or is not the one that the run names.
     """
-    exported = exported_model(source)
-    if exported is not None:
-        return _exported(exported, source)
+    if source.exported is not None:
+        return _exported(source)
     model = _configured_model(source)
     if source.checkpoint == RANDOM:
         if model is None:
@@ -97,7 +99,7 @@ def locate_cached(source: ModelSource) -> ModelFiles:
     Raises ArtifactError for a file that is missing from this machine, and for model=auto where the
     sizes are in what would be fetched.
     """
-    if source.checkpoint == RANDOM or exported_model(source) is not None:
+    if source.checkpoint == RANDOM or source.exported is not None:
         return locate(source)
     here = cached(source.checkpoint)
     key, folder = "pretrained_model_dir", source.folder
@@ -146,9 +148,13 @@ def _configured_model(source: ModelSource) -> Decoder | None:
     return model
 
 
-def _exported(exported: ExportedModel, source: ModelSource) -> ModelFiles:
+def _exported(source: ModelSource) -> ModelFiles:
     """The files of an exported model, which takes the place of a checkpoint. Raises ArtifactError
     where it is another one than the run's."""
+    from lite_runner.model.exported_model import exported_model
+
+    exported = exported_model(source)
+    assert exported is not None, "it is named"
     if source.named:
         progress.note(f"load_checkpoint: not read, the weights are in {exported.folder}")
     if source.quant not in (None, "none"):

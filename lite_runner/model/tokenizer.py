@@ -11,7 +11,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.groups import DOWNLOADS, download_folders, own_source
 from lite_runner.config.sections import RANDOM, TokenizerSettings, TokenizerSource
 from lite_runner.errors import ArtifactError, ConfigError, show
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.system.files import read_small
 from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.config.schema import CompareOptions
 from lite_runner.errors import RunnerError
+from lite_runner.output import RESULT, RunFolder
 from lite_runner.output.completions import logits_file
-from lite_runner.output.report import RESULT, RunFolder
 from lite_runner.output.scoring import LIKELIHOODS, Window, windows
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.plugins import registered
 from lite_runner.records import dataclass
 from lite_runner.system import own_process

@@ -34,8 +34,8 @@ from lite_runner.generation import (
     logprobs_of,
     prompt_logprobs_of,
 )
-from lite_runner.model.files import explained_nonfinite
-from lite_runner.output.report import (
+from lite_runner.model import explained_nonfinite
+from lite_runner.output import (
     ANSWERS,
     AdapterReport,
     AdapterUse,
@@ -45,7 +45,7 @@ from lite_runner.output.report import (
     Timing,
     peak_rss_mib,
 )
-from lite_runner.plan.plan import Job, Plan
+from lite_runner.plan import Job, Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
 from lite_runner.system.signals import CutShort

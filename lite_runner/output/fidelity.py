@@ -12,7 +12,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.backends.native.packed_cache import packed_model
 from lite_runner.config.parallel import Ranks
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 
 WINDOW = 128  # tokens of a text that are read together

@@ -18,9 +18,9 @@ from lite_runner.backends.mindformers.run import OpenMindFormers
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
 from lite_runner.generation import Engine, Request
-from lite_runner.model.files import explained_nonfinite
-from lite_runner.output.report import Evaluation, Result, RunFolder, Timing, peak_rss_mib
-from lite_runner.plan.plan import Plan
+from lite_runner.model import explained_nonfinite
+from lite_runner.output import Evaluation, Result, RunFolder, Timing, peak_rss_mib
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
 

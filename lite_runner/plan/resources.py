@@ -22,10 +22,9 @@ from lite_runner.config.schema import (
 )
 from lite_runner.config.sections import RANDOM, AscendSettings, ModelSource
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
-from lite_runner.model.exported_model import exported_model
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate, not_here
-from lite_runner.plan.plan import Job, Plan, described
+from lite_runner.plan import Job, Plan, described
 from lite_runner.records import dataclass
 from lite_runner.sizing import (
     ROOM,
@@ -406,7 +405,7 @@ def files_to_fetch(source: ModelSource) -> ModelFiles | None:
     """The model as a run would fetch it from the hub; None where it is here, or its size is not
     known. Of a model that no description is here of, config.json and tokenizer are fetched.
     """
-    if source.dry_run or exported_model(source) is not None:
+    if source.dry_run or source.exported is not None:
         return None
     if (size := weights_to_fetch(source.checkpoint)) is None:
         return None

@@ -12,7 +12,7 @@ from lite_runner.config.schema import SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
-from lite_runner.plan.plan import Job, Plan, with_ends
+from lite_runner.plan import Job, Plan, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,
     fitted,

@@ -26,8 +26,8 @@ from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lite_runner.output.report import RunFolder
-    from lite_runner.plan.plan import Plan
+    from lite_runner.output import RunFolder
+    from lite_runner.plan import Plan
 
 
 class RunMode(Protocol):

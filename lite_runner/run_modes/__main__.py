@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
-from lite_runner.output.report import RunFolder
+from lite_runner.output import RunFolder
 from lite_runner.plugins import register_plugins
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import own_process

@@ -11,8 +11,8 @@ from lite_runner.bench.report import Report
 from lite_runner.config.fields import Invalid
 from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate_for_plan
-from lite_runner.output.report import Result, RunFolder, Timing
-from lite_runner.plan.plan import Plan
+from lite_runner.output import Result, RunFolder, Timing
+from lite_runner.plan import Plan
 from lite_runner.records import dataclass
 from lite_runner.sizing import model_lines
 from lite_runner.system import environment

@@ -23,8 +23,8 @@ from lite_runner.config.schema import SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Request
 from lite_runner.model.adapters import only_adapter
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import RunFolder
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plan.session import plan_session
 from lite_runner.records import dataclass

@@ -18,12 +18,12 @@ from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.schema import AdapterOptions, OverwriteOptions
 from lite_runner.config.sections import RANDOM, AdapterFormat, CheckpointFormat, Release
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model import ModelFiles
 from lite_runner.model.adapters import adapters_of, with_adapter
-from lite_runner.model.files import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files
-from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import Result, RunFolder
+from lite_runner.plan import Plan
 from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing import float32_bytes, model_lines, readable
 from lite_runner.weights.lora.adapter_reader import is_listing

@@ -22,7 +22,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.generation import max_sequence_of
 from lite_runner.model.locate import locate_cached
 from lite_runner.model.tokenizer import tokenizer_of
-from lite_runner.plan.plan import Job, Plan, slots_for
+from lite_runner.plan import Job, Plan, slots_for
 from lite_runner.plan.resources import check_machine, job_memory, memory_hints, run_options
 from lite_runner.records import dataclass
 from lite_runner.sizing import check_memory, readable

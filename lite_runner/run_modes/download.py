@@ -14,8 +14,8 @@ from lite_runner.config.sections import RANDOM
 from lite_runner.model.adapters import adapter_place, adapters_of
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import RunFolder
+from lite_runner.plan import Plan
 from lite_runner.records import dataclass
 from lite_runner.sizing import model_lines, readable
 from lite_runner.weights.source import weights_to_fetch

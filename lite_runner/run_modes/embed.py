@@ -30,8 +30,8 @@ from lite_runner.generation import Engine, Finished, Request
 from lite_runner.generation.pooling import first_numbers
 from lite_runner.model.adapters import only_adapter
 from lite_runner.model.embedding import EmbeddingConfig, embedding_of
-from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import Result, RunFolder
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plan.session import plan_session
 from lite_runner.records import Count, OutputPath, dataclass

@@ -46,14 +46,14 @@ from lite_runner.evaluation.harness import (
 )
 from lite_runner.evaluation.prompts import Sample
 from lite_runner.generation import Engine
+from lite_runner.model import explained_nonfinite
 from lite_runner.model.adapters import with_adapter
-from lite_runner.model.files import explained_nonfinite
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.output import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.comparison import compared
-from lite_runner.output.report import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.scoring import score
-from lite_runner.plan.plan import Job, Plan, with_ends
+from lite_runner.plan import Job, Plan, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,
     fitted,

@@ -18,12 +18,12 @@ from lite_runner.architectures.quantization import Quantization
 from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files, tokenizer_for_plan
+from lite_runner.output import Result, RunFolder
 from lite_runner.output.fidelity import WINDOW, fidelity
-from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.records import Count, InputPath, OutputPath, dataclass
 from lite_runner.sizing import float32_bytes, model_lines, readable, weight_bytes
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space

@@ -13,8 +13,8 @@ from typing import Any
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.errors import ConfigError
-from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import Result, RunFolder
+from lite_runner.plan import Plan
 from lite_runner.serving.options import ServeOptions as Config
 from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import plan_serving

@@ -14,8 +14,8 @@ from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.model.tokenizer import side_files
-from lite_runner.output.report import Result, RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import Result, RunFolder
+from lite_runner.plan import Plan
 from lite_runner.records import Count, Index, OutputPath, dataclass
 from lite_runner.sizing import float32_bytes, model_lines, readable
 from lite_runner.system.files import new_folder
@@ -29,7 +29,7 @@ from lite_runner.weights.write import check_free, files_folder, write_beside
 
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
-    from lite_runner.model.files import ModelFiles
+    from lite_runner.model import ModelFiles
 
 
 @dataclass(frozen=True, kw_only=True)

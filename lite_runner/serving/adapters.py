@@ -18,7 +18,7 @@ from lite_runner.model.adapters import (
     in_memory,
     open_later,
 )
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.serving.engine import Stopped
 from lite_runner.serving.errors import ApiError, shortened, told
 from lite_runner.serving.options import ServeOptions

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message
 from lite_runner import progress
 from lite_runner.backends.base import Backend
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.serving.app import routed
 from lite_runner.serving.errors import ApiError, of_validation

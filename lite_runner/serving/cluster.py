@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 
 from lite_runner import progress
 from lite_runner.errors import EnvironmentFault
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins, registered
 from lite_runner.serving.adapters import load_lora, unload_lora

@@ -9,7 +9,7 @@ from dataclasses import replace
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.generation import sampled
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.plan.session import plan_session
 from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.system import environment

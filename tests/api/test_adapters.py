@@ -17,7 +17,7 @@ from lite_runner.api.network import Network
 from lite_runner.app import main
 from lite_runner.backends.base import Backend
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.plan.resources import open_backend
 from tests.paths import FIXTURES
 

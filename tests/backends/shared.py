@@ -16,9 +16,9 @@ from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import read_requests
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.generation import Engine, Request
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_cached
-from lite_runner.plan.plan import Job, estimate
+from lite_runner.plan import Job, estimate
 from lite_runner.plan.resources import job_memory, memory_hints, run_options
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing import Memory

@@ -19,7 +19,7 @@ from lite_runner.bench.bench import Others, run_cells, this_machine
 from lite_runner.bench.options import BenchOptions, CellJob, CellOptions, CellSettings
 from lite_runner.bench.report import Cell, Measured, Report
 from lite_runner.errors import ConfigError
-from lite_runner.output.report import RunFolder
+from lite_runner.output import RunFolder
 from lite_runner.system import own_process
 
 Options = Callable[..., BenchOptions]

@@ -11,8 +11,8 @@ import pytest
 from lite_runner.app import main
 from lite_runner.errors import ConfigError
 from lite_runner.generation.draft_model import DraftModel
+from lite_runner.model import ModelFiles
 from lite_runner.model.draft import check_vocabulary
-from lite_runner.model.files import ModelFiles
 from lite_runner.text.loading import load_tokenizer
 from tests.backends.shared import need_of
 from tests.models import model_named

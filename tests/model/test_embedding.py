@@ -13,8 +13,8 @@ import pytest
 
 from lite_runner import app
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model import ModelFiles
 from lite_runner.model.embedding import embedding_of
-from lite_runner.model.files import ModelFiles
 from lite_runner.text.tokenizer import byte_tokenizer
 from tests.tokenizer_files import write_tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import (
     check_same_model,
     locate,

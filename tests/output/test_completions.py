@@ -16,6 +16,7 @@ from lite_runner.config.generation import FinishReason, GenerationConfig
 from lite_runner.config.prompt import Message, Request
 from lite_runner.generation import Completion, Generation, GenerationTiming
 from lite_runner.model.adapters import AdapterJob
+from lite_runner.output import AdapterReport, AdapterUse, RowResult
 from lite_runner.output.completions import (
     SPEED_INTERVAL_S,
     Format,
@@ -26,8 +27,7 @@ from lite_runner.output.completions import (
     advice,
     merge,
 )
-from lite_runner.output.report import AdapterReport, AdapterUse, RowResult
-from lite_runner.plan.plan import Job
+from lite_runner.plan import Job
 from lite_runner.text.tokenizer import byte_tokenizer
 
 

@@ -15,7 +15,7 @@ from lite_runner.app import main
 from lite_runner.backends.mindformers.releases import V1_0_2
 from lite_runner.backends.mindformers.run import write_checkpoint
 from lite_runner.config.argv import parse
-from lite_runner.model.files import RANDOM, ModelFiles
+from lite_runner.model import RANDOM, ModelFiles
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.tensor import LazyTensor

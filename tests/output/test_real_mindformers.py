@@ -30,7 +30,7 @@ from lite_runner.backends.mindformers.run import MindFormersRun, OpenMindFormers
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generator, Request
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.native.packed_model import pack
 from lite_runner.output.mindformers import MindFormersGenerator
 from lite_runner.weights.read_ahead import QuantizedWeights

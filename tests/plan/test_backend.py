@@ -22,9 +22,8 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ComputeOptions, ExportedOptions
 from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
-from lite_runner.model.files import ModelFiles
-from lite_runner.plan import resources
-from lite_runner.plan.plan import Job
+from lite_runner.model import ModelFiles
+from lite_runner.plan import Job, resources
 from lite_runner.plan.resources import choose, run_options
 from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing import cache_bytes

@@ -13,7 +13,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import Request
 from lite_runner.model.adapters import AdapterJob
-from lite_runner.plan.plan import Job, fit
+from lite_runner.plan import Job, fit
 from lite_runner.run_modes import heads, resolve
 from tests.models import model_named
 

@@ -14,7 +14,7 @@ import pytest
 from lite_runner import AutoModel
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint

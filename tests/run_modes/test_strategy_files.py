@@ -11,8 +11,8 @@ import pytest
 from lite_runner import app
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks, ranks_of
-from lite_runner.output.report import RunFolder
-from lite_runner.plan.plan import Plan
+from lite_runner.output import RunFolder
+from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, predict, resolve
 from lite_runner.run_modes.predict import write_strategy_files
 from lite_runner.weights.sharding.partition import strategy_of

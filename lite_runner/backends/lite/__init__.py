@@ -6,7 +6,7 @@ from lite_runner.backends.base import Backend, cache_length
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ConfigError
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.sizing import PROCESS, Memory, cache_bytes, float32_bytes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lite_runner.backends.seat import RunOptions, Seat
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.sizing import Memory
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from lite_runner.config.schema import ExportedOptions, MindFormersOptions
 from lite_runner.config.sections import AscendSettings, Context, Release, hccl_timeouts
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing import (
     BYTES_OF,

@@ -20,7 +20,7 @@ from lite_runner.backends.base import (
 )
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.errors import EnvironmentFault
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.sizing import (
     BYTES_OF,
     PROCESS,

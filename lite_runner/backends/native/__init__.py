@@ -26,7 +26,7 @@ from lite_runner.backends.native.packed_cache import (
 from lite_runner.backends.seat import RunOptions, Seat, draft_of
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.native.lora_pool import Share
 from lite_runner.native.model import NativeOptions, unsupported
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE

@@ -30,7 +30,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.collectives import broadcast
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.native import structs
 from lite_runner.native.lora_pool import WHOLE, LoraSize, Packed, PoolLayout, PoolLayouts, Share
 from lite_runner.native.structs import ALIGNMENT, Block, Room, aligned

@@ -20,7 +20,7 @@ from lite_runner.backends.seat import RunOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.checks import PredictOptions
 from lite_runner.errors import ArtifactError
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.run_modes import heads, resolve
 from tests.output.test_real_mindformers import random_tensors
 

@@ -26,7 +26,7 @@ from lite_runner.backends.native.packed_cache import (
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.native.lora_pool import WHOLE, pool_size
 from lite_runner.native.packed_model import pack

@@ -22,7 +22,7 @@ from lite_runner.config.schema import DType, ExportedOptions
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.graph_inputs import not_resizable
 from lite_runner.mindir.manifest import Layout, fits_any, is_pair
-from lite_runner.model.files import ModelFiles
+from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing import (
     BYTES_OF,

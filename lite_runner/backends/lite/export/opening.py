@@ -27,8 +27,8 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
+from lite_runner.model import ModelFiles
 from lite_runner.model.exported_model import ExportedModel
-from lite_runner.model.files import ModelFiles
 from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir
 from lite_runner.system.packages import code_digest, versions

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from lite_runner.errors import EXIT_ENVIRONMENT, ArtifactError, EnvironmentFault
-from lite_runner.output.report import Result, RowResult, RunFolder, Timing, peak_rss_mib
+from lite_runner.output import Result, RowResult, RunFolder, Timing, peak_rss_mib
 from lite_runner.system.packages import versions
 
 NOON = datetime(2026, 1, 31, 12, 0, 5)
@@ -110,7 +110,7 @@ def test_results_on_a_disk_that_filled_up(tmp_path: Path) -> None:
     script = f"""
 import resource
 from lite_runner.errors import EnvironmentFault
-from lite_runner.output.report import *
+from lite_runner.output import *
 folder = RunFolder.create({str(tmp_path)!r}, "predict", "tiny_llama")
 resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
 row = RowResult("p", "x" * (3 << 20), [], 1, 1, "length")

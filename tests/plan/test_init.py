@@ -11,8 +11,8 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.schema import GenerateOptions, RunConfig
-from lite_runner.model.files import ModelFiles
-from lite_runner.plan.plan import Job, Plan, described
+from lite_runner.model import ModelFiles
+from lite_runner.plan import Job, Plan, described
 from lite_runner.sizing import Memory, MemoryHint
 from lite_runner.system import memory
 from lite_runner.weights.repository import Repository
