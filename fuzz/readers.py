@@ -8,7 +8,7 @@ from pathlib import Path
 from lite_runner.config.argv import parse
 from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, resolve, run_mode
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from lite_runner.weights.tensor import LazyTensor
 
 Read = Callable[[Path], object]

@@ -20,7 +20,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Request
 from lite_runner.native.packed_model import pack
 from lite_runner.output.scoring import BackendScorer, evaluate
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead

@@ -12,8 +12,8 @@ from lite_runner.config.groups import options_of
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate
 from lite_runner.model.tokenizer import downloaded_tokenizer, tokenizer_of
+from lite_runner.text import CHAT_FORMS, load_tokenizer
 from lite_runner.text.chatglm_chat import ChatForm
-from lite_runner.text.loading import CHAT_FORMS, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 
 # Arguments of MindFormers' tokenizers that change no id.

@@ -31,7 +31,7 @@ from lite_runner.config.sections import RANDOM, ParallelConfig
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import errors, export, finetune, predict, resolve
 from lite_runner.run_modes import eval as eval_mode
-from lite_runner.text.loading import holds_tokenizer
+from lite_runner.text import holds_tokenizer
 from lite_runner.weights.checkpoint import config_folder
 from lite_runner.weights.source import is_on_hub
 

@@ -21,7 +21,7 @@ from lite_runner.config.fields import show
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 
 Prompt = str | Sequence[int]  # a text, or its token ids
 Messages = Sequence[Mapping[str, Any]]  # a conversation: [{"role": "user", "content": "Hello"}]

@@ -43,7 +43,7 @@ from lite_runner.plan import Job, fit, with_ends
 from lite_runner.plan.resources import grow_backend, open_backend, resolve_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_reader import adapter_folders, shards_of

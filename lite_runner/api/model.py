@@ -16,7 +16,7 @@ from lite_runner.api.tokenizer import PreTrainedTokenizer, rows_of
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits, logprobs_of, prompt_logprobs_of
 from lite_runner.model import ModelFiles
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

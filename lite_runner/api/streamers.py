@@ -15,7 +15,7 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.errors import ConfigError
-from lite_runner.text.streaming import StreamDecoder
+from lite_runner.text.spelling import StreamDecoder
 
 
 class Streamer(Protocol):

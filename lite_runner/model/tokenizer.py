@@ -13,7 +13,7 @@ from lite_runner.config.sections import RANDOM, TokenizerSettings, TokenizerSour
 from lite_runner.errors import ArtifactError, ConfigError, show
 from lite_runner.model import ModelFiles
 from lite_runner.system.files import read_small
-from lite_runner.text.loading import CHAT_FORMS, holds_tokenizer, load_tokenizer
+from lite_runner.text import CHAT_FORMS, holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer, byte_tokenizer
 from lite_runner.weights.checkpoint import config_folder, rank_folders, weights_file
 from lite_runner.weights.formats import TOKENIZER_FILES

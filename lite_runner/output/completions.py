@@ -49,7 +49,7 @@ from lite_runner.plan import Job, Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
 from lite_runner.system.signals import CutShort
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

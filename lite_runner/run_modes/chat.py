@@ -30,7 +30,7 @@ from lite_runner.plan.session import plan_session
 from lite_runner.records import dataclass
 from lite_runner.system import environment
 from lite_runner.system.secret import read_key
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 
 _OF_TEXTS = ("num_beams", "length_penalty", "num_return_sequences", "logprobs", "prompt_logprobs")
 

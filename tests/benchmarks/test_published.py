@@ -9,7 +9,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from tests.paths import ROOT
 

@@ -13,7 +13,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.generation.draft_model import DraftModel
 from lite_runner.model import ModelFiles
 from lite_runner.model.draft import check_vocabulary
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from tests.backends.shared import need_of
 from tests.models import model_named
 from tests.refusals import refused

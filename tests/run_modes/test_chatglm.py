@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from tests.chatglm_folders import write_chatglm3, write_chatglm_6b
 
 Run = Callable[..., dict[str, Any]]

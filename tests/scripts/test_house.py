@@ -7,8 +7,8 @@ from pathlib import Path
 from scripts import house
 from tests.tiny_gguf import write_tiny_gguf
 
-MOST_FILES = 116  # that a warm predict executes; the aim is 70
-MOST_IMPORTED = 105  # modules, at the import of predict
+MOST_FILES = 88  # that a warm predict executes; the aim is 70
+MOST_IMPORTED = 72  # modules, at the import of predict
 
 
 def test_a_predict_executes_no_more_files(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sentencepiece
 
 from lite_runner import AutoTokenizer, ChatGLM2Tokenizer, ChatGLM3Tokenizer, ChatGLMTokenizer
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from tests.paths import FIXTURES
 from tests.tokenizer_files import write_tokenizer

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from lite_runner.errors import ArtifactError
-from lite_runner.text.loading import load_tokenizer
+from lite_runner.text import load_tokenizer
 from lite_runner.text.spelling import byte_alphabet
 from lite_runner.text.tokenizer import Tokenizer
 from tests.paths import FIXTURES

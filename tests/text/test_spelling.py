@@ -11,7 +11,7 @@ from tokenizers import decoders
 
 from lite_runner.text import StreamDecoder, Tokenizer, byte_tokenizer
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import SpecialTokens
 from tests.each import each
 

@@ -19,7 +19,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import Engine, check_lengths
 from lite_runner.text import byte_tokenizer
-from lite_runner.text.streaming import Transcript
+from lite_runner.text.spelling import Transcript
 from tests.generation.mock import generated, requests_of
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [1, 2, 3], [15, 0]]
