@@ -51,10 +51,13 @@ from lite_runner.training.trainer import (
     step_count,
     step_size,
 )
+from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
+from lite_runner.weights.lora.adapter_gguf import write_lora_gguf
+from lite_runner.weights.lora.adapter_reader import FILES as ADAPTER_FILES
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.sharding.partition import sliced
 from lite_runner.weights.tensor import LazyTensor
-from lite_runner.weights.write import check_folder, write_hugging_face
+from lite_runner.weights.write import check_folder, replaced_folder, write_hugging_face
 
 __all__ = ["Config", "errors", "plan", "run"]
 
@@ -129,7 +132,8 @@ def plan(config: Config) -> Plan:
                 + (f", by {ranks.size} ranks as fast as this" if ranks.size > 1 else "")
             )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
-    lines["writes"] = f"{target}, {'a Hugging Face folder' if asked.full else 'a PEFT adapter'}"
+    form = f"an adapter as {config.convert_format}"
+    lines["writes"] = f"{target}, {'a Hugging Face folder' if asked.full else form}"
     plan = TrainPlan(
         config=config,
         files=files,
@@ -205,8 +209,14 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
             tensors = {name: in_memory(array) for name, array in weights.items()}
             write_hugging_face(folder, tensors, files.model, beside)
         else:
-            adapters = {"finetune": lora.adapter()}
-            write_adapters(adapters, files.model, folder, "peft", overwrite=True, listed=False)
+            adapter, file = lora.adapter(), folder / f"{target.name}{GGUF}"
+            if config.convert_format == "gguf":
+                with replaced_folder(folder, {*ADAPTER_FILES, file.name}) as temporary:
+                    write_lora_gguf(adapter, files.model, temporary / file.name)
+                return
+            file.unlink(missing_ok=True)  # of a training that this one overwrites
+            adapters, form = {adapter.name: adapter}, config.convert_format
+            write_adapters(adapters, files.model, folder, form, overwrite=True, listed=False)
 
     steps = _train(trainer, folder, target, write)
     write(target)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.prompts import is_file
 from lite_runner.config.schema import OverwriteOptions
-from lite_runner.config.sections import ModelSource
+from lite_runner.config.sections import AdapterFormat, ModelSource
 from lite_runner.records import (
     Count,
     Index,
@@ -109,6 +109,7 @@ class TrainOptions(OverwriteOptions):
 
     finetune: FinetuneOptions
     finetune_output: OutputPath
+    convert_format: AdapterFormat  # of the adapter
 
     @property
     def vocab_parallel(self) -> bool:
@@ -130,6 +131,12 @@ def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
     """Validation errors of a fine-tuning."""
     if not config.finetune_output:
         yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
+    if config.finetune.full and config.convert_format != "peft":
+        yield invalid(
+            ("convert_format", "finetune.full"),
+            f"convert_format={config.convert_format} is of an adapter, and finetune.full=true writes"
+            " a Hugging Face folder, which run_mode=convert writes in other formats",
+        )
     if not config.finetune.data:
         yield invalid(
             "finetune.data",

@@ -58,14 +58,22 @@ def test_an_adapter_is_trained_and_served() -> None:
     converted = ["verbosity=0", "run_mode=convert", "model=tiny_llama", "adapter_path=adapter"]
     assert main([*converted, "convert_format=gguf", "convert_output=adapter"]) == 2
     assert main([*converted, "convert_format=gguf", "convert_output=pirate.gguf"]) == 0
+    for form, name in (("gguf", "g"), ("mindformers", "m")):
+        assert main([*RUN, *given, f"finetune_output={name}", f"convert_format={form}"]) == 0
+    assert [file.name for file in Path("g").iterdir()] == ["g.gguf"]
+    assert Path("g/g.gguf").read_bytes() == Path("pirate.gguf").read_bytes()
+    assert Path("m/adapter_model.ckpt").is_file()
     texts = []
-    for path, name in (("adapter", "adapter"), ("pirate.gguf", "pirate")):
+    for path, name in (("adapter",) * 2, ("pirate.gguf", "pirate"), ("g/g.gguf", "g"), ("m", "m")):
         served = ["verbosity=0", "run_mode=slora", *TINY, f"adapter_path={path}"]
         asked = ["predict_data=1: ", f"adapter_id={name}", "max_new_tokens=3"]
         assert main([*served, *asked]) == 0
         result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
         texts.append([one["token_ids"] for one in result["results"]])
-    assert texts[0] == texts[1]
+    assert all(text == texts[0] for text in texts)
+    again = [*RUN, *given, "finetune_output=g", "overwrite=true"]
+    assert main(again) == 0
+    assert sorted(file.name for file in Path("g").iterdir()) == files
 
 
 def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +209,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
             ["finetune.full=true", "finetune.dtype=bfloat16"],
             "finetune.dtype=bfloat16 is of weights that are not trained",
         ),
+        (["finetune.full=true", "convert_format=gguf"], "convert_format=gguf is of an adapter"),
         (["backend=ms"], "backend=ms is not available with run_mode=finetune"),
         (["context.device_target=Ascend"], "context.device_target=Ascend is not available"),
         (["finetune.max_length=100000"], "finetune.max_length: got 100000, expected at most"),
