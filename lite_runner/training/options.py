@@ -134,7 +134,7 @@ def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
     if config.finetune.full and config.convert_format != "peft":
         yield invalid(
             ("convert_format", "finetune.full"),
-            f"convert_format={config.convert_format} is of an adapter, and finetune.full=true writes"
+            f"convert_format={config.convert_format} is of an adapter; finetune.full=true writes"
             " a Hugging Face folder, which run_mode=convert writes in other formats",
         )
     if not config.finetune.data:
