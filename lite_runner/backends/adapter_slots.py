@@ -85,7 +85,6 @@ class AdapterSlots:
         """Unregister an adapter. Raises ConfigError if it is unknown or pinned."""
         self._find(name)
         self._drop(name)
-        del self._known[name]
 
     def version(self, name: str) -> int:
         """A number unique to this adapter, even among adapters of the same name over time.
@@ -125,6 +124,8 @@ class AdapterSlots:
         """Allow the adapter to be evicted."""
         assert self._pins[name] > 0, f"adapter {name} is not pinned"
         self._pins[name] -= 1
+        if not self._pins[name]:
+            del self._pins[name]  # names come and go without end
         self._loaded[name] = self._loaded.pop(name)  # most recently used
 
     def _find(self, name: str) -> tuple[Adapter, int]:
@@ -137,13 +138,16 @@ class AdapterSlots:
         return self._known[name]
 
     def _drop(self, name: str) -> None:
-        """Free the slot of an adapter, if loaded."""
+        """Forget an adapter, if it is known, and free its slot."""
         if self._pins[name]:
             raise ConfigError(
                 f"adapter {name} is in use, and stays until all requests for it are finished",
                 "try again then, or give the new one another name",
             )
         self._loaded.pop(name, None)
+        if name in self._known:
+            _, version = self._known.pop(name)
+            self._digests.pop(version, None)
 
     def _evict(self) -> int | None:
         """A free slot, evicting the least recently used unpinned adapter if necessary."""

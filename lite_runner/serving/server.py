@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 # longer, a request could meet a connection that is just being closed.
 KEEP_ALIVE_S = 75
 _ARENAS = 2  # of malloc: each takes addresses, of which `ulimit -v` leaves some
+# Of gc: closed connections have to go, whose transports in asyncio are cycles; the start
+# (app.console) looks once per 100,000 objects. What was loaded is frozen: a look is short.
+_GARBAGE = 2000, 5, 2
 SWITCH_S = 0.001  # Python's 0.005 s, several times a request, are what others would notice
 _LAST_S = 2  # for the last events of streams that are cut, where a client does not read
 
@@ -161,6 +164,7 @@ async def serve_until_stopped(
     limits: str = "each when it is asked for",
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; `close` ends what still runs."""
+    gc.set_threshold(*_GARBAGE)
     with _Ending(http, server, close).on_signals():
         host, port = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

@@ -333,6 +333,8 @@ class Server:
                 self.engine.cancel(handle)
             if adapter is not None:
                 self.adapter_uses[adapter] -= 1
+                if not self.adapter_uses[adapter]:
+                    del self.adapter_uses[adapter]  # names come and go without end
 
 
 class Gone(Exception):

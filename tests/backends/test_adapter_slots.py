@@ -118,8 +118,15 @@ def test_adapters_come_and_go() -> None:
     slots.add(other)
     versions.append(slots.version("a3"))
     assert len(set(versions)) == 5
+    for number in range(5):  # nothing is left of those that went, whatever their names
+        slots.add(replace(other, name=(name := f"b{number}")))
+        slots.digest(name)
+        slots.pin(name)
+        slots.unpin(name)
+        slots.remove(name)
+    assert not slots._digests and slots._pins.keys() == {"a1"}
     assert slots.pin("a2") == 1  # the slot of the one that went is free
-    assert slots.pin("a1") == 0 and slots.loads == 4
+    assert slots.pin("a1") == 0 and slots.loads == 9
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:

@@ -85,6 +85,7 @@ def test_what_runs_is_completed_before_an_adapter_goes(served: Served) -> None:
         thread.join()
     assert texts == [text_of(alone(b"hello", "a", max_new_tokens=60))] * 6
     assert served.backend.adapters.known.keys() & {"a"} == set()
+    assert not served.server.adapter_uses
 
 
 @pytest.mark.parametrize(

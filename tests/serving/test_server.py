@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -11,11 +12,13 @@ import shutil
 import signal
 import ssl
 import subprocess
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -29,7 +32,7 @@ from pydantic import BaseModel, Field
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.native import instructions
 from lite_runner.serving.planning import check_certificate, listen
-from lite_runner.serving.server import KEEP_ALIVE_S
+from lite_runner.serving.server import KEEP_ALIVE_S, serve_until_stopped
 from tests.serving.conftest import SETTINGS, Launch
 
 SCHEMA = json.loads(
@@ -253,6 +256,35 @@ def test_the_plan_of_a_server(cli: Callable[..., object]) -> None:
     assert "for 3 x 8192 tokens" in found.stdout
     found = cli("run_mode=serve", "model=tiny_llama", "serve.max_length=100000")
     assert found.returncode == 2 and "serve.max_length: got 100000" in found.stderr
+
+
+def test_what_requests_leave_is_collected() -> None:
+    """A program's start looks for garbage among 100,000 objects at a time (app.console)."""
+    left: list[weakref.ref[Any]] = []
+
+    class Cycle:
+        own: object
+
+    class Http:
+        """Leaves 5,000 cycles, such as asyncio's transport of a connection is one."""
+
+        async def serve(self, _: Any) -> None:
+            for _ in range(5000):
+                one = Cycle()
+                one.own = one
+                left.append(weakref.ref(one))
+            self.alive = sum(one() is not None for one in left)
+
+    http: Any = Http()
+    server: Any = SimpleNamespace(settings=SimpleNamespace(scheme="http", drain_delay=0))
+    before = gc.get_threshold()
+    gc.set_threshold(100_000)
+    try:
+        with closing(listen("127.0.0.1", 0)) as bound:
+            asyncio.run(serve_until_stopped(http, server, bound, "tiny", lambda: None))
+    finally:
+        gc.set_threshold(*before)
+    assert http.alive < 3000
 
 
 def test_a_port_that_is_taken() -> None:

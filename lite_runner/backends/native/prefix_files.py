@@ -47,7 +47,7 @@ _DIGEST = 32  # bytes
 _THREADS = 4  # hashing releases the interpreter
 _KEPT = 0.9  # of what prefixes may take, after the oldest were removed
 _DEAREST = 16  # tokens that are read for one that is not computed
-_REMEMBERED = 1 << 15  # blocks that were not written, and which request had them
+_REMEMBERED = 1 << 15  # blocks that are in files, and others with the request that had them
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ class PrefixFiles:
     def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
         """See StoredPrefixes."""
         names = self._names(tokens, adapter)
+        if len(self._known) > _REMEMBERED:
+            self._known.clear()
         for place, name in enumerate(names):
             if name in self._known:
                 continue

@@ -213,10 +213,13 @@ def test_the_oldest_make_room(
     assert backend.stored is not None
     size = 32 + backend.stored._model.bytes_of(BLOCK)
     backend.close()
+    monkeypatch.setattr(prefix_files, "_REMEMBERED", 4)
     limited = opened(replace(STORE, limit=4 * 7 * size))
+    assert limited.stored is not None
     for _ in range(9):
         text = generator.integers(0, known.config.vocab_size, 90).astype(np.int32)
         answers(limited, [text])
+    assert len(limited.stored._known) <= 4 + 2  # names, and those of the last text
     limited.close()
     assert 3 <= len(list(cache.glob("*/*"))) <= 7
     assert answer(opened(), text)[0] == 2 * BLOCK  # the newest
