@@ -465,6 +465,37 @@ def test_importing_it_never_imports_mindspore(start: str) -> None:
                     waiting.append(parent)
 
 
+@cache
+def names_of(module: str) -> set[str]:
+    """Names that a module of the package binds, in whatever scope, and its submodules."""
+    folder = PACKAGE.parent / module.replace(".", "/")
+    package = (folder / "__init__.py").exists()
+    found = {one.stem for one in folder.iterdir()} if package else set()
+    for node in nodes_of(folder / "__init__.py" if package else folder.with_suffix(".py")):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).split(".")[0])
+    return found
+
+
+@over(sorted(set(PYTHON_FILES) - set(MODULES)))
+def test_names_imported_from_the_package_exist(path: Path) -> None:
+    """Of programs and tests, whose types are not checked."""
+    missing = [
+        f"{node.module}.{one.name}"
+        for node in nodes_of(path)
+        if isinstance(node, ast.ImportFrom) and re.match(r"lite_runner\b", node.module or "")
+        for one in node.names
+        if part_of(str(node.module))
+        != "mindformers"  # whose names are made when they are asked for
+        and one.name not in names_of(str(node.module))
+    ]
+    assert not missing
+
+
 @over(PYTHON_FILES)
 def test_nothing_runs_untrusted_input(path: Path) -> None:
     roots = {target.split(".")[0] for target in imports(nodes_of(path), path.stem)}

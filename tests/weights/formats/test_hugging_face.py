@@ -11,8 +11,8 @@ import pytest
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of
+from lite_runner.weights.formats import INDEX
 from lite_runner.weights.formats.hugging_face import (
-    INDEX,
     from_hugging_face,
     open_index,
     shapes_in_files,
