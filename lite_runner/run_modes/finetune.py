@@ -132,7 +132,7 @@ def plan(config: Config) -> Plan:
                 + (f", by {ranks.size} ranks as fast as this" if ranks.size > 1 else "")
             )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
-    form = f"an adapter as {config.convert_format}"
+    form = f"an adapter as {config.convert_format or 'peft'}"
     lines["writes"] = f"{target}, {'a Hugging Face folder' if asked.full else form}"
     plan = TrainPlan(
         config=config,
@@ -215,7 +215,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
                     write_lora_gguf(adapter, files.model, temporary / file.name)
                 return
             file.unlink(missing_ok=True)  # of a training that this one overwrites
-            adapters, form = {adapter.name: adapter}, config.convert_format
+            adapters, form = {adapter.name: adapter}, config.convert_format or "peft"
             write_adapters(adapters, files.model, folder, form, overwrite=True, listed=False)
 
     steps = _train(trainer, folder, target, write)

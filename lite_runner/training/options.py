@@ -109,7 +109,7 @@ class TrainOptions(OverwriteOptions):
 
     finetune: FinetuneOptions
     finetune_output: OutputPath
-    convert_format: AdapterFormat  # of the adapter
+    convert_format: AdapterFormat | None  # of the adapter; null: peft
 
     @property
     def vocab_parallel(self) -> bool:
@@ -131,7 +131,7 @@ def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
     """Validation errors of a fine-tuning."""
     if not config.finetune_output:
         yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
-    if config.finetune.full and config.convert_format != "peft":
+    if config.finetune.full and config.convert_format is not None:
         yield invalid(
             ("convert_format", "finetune.full"),
             f"convert_format={config.convert_format} is of an adapter; finetune.full=true writes"
