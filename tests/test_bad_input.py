@@ -21,8 +21,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner.backends.native import packed_cache
-from lite_runner.system import memory
+from lite_runner.system import memory, packages
+from lite_runner.weights import read_ahead
 from tests.paths import ROOT
 from tests.refusals import refused
 
@@ -48,7 +48,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     def read_weights(*_arguments: object) -> NoReturn:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(packed_cache, "QuantizedWeights", read_weights)
+    monkeypatch.setattr(read_ahead, "QuantizedWeights", read_weights)
 
     def run(code: int, *overrides: str) -> str:
         capsys.readouterr()
@@ -391,7 +391,7 @@ def no_tokenizers(modules: Path) -> None:
     ("prepare", "expected", "install"),
     [
         (another_numpy, "numpy 2.1.0 is installed, expected >=1.25,<2", '"numpy>=1.25,<2"'),
-        (no_mindspore, "mindspore is not installed", '"mindspore>=2.10,<3"'),
+        (no_mindspore, "mindspore is not installed", packages.mindspore_line()),
         (
             broken_mindspore,
             "importing it fails: libmindspore_core.so: cannot open shared object file",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner import app
+from lite_runner.config import groups
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.system.user_cache import GRAPHS, PACKED, VALUES
@@ -41,6 +42,7 @@ def run(cache: Path, capfd: pytest.CaptureFixture[str]) -> Run:
     """`run(*words)`: exit code, standard output and standard error of a command line."""
 
     def run(*words: str) -> tuple[int, str, str]:
+        groups._text_of.cache_clear()  # as a process of its own
         code = app.main(words)
         out, err = capfd.readouterr()
         return code, out, err

@@ -194,7 +194,8 @@ def lines_of(error: ConfigError) -> list[str]:
 @cache
 def keys_of(run_mode: str) -> set[str]:
     """Every dotted key of a run mode, its sections and the groups."""
-    found = {*leaves(schemas().of(run_mode)), *GROUPS, "run_mode"}
+    mode = "finetune" if run_mode == "train" else run_mode  # which MindFormers' is
+    found = {*leaves(schemas().of(mode)), *GROUPS, "run_mode"}
     return found | {key[:i] for key in found for i, letter in enumerate(key) if letter == "."}
 
 

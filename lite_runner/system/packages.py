@@ -154,7 +154,7 @@ def mindspore_line() -> str:
     """The command that adds MindSpore to this Python: pinned, where `make run` has made it."""
     wanted = [one for one in required() if one.name in (MINDSPORE, "numpy")]  # see install_line
     if all(one.name != MINDSPORE for one in wanted):
-        return "there is none for this Python: make another environment, with Python 3.10 to 3.12"
+        return "there is none for this Python: set up another environment, with Python 3.10 to 3.12"
     if _setup() is not None and Path(sys.prefix) == _CHECKOUT / ".venv":
         return shlex.join(["make", "-C", str(_CHECKOUT), MINDSPORE])
     return install_line(wanted)
