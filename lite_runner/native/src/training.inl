@@ -372,7 +372,7 @@ inline double softmax_rows(float* rows, int64_t count, int64_t width, float weig
     }
     for (int64_t i = whole; i < width; ++i) rest += row[i] = std::exp(row[i] - top);
     for (int64_t lane = 0; lane < kLanes; ++lane) rest += sums[lane];
-    total += std::log(rest) + top;
+    total += static_cast<double>(std::log(static_cast<long double>(rest))) + top;  // log of double is of glibc 2.29
     const float factor = static_cast<float>(weight / rest);
     for (int64_t i = 0; i < width; ++i) row[i] *= factor;
   }
