@@ -317,7 +317,7 @@ REFUSED = [
     (LLAMA, {"rope_scaling": {"rope_type": {}}}, "rope_scaling is"),
     (LLAMA, {"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is None"),
     (LLAMA, {"rope_scaling": LINEAR | {"factor": 0.5}}, "a number from 1 to 1024"),
-    (LLAMA, {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "more than low_freq_factor"),
+    (LLAMA, {"rope_scaling": LLAMA3 | {"high_freq_factor": 0.5}}, "low_freq_factor = 1.0 or more"),
     (LLAMA, {"rope_scaling": YARN | {"truncate": "no"}}, "truncate is 'no'"),
     (LLAMA, {"rope_parameters": {"full_attention": LINEAR}}, "the same for all layers"),
     (QWEN2, {"use_sliding_window": "yes"}, "use_sliding_window is 'yes'"),
