@@ -269,7 +269,7 @@ def test_gptq_writes_a_gguf_file_with_a_receipt() -> None:
     source = ["model=auto", "load_checkpoint=tiny.gguf"]
     assert main([*QUANTIZE, *source, *asked, *target]) == 0
     receipt = json.loads(Path("x.gguf.files/receipt.json").read_text())
-    assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 4
+    assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 2
     assert len(ids("model=auto", "load_checkpoint=x.gguf")) == 12
 
 
@@ -283,7 +283,7 @@ def test_a_folder_of_compressed_tensors(capsys: pytest.CaptureFixture[str]) -> N
     told = capsys.readouterr().err
     assert "GPTQ, on text that it did not see: perplexity" in told and "wrote q: " in told
     receipt = json.loads(Path("q/receipt.json").read_text())
-    assert receipt["quant"] == "a16w4 quant_group=32" and 0 < receipt["held_out"]["mean_kl"] < 4
+    assert receipt["quant"] == "a16w4 quant_group=32" and 0 < receipt["held_out"]["mean_kl"] < 2
     assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
     assert "exists already" in fault(capsys, *QUANTIZE, *source, "quant=a16w8", form, *TARGET)
     quantized(*source, form, "overwrite=true", quant="a16w8")

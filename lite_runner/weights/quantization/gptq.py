@@ -28,11 +28,11 @@ from lite_runner.architectures.reference import forward
 from lite_runner.architectures.spec import Block, Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write, make_folder
-from lite_runner.weights.quantization.k_quants import weighted
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
     packed,
+    quantize,
     quantize_around_zero,
 )
 from lite_runner.weights.tensor import LazyIntegers, LazyTensor
@@ -46,8 +46,8 @@ BLOCK = 128  # columns whose errors reach the rest together
 def gptq(weight: Floats, gram: NDArray[np.float64], nearest: QuantizedTensor) -> QuantizedTensor:
     """The matrix [out, in] in 4 bits, for inputs with this gram matrix [in, in].
 
-    Scales and minimums are those of the `nearest` integers (of `calibrated`, with the columns'
-    largest inputs counting for most): whatever the order of columns, groups stay as they lie.
+    Scales and minimums are those of the `nearest` integers: whatever the order of the
+    columns, the groups stay as they lie.
     """
     if not gram.any():  # of an expert that no token was sent to
         return nearest
@@ -92,6 +92,12 @@ def calibrated(
     again. A layer at a time is in memory as floats, beside its inputs and what is quantized.
     `advance` is told of each layer. Raises ArtifactError and EnvironmentFault.
     """
+
+    def nearest(matrix: _Matrix, group: int, name: str) -> QuantizedTensor:
+        if around_zero:
+            return quantize_around_zero(matrix.values, group, name)
+        return quantize(matrix.values, 4, group, name)
+
     wanted = schemes(model, quantization)
     found = dict(tensors)
     done = kept.count if kept else 0
@@ -99,37 +105,28 @@ def calibrated(
         before = kept.layer(index) if kept and index < done else {}
         quantized: dict[str, QuantizedTensor] = {}
         for one in ours:
-            held = tensors[one.name].integers
-            same = held is not None and held.scheme == wanted.get(one.name)
-            if same and not around_zero:
+            if one.name not in wanted or not one.is_linear:
+                continue
+            held, scheme = tensors[one.name].integers, wanted[one.name]
+            if held is not None and held.scheme == scheme and not around_zero:
                 continue  # as they are, they have no error
-            if one.name in wanted and one.is_linear:
-                matrix, scheme = layer.matrix(one), wanted[one.name]
-                if kept and index < done:
-                    exact = kept.checked(before, one.name, matrix.values.shape)
-                else:
-                    exact = _exact(matrix, scheme.group, one.name, around_zero)
-                if around_zero:
-                    scheme = replace(scheme, group_bytes=SCALE_BYTES)
-                quantized[one.name] = exact
-                matrix.replace(exact.float32())
-                integers = LazyIntegers(scheme, partial(_same, exact), True)
-                read = partial(dequantized, integers, one.transposed)
-                shape = tensors[one.name].shape
-                found[one.name] = LazyTensor(shape, "F32", read, integers=integers)
+            matrix = layer.matrix(one)
+            if kept and index < done:
+                exact = kept.checked(before, one.name, matrix.values.shape)
+            else:
+                exact = gptq(matrix.values, matrix.gram, nearest(matrix, scheme.group, one.name))
+            if around_zero:
+                scheme = replace(scheme, group_bytes=SCALE_BYTES)
+            quantized[one.name] = exact
+            matrix.replace(exact.float32())
+            integers = LazyIntegers(scheme, partial(_same, exact), True)
+            read = partial(dequantized, integers, one.transposed)
+            shape = tensors[one.name].shape
+            found[one.name] = LazyTensor(shape, "F32", read, integers=integers)
         if kept and index >= done:
             kept.keep(index, quantized)
         advance(1)
     return found
-
-
-def _exact(matrix: _Matrix, group: int, name: str, around_zero: bool) -> QuantizedTensor:
-    if around_zero:
-        nearest = quantize_around_zero(matrix.values, group, name)
-    else:
-        sizes = np.diagonal(matrix.gram).astype(np.float32)
-        nearest = weighted(matrix.values, group, sizes, name)
-    return gptq(matrix.values, matrix.gram, nearest)
 
 
 class KeptLayers:

@@ -15,13 +15,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.quantization import Scheme
 from lite_runner.weights.quantization.quantized import (
     VALUES_AT_ONCE,
     QuantizedTensor,
-    check_columns,
-    packed,
-    quantize,
     unpacked,
 )
 
@@ -42,21 +38,6 @@ def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) 
         convert(values[start : start + step], importance) for start in range(0, len(values), step)
     ]
     return np.concatenate(pieces).reshape(len(values), -1)
-
-
-def weighted(weight: Floats, group: int, importance: Floats, name: str) -> QuantizedTensor:
-    """As `quantize` to 4 bits, errors weighed by the importance of each column."""
-    check_columns(weight.shape[1], Scheme(4, group), name)
-    scales, minimums = (
-        one.reshape(len(weight), -1).astype(np.float16)
-        for one in _with_minimum(*_grouped(weight, importance, group, group))
-    )
-    grouped = weight.reshape(*scales.shape, group) + minimums[..., None].astype(np.float32)
-    q = np.rint(grouped * _inverse(scales.astype(np.float32))[..., None])
-    codes = np.clip(q, 0, 15).astype(np.uint8).reshape(weight.shape)
-    if not (np.isfinite(scales).all() and np.isfinite(minimums).all()):
-        return quantize(weight, 4, group, name)  # says what is wrong
-    return QuantizedTensor(4, group, packed(codes), scales, -minimums)
 
 
 def _grouped(
