@@ -42,27 +42,36 @@ def measured_importance(
     for layer, ours in layers_on(tensors, model, texts, whole=False):
         for one in ours:
             if one.is_linear and one.gguf:
-                squares = layer.matrix(one).gram.astype(np.float32)
-                found.setdefault(one.gguf, {})[one.expert or 0] = squares / texts.size
+                squares = layer.matrix(one).gram.astype(np.float32) / texts.size
+                # Of an expert that no token was sent to nothing is known.
+                known = squares if squares.any() else np.ones_like(squares)
+                found.setdefault(one.gguf, {})[one.expert or 0] = known
         advance(1)
     return {name: np.stack([each[k] for k in sorted(each)]) for name, each in found.items()}
 
 
 def read_importance(path: Path, model: Decoder) -> Importance:
     """Those of a file of llama.cpp's, checked against the model. Raises ArtifactError."""
-    found = _of_gguf(path) if looks_like_gguf(path) else _of_dat(path)
+    read = _of_gguf(path) if looks_like_gguf(path) else _of_dat(path)
+    experts = (
+        1 if model.sparse is None or model.sparse.experts is None else model.sparse.experts.count
+    )
     known = {one.gguf: one for one in parameters(model) if one.gguf}
-    for name, values in found.items():
+    found: Importance = {}
+    for name, values in read.items():
         one = known.get(name)
         if one is None:
             continue  # of layers that a model has besides
         columns = one.shape[0] if one.transposed else one.shape[1] if len(one.shape) == 2 else 0
-        if values.shape[1] != columns:
-            raise _broken(path, f"{name} has {values.shape[1]:,} inputs, expected {columns:,}")
+        rows = 1 if one.expert is None else experts
+        if values.size not in (columns, rows * columns) or not columns:
+            wanted = f"{columns:,}" if rows == 1 else f"{columns:,} of each of {rows} experts"
+            raise _broken(path, f"{name} has {values.size:,} inputs, expected {wanted}")
+        found[name] = values.reshape(-1, columns)
         if not np.isfinite(values).all() or values.min() < 0:
             raise _broken(path, f"{name} has values that are no means of squares")
-    if not found.keys() & known.keys():
-        raise _broken(path, f"none of its {len(found)} matrices is of the model")
+    if not found:
+        raise _broken(path, f"none of its {len(read)} matrices is of the model")
     return found
 
 

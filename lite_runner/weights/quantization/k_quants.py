@@ -11,6 +11,7 @@ also a minimum), itself an integer times a float16 of the block.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from lite_runner.weights.quantization.quantized import (
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 _TINY = np.float32(1e-30)
+_UNSEEN = 1e-15  # products of two such weights are above _TINY
 
 
 def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) -> Bytes:
@@ -40,20 +42,28 @@ def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) 
     return np.concatenate(pieces).reshape(len(values), -1)
 
 
-def _grouped(
-    values: Floats, importance: Floats | None, group: int, block: int
-) -> tuple[Floats, Floats]:
-    """Values [n, group] of a matrix, and the weights of their errors; of an importance they grow
+def _grouped(values: Floats, importance: Floats | None, block: int) -> tuple[Floats, Floats]:
+    """Values [n, 32] of a matrix, and the weights of their errors; of an importance they grow
     with a value against those of its `block`, as llama.cpp has them."""
-    x = values.reshape(-1, group)
+    x = values.reshape(-1, 32)
+    plain = np.sqrt((x * x).mean(-1, keepdims=True)) + np.abs(x)
     if importance is None:
-        return x, np.sqrt((x * x).mean(-1, keepdims=True)) + np.abs(x)
+        return x, plain
     blocks = values.reshape(-1, block)
     factor = 2 if block == 256 else 1
-    mean = factor * (blocks * blocks).mean(-1).repeat(block // group)[:, None]
-    each = np.broadcast_to(importance.astype(np.float32), values.shape).reshape(x.shape)
-    weights: Floats = each * np.sqrt(mean + x * x)
-    return x, weights + _TINY
+    mean = factor * (blocks * blocks).mean(-1).repeat(block // 32)[:, None]
+    return x, _seen(_each(importance, values, 32) * np.sqrt(mean + x * x), plain)
+
+
+def _each(importance: Floats, values: Floats, group: int) -> Floats:
+    """The importance of columns for each of the values [n, group]."""
+    return np.broadcast_to(importance.astype(np.float32), values.shape).reshape(-1, group)
+
+
+def _seen(weights: Floats, plain: Floats) -> Floats:
+    """Weights of errors in groups [n, k]; the `plain` ones of groups whose inputs a text never
+    has, which say nothing."""
+    return np.where(weights.max(-1, keepdims=True) > _UNSEEN, weights, plain)
 
 
 def _by_library(type_name: str) -> Callable[[Floats, Floats | None], Bytes]:
@@ -71,20 +81,19 @@ def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
         values = matrix.values.view(np.uint8).reshape(-1, 32)
         return "Q8_0", np.concatenate([scales, values], 1).reshape(rows, -1)
     minimums = matrix.minimums.astype("<f2").reshape(-1, 1).view(np.uint8)
-    halves = unpacked(matrix.values.view(np.uint8)).reshape(-1, 2, 16)
-    pairs = halves[:, 0] | halves[:, 1] << 4
+    pairs = _halves(unpacked(matrix.values.view(np.uint8)).reshape(-1, 32))
     return "Q4_1", np.concatenate([scales, minimums, pairs], 1).reshape(rows, -1)
 
 
 def _q4_0(values: Floats, importance: Floats | None) -> Bytes:
-    x, weights = _grouped(values, importance, 32, values.shape[1])
+    x, weights = _grouped(values, importance, values.shape[1])
     d = _symmetric(x, 8, weights).astype(np.float16)
     q = np.clip(np.rint(x * _inverse(d.astype(np.float32)[:, None])), -8, 7) + 8
     return np.concatenate([d.astype("<f2").reshape(-1, 1).view(np.uint8), _halves(q)], 1)
 
 
 def _q4_1(values: Floats, importance: Floats | None) -> Bytes:
-    x, weights = _grouped(values, importance, 32, values.shape[1])
+    x, weights = _grouped(values, importance, values.shape[1])
     d, low = (one.astype(np.float16) for one in _with_minimum(x, weights))
     wide = x + low.astype(np.float32)[:, None]
     q = np.clip(np.rint(wide * _inverse(d.astype(np.float32)[:, None])), 0, 15)
@@ -92,15 +101,15 @@ def _q4_1(values: Floats, importance: Floats | None) -> Bytes:
     return np.concatenate([*heads, _halves(q)], 1)
 
 
-def _halves(q: Floats) -> Bytes:
-    """Codes [n, 32] two a byte, those of the first half in the lower bits."""
+def _halves(q: NDArray[Any]) -> Bytes:
+    """Codes [n, 32], 0 to 15, two a byte, those of the first half in the lower bits."""
     codes = q.astype(np.uint8)
     pairs: Bytes = codes[:, :16] | codes[:, 16:] << np.uint8(4)
     return pairs
 
 
 def _q4_k(values: Floats, importance: Floats | None) -> Bytes:
-    x, weights = _grouped(values, importance, 32, 256)
+    x, weights = _grouped(values, importance, 256)
     x, weights = x.reshape(-1, 8, 32), weights.reshape(-1, 8, 32)
     scales, minimums = _with_minimum(x, weights)
     d, steps = _steps(scales)
@@ -155,10 +164,11 @@ def _steps(values: Floats) -> tuple[Floats, Floats]:
 
 
 def _q6_k(values: Floats, importance: Floats | None) -> Bytes:
-    x = values.reshape(-1, 16, 16)
+    x = values.reshape(-1, 16)
     weights = x * x
     if importance is not None:
-        weights = np.broadcast_to(importance.astype(np.float32), values.shape).reshape(x.shape)
+        weights = _seen(_each(importance, values, 16), weights)
+    x, weights = x.reshape(-1, 16, 16), weights.reshape(-1, 16, 16)
     scales = _symmetric(x, 32, weights)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(-1)[:, None], 1)
     inverse = np.divide(-128, largest, out=np.zeros_like(largest), where=np.abs(largest) > _TINY)
@@ -175,14 +185,14 @@ def _q6_k(values: Floats, importance: Floats | None) -> Bytes:
 
 
 def _q5_0(values: Floats, importance: Floats | None) -> Bytes:
-    x, weights = _grouped(values, importance, 32, values.shape[1])
+    x, weights = _grouped(values, importance, values.shape[1])
     weights = x * x if importance is None else weights
     d = _symmetric(x, 16, weights).astype(np.float16)
     q = np.rint(x * _inverse(d.astype(np.float32)[:, None]))
     q = (np.clip(q, -16, 15) + 16).astype(np.uint8)
     fifth = np.packbits(q >> 4, axis=-1, bitorder="little")
     head = d.astype("<f2").reshape(-1, 1).view(np.uint8)
-    return np.concatenate([head, fifth, (q[:, :16] & 15) | q[:, 16:] << 4], 1)
+    return np.concatenate([head, fifth, _halves(q & 15)], 1)
 
 
 def _symmetric(x: Floats, levels: int, weights: Floats) -> Floats:

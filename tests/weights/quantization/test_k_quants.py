@@ -31,3 +31,22 @@ def test_values_that_are_blocks_already(kind: str) -> None:
     assert not once[0].any() and not once[2, :32].any() and np.isfinite(once).all()
     again = gguf.quants.dequantize(blocks_of(once, kind), type)
     np.testing.assert_allclose(again, once, atol=0.01 * np.abs(once).max())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q6_K"])
+def test_importance_weighs_errors(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((16, 1024)).astype(np.float32)
+    importance = np.exp(2 * rng.standard_normal(1024)).astype(np.float32)
+
+    def errors(given: np.ndarray | None) -> np.ndarray:
+        blocks = blocks_of(values, kind, given)
+        found = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+        return np.asarray(np.square(found - values).mean(0))
+
+    plain = errors(None)
+    assert (errors(importance) @ importance) < 0.95 * (plain @ importance)
+    # Inputs that a text never has say nothing: of an expert, or of whole groups.
+    importance[:512] = 0
+    assert errors(importance)[:512].mean() < 1.5 * plain.mean()
+    assert errors(np.zeros_like(importance)).mean() < 1.5 * plain.mean()
