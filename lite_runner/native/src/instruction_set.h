@@ -16,6 +16,7 @@
 #include "peers.h"
 #include "scratch.h"
 #include "threads.h"
+#include "training.h"
 
 namespace lite_runner {
 constexpr int64_t kMostDim = 1024;  // of a head

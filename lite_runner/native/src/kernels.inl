@@ -9,8 +9,11 @@
 #include "layers.inl"
 #include "experts.inl"
 #include "recurrent.inl"
+namespace training {
+#include "training.inl"
+}  // namespace training
 
 constexpr Kernels kernels(const char* name) {
   return {name, embedding,    attention, feed_forward, experts, recurrent,
-          head, plain_linear, widen,     pack_blocks};
+          head, plain_linear, widen,     pack_blocks,  &training::kTraining};
 }

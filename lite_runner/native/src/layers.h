@@ -390,6 +390,8 @@ struct BoundModel {
   LayerTime* times;  // [count]; nullptr: nobody asks
 };
 
+struct TrainingKernels;
+
 struct Kernels {
   const char* name;
   void (*embedding)(const EmbeddingLayer&, const Step&, Adapters, float* out);
@@ -407,7 +409,11 @@ struct Kernels {
                 int64_t inputs, int64_t bits, int64_t group, int64_t stride, float* to);
   void (*pack_blocks)(const uint8_t* from, Format, int64_t rows, int64_t inputs, int64_t stride,
                       uint8_t* to);
+  const TrainingKernels* training;
 };
+
+// Those in use.
+const Kernels& kernels();
 
 // Compilers that know AVX-VNNI.
 #if defined(__x86_64__) && (__clang_major__ >= 12 || __GNUC__ >= 11)

@@ -88,7 +88,7 @@ std::vector<const Kernels*> usable() {
   return found;
 }
 
-const Kernels* kernels = usable().front();
+const Kernels* chosen = usable().front();
 
 template <class T>
 const T& as(const void* pointer) {
@@ -102,7 +102,7 @@ Adapters adapters_of(const BoundLayer& layer, const LoraPair& parts, const int32
 
 void compute_embedding(const BoundLayer& bound, const Step& step, const int32_t* places, float* out) {
   const EmbeddingLayer& layer = as<EmbeddingLayer>(bound.block);
-  kernels->embedding(layer, step, adapters_of(bound, layer.adapters, places), out);
+  chosen->embedding(layer, step, adapters_of(bound, layer.adapters, places), out);
 }
 
 // false: a kind that is not known, or one that needs words which the step has not.
@@ -112,16 +112,16 @@ bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* pla
   if (kind == Kind::kAttention) {
     const AttentionLayer& layer = as<AttentionLayer>(bound.block);
     if (layer.prefix && !step.last_seen) return false;
-    kernels->attention(layer, step, adapters_of(bound, layer.adapters, places), x, rope,
+    chosen->attention(layer, step, adapters_of(bound, layer.adapters, places), x, rope,
                        bound.cache, out);
   } else if (kind == Kind::kFeedForward) {
     const FeedForwardLayer& layer = as<FeedForwardLayer>(bound.block);
-    kernels->feed_forward(layer, step, adapters_of(bound, layer.adapters, places), x, out);
+    chosen->feed_forward(layer, step, adapters_of(bound, layer.adapters, places), x, out);
   } else if (kind == Kind::kExperts) {
-    kernels->experts(as<FeedForwardLayer>(bound.block), step, x, out);
+    chosen->experts(as<FeedForwardLayer>(bound.block), step, x, out);
   } else if (kind == Kind::kRecurrent) {
     const RecurrentLayer& layer = as<RecurrentLayer>(bound.block);
-    kernels->recurrent(layer, step, adapters_of(bound, layer.adapters, places), x, bound.state,
+    chosen->recurrent(layer, step, adapters_of(bound, layer.adapters, places), x, bound.state,
                        bound.state_stride, out);
   } else {
     return false;
@@ -136,7 +136,7 @@ void compute_head(const BoundLayer& bound, const void* embedding, const Step& st
   const EmbeddingLayer& first = as<EmbeddingLayer>(embedding);
   const Matrix& matrix =
       layer.matrix_offset ? layer.matrix(layer.matrix_offset) : first.matrix(first.table);
-  kernels->head(layer, matrix, step, adapters_of(bound, layer.adapters, places), softcap,
+  chosen->head(layer, matrix, step, adapters_of(bound, layer.adapters, places), softcap,
                 x, logits);
 }
 
@@ -195,6 +195,9 @@ int step_of(const BoundModel* model, const int32_t* words, int64_t size, const f
 }
 
 }  // namespace
+
+const Kernels& kernels() { return *chosen; }
+
 }  // namespace lite_runner
 
 using namespace lite_runner;
@@ -207,7 +210,7 @@ extern const char lite_runner_sources[];
 const char lite_runner_sources[] = LITE_RUNNER_SOURCES;
 
 // The name of the kernels in use.
-const char* lite_runner_instructions() { return kernels->name; }
+const char* lite_runner_instructions() { return chosen->name; }
 
 // Chooses other kernels, "" the best; 0 where this machine has them not.
 int lite_runner_choose(const char* name) {
@@ -216,7 +219,7 @@ int lite_runner_choose(const char* name) {
   found.push_back(&kReproducible);
   for (const Kernels* one : found)
     if (!*name || std::strcmp(name, one->name) == 0) {
-      kernels = one;
+      chosen = one;
       return 1;
     }
   return 0;
@@ -230,7 +233,7 @@ void lite_runner_set_threads(int count) {
 // Here and below: 0: done, -1: out of memory.
 int lite_runner_linear(const void* matrix, const float* x, int64_t rows, float* out) {
   return guarded([&] {
-    kernels->linear(as<Matrix>(matrix), x, rows, out);
+    chosen->linear(as<Matrix>(matrix), x, rows, out);
     return 0;
   });
 }
@@ -282,7 +285,7 @@ int lite_runner_widen(const void* values, const uint16_t* scales, const uint16_t
                       int64_t rows, int64_t inputs, int64_t bits, int64_t group, int64_t stride,
                       float* to) {
   return guarded([&] {
-    kernels->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
+    chosen->widen(values, scales, minimums, rows, inputs, bits, group, stride, to);
     return 0;
   });
 }
@@ -292,7 +295,7 @@ int lite_runner_widen(const void* values, const uint16_t* scales, const uint16_t
 int lite_runner_pack_blocks(const uint8_t* from, int64_t format, int64_t rows, int64_t inputs,
                             int64_t stride, uint8_t* to) {
   return guarded([&] {
-    kernels->pack_blocks(from, static_cast<Format>(format), rows, inputs, stride, to);
+    chosen->pack_blocks(from, static_cast<Format>(format), rows, inputs, stride, to);
     return 0;
   });
 }

@@ -146,7 +146,6 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
              int64_t k, float* c, int64_t width, bool add) {
   constexpr bool halves = std::is_same_v<T, UpperHalf>;
   const bool pairs = halves && pairs_pay;
-  static thread_local std::vector<float> packed;
   alignas(64) static thread_local float sums[kProductRows * kPanel];
   alignas(64) float panel[kBlock * kPanel];
   // Few inputs: rows stay in the L2 cache whole, and the sums of a panel in a block of their own.
@@ -155,15 +154,14 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
   const int64_t most = larger_of<int64_t>(16, ((k + blocks - 1) / blocks + 15) / 16 * 16);
   const bool packs = halves || a.column != 1 || a.row % 1024 == 0;
   const int64_t padded = (few ? blocks : 1) * most + kLanes;  // else rows share lines of the L1 cache
-  if (packs && packed.size() < static_cast<size_t>(kProductRows * padded))
-    packed.resize(kProductRows * padded);
+  float* packed = packs ? thread_floats(kPackedRows, kProductRows * padded) : nullptr;
   for (int64_t row = 0; row < m; row += kProductRows) {
     const int64_t count = smaller_of(kProductRows, m - row);
     // c [rows][32] of a panel grows by the inputs from `at` on, or begins with them.
     const auto add_block = [&](int64_t at, int64_t j, int64_t wide, float* to, int64_t to_row,
                                bool begin) {
       const int64_t depth = smaller_of(most, k - at), place = few ? at : 0;
-      const float* x = packs ? packed.data() + place : a.at + row * a.row + at;
+      const float* x = packs ? packed + place : a.at + row * a.row + at;
       const int64_t stride = packs ? padded : a.row;
       if (pairs)
         pack_panel<false>(b, at, j, depth, wide, panel);
@@ -171,7 +169,7 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
         pack_panel<halves>(b, at, j, depth, wide, panel);
       if (pairs)
         return product_of_pairs<Numbers<float>>(
-            to, reinterpret_cast<const UpperHalf*>(packed.data()) + place, count, padded,
+            to, reinterpret_cast<const UpperHalf*>(packed) + place, count, padded,
             reinterpret_cast<const uint8_t*>(panel), depth, begin);
       in_tiles<kTile>(count, [&](auto tile, int64_t r) {
         product_tile<tile>(to + r * to_row, to_row, x + r * stride, stride, panel, depth, begin);
@@ -187,7 +185,7 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
     if (few) {
       if (packs)
         for (int64_t at = 0; at < k; at += most)
-          pack_rows<halves>(a, row, at, count, smaller_of(most, k - at), packed.data(), at, padded,
+          pack_rows<halves>(a, row, at, count, smaller_of(most, k - at), packed, at, padded,
                             pairs);
       for (int64_t j = first; j < end; j += kPanel) {
         const int64_t wide = smaller_of(kPanel, end - j);
@@ -201,7 +199,7 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
     for (int64_t at = 0; at < k; at += most) {
       const bool begin = at == 0 && !add;
       if (packs)
-        pack_rows<halves>(a, row, at, count, smaller_of(most, k - at), packed.data(), 0, padded,
+        pack_rows<halves>(a, row, at, count, smaller_of(most, k - at), packed, 0, padded,
                           pairs);
       for (int64_t j = first; j < end; j += kPanel) {
         const int64_t wide = smaller_of(kPanel, end - j);
@@ -239,12 +237,8 @@ struct Scores {
 };
 
 // Keeps what attention needs for a block, up to `keys` keys.
-inline float* block_memory(int64_t part, int64_t keys) {
-  static thread_local std::vector<float> memory[3];
-  std::vector<float>& one = memory[part];
-  const size_t size = static_cast<size_t>(kQueries * (keys + kLanes));
-  if (one.size() < size) one.resize(size);
-  return one.data();
+inline float* block_memory(ThreadMemory which, int64_t keys) {
+  return thread_floats(which, kQueries * (keys + kLanes));
 }
 
 // Probabilities of the keys of each query, `nothing` [rows] that of none of them where it is asked.
@@ -309,8 +303,8 @@ inline void over_blocks(const TrainedAttention& of, int64_t kv, Body&& body) {
 inline void trained_attention(const TrainedAttention& of, int64_t kv) {
   const int64_t dim = of.head_dim, q_row = of.heads * dim, kv_row = of.kv_heads * dim;
   over_blocks(of, kv, [&](int64_t start, int64_t head, const Scores& at) {
-    float* scores = block_memory(0, at.keys());
-    probabilities(of, start, head, at, scores, block_memory(2, at.keys()));
+    float* scores = block_memory(kScoreRows, at.keys());
+    probabilities(of, start, head, at, scores, block_memory(kSlopeRows, at.keys()));
     product(View<float>{scores, at.stride, 1},
             View<float>{of.v + (start + at.first) * kv_row + kv * dim, kv_row, 1}, at.rows(), 0,
             dim, at.keys(), of.out + (start + at.row) * q_row + head * dim, q_row, false);
@@ -322,8 +316,8 @@ inline void attention_gradients(const TrainedAttention& of, int64_t kv) {
   over_blocks(of, kv, [&](int64_t start, int64_t head, const Scores& at) {
     const int64_t queries = (start + at.row) * q_row + head * dim;
     const int64_t keys = (start + at.first) * kv_row + kv * dim;
-    float *share = block_memory(0, at.keys()), *inner = block_memory(1, at.keys());
-    float* slopes = block_memory(2, at.keys());
+    float *share = block_memory(kScoreRows, at.keys()), *inner = block_memory(kInnerRows, at.keys());
+    float* slopes = block_memory(kSlopeRows, at.keys());
     probabilities(of, start, head, at, share, slopes);
     const View<float> to_out{of.to_out + queries, q_row, 1};
     product(View<float>{share, 1, at.stride}, to_out, at.keys(), 0, dim, at.rows(), of.to_v + keys,
@@ -372,7 +366,8 @@ inline double softmax_rows(float* rows, int64_t count, int64_t width, float weig
     }
     for (int64_t i = whole; i < width; ++i) rest += row[i] = std::exp(row[i] - top);
     for (int64_t lane = 0; lane < kLanes; ++lane) rest += sums[lane];
-    total += static_cast<double>(std::log(static_cast<long double>(rest))) + top;  // log of double is of glibc 2.29
+    // Not log of double, whose newest symbol, of glibc 2.29, systems of setup.py's standard lack.
+    total += static_cast<double>(std::log(static_cast<long double>(rest))) + top;
     const float factor = static_cast<float>(weight / rest);
     for (int64_t i = 0; i < width; ++i) row[i] *= factor;
   }
