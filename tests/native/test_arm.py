@@ -118,7 +118,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arm")
     driver = folder / "driver.cc"
     driver.write_text(DRIVER)
-    names = ("reproducible", "dotprod", "operators", "peers", "threads")
+    names = ("reproducible", "dotprod", "operators", "peers", "threads", "training")
     objects = [folder / f"{name}.o" for name in (*names, "driver")]
     sources = [*(SOURCES / f"{name}.cc" for name in names), driver]
     for source, target in zip(sources, objects, strict=True):
