@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lite_runner.weights.tensor import LazyTensor
 
 LFS_POINTER = b"version https://git-lfs."
+_SLIM_INDEX = "quant_model_weight*.safetensors.index.json"  # of msModelSlim
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 FILES = ".files"  # suffix of the folder with config and tokenizer of a weights file
 LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' names
@@ -237,11 +238,10 @@ def _weights_in(path: Path) -> Path:
         )
     # Pickles come last.
     for names, suffixes in (
-        (("model.safetensors", INDEX), (".safetensors", ".ckpt", ".gguf")),
+        (("model.safetensors", INDEX, _SLIM_INDEX), (".safetensors", ".ckpt", ".gguf")),
         (("pytorch_model.bin", TORCH_INDEX), PICKLES),
     ):
-        indexes = sorted(path.glob("quant_model_weight*.safetensors.index.json"))  # msModelSlim's
-        for file in (*(path / name for name in names), *indexes):
+        for file in (one for name in names for one in sorted(path.glob(name))):
             if file.is_file():
                 return file
         found = sorted(item for item in path.iterdir() if item.suffix in suffixes)

@@ -32,10 +32,10 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.packed_layouts import (
     FLOATS,
     PackedLayout,
-    described_types,
     tensor_type_error,
 )
 from lite_runner.weights.formats.packed_matrix import (
+    ModuleParts,
     PackedMatrix,
     Tensor,
     array_of,
@@ -43,7 +43,7 @@ from lite_runner.weights.formats.packed_matrix import (
     bytes_of,
 )
 from lite_runner.weights.quantization.quantized import E2M1, packed, powers_of_two
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights.tensor import LazyTensor, widened
 
 # What Golden Stick's cells add to names, and their parameters.
 _CELLS = (
@@ -68,14 +68,14 @@ def unpack_ascend(
 ) -> dict[str, LazyTensor]:
     """The tensors of a checkpoint, each quantized matrix as a tensor NAME.weight [out, in]; names
     without those of Golden Stick's cells. Raises ArtifactError."""
-    types = described_types(path.parent)
+    types = layout.types
     found: dict[str, LazyTensor] = {}
     modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     unread = 0
     for stored, tensor in {**floats, **others}.items():
         name = _plain_name(stored)
         module, _, part = name.rpartition(".")
-        kind = types.get(stored, "") if types else ""
+        kind = types.get(stored, "")
         if _OF_CACHE.search(name):
             unread += 1
         elif part in _PARTS and (part != "weight" or stored in others):
@@ -93,7 +93,7 @@ def unpack_ascend(
             assert isinstance(tensor, LazyTensor)
             found[name] = tensor
     for module, parts in modules.items():
-        one = _Module(f"{path}: {module}", parts, types.get(f"{module}.weight", ""), layout)
+        one = _Module(f"{path}: {module}", parts, layout, types.get(f"{module}.weight", ""))
         found[f"{module}.weight"] = one.tensor()
         unread += bool(parts.keys() & {"input_scale", "scale_bias"})
         if f"{module}.bias" not in found and (bias := one.bias()) is not None:
@@ -112,13 +112,14 @@ def _plain_name(name: str) -> str:
     return name
 
 
-class _Module:
+class _Module(ModuleParts):
     """The tensors of a quantized matrix, and its type where it is described."""
 
     def __init__(
-        self, where: str, parts: Mapping[str, Tensor], kind: str, layout: PackedLayout
+        self, where: str, parts: Mapping[str, Tensor], layout: PackedLayout, kind: str
     ) -> None:
-        self._where, self._parts, self._kind, self._layout = where, parts, kind, layout
+        super().__init__(where, parts, layout)
+        self._kind, self._golden = kind, layout.method == "Golden Stick"
         if "weight" not in parts:
             raise self._broken("lacks weight")
         self._weight = parts["weight"]
@@ -160,9 +161,9 @@ class _Module:
     def bias(self) -> LazyTensor | None:
         """What quant_bias holds besides the offset of the inputs, of Golden Stick; None: nothing,
         but for what float16 rounds away."""
-        if "quant_bias" not in self._parts or self._layout.name.startswith("msModelSlim"):
+        if "quant_bias" not in self._parts or not self._golden:
             return None
-        stored = array_of(self._take("quant_bias", "I32")).view(np.int32).astype(np.int64)
+        stored = array_of(self._take("quant_bias", "I32", dims=1)).view(np.int32).astype(np.int64)
         offset = next(
             (self._parts[n] for n in ("input_zp", "input_offset") if n in self._parts), None
         )
@@ -178,16 +179,15 @@ class _Module:
     def _integers(self) -> tuple[int, int, Callable[[], NDArray[np.uint8]] | None]:
         """Rows, columns, and of 4 bits the codes 0 to 15, two inputs a byte."""
         first, second = self._weight.shape
-        golden = not self._layout.name.startswith("msModelSlim")
         if not (self._weight.dtype == "I4" or self._kind.startswith("W4")):
             return first, second, None
-        if golden:
+        if self._golden:
             return 2 * second, first, lambda: self._two_outputs(array_of(self._weight).T)
         rows = self._take("weight_scale", *FLOATS, dims=2).shape[0]
         if 2 * first == rows:
             return rows, second, lambda: self._two_outputs(array_of(self._weight))
         by_output = self._parts["weight_scale"].shape[1] == 1
-        if self._kind == "W4A16" and by_output and self._layout.subtracted:
+        if self._kind == "W4A16" and by_output and self._layout.paired:
             return rows, 2 * second, lambda: array_of(self._weight).view(np.uint8) ^ np.uint8(0x88)
         return first, second, self._one_a_byte
 
@@ -292,24 +292,7 @@ class _Module:
             table=None if bits == 8 else lambda: E2M1,
         )
 
-    def _take(
-        self, name: str, *types: str, shape: tuple[int, ...] | None = None, dims: int | None = 1
-    ) -> Tensor:
-        found = self._parts.get(name)
-        if found is None:
-            raise self._broken(f"lacks {name}")
-        if found.dtype not in types:
-            raise self._broken(f"{name} is {found.dtype}, expected {' or '.join(types)}")
-        if (shape and found.shape != shape) or (not shape and dims and len(found.shape) != dims):
-            raise self._broken(f"{name} is {list(found.shape)}")
-        return found
-
-    def _broken(self, what: str) -> ArtifactError:
-        return broken(self._where, self._layout.name, what)
-
 
 def _wide(tensor: Tensor) -> NDArray[np.float32]:
     """The values of a small tensor as float32."""
-    if isinstance(tensor, LazyTensor):
-        return tensor.float32()
-    return array_of(tensor).astype(np.float32)
+    return widened(array_of(tensor))

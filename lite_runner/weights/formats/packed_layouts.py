@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ _DESCRIPTIONS = {
     "quant_model_description*.json": "msModelSlim",
     "quantization_description.json": "Golden Stick",
 }
+ASCEND_TOOLS = frozenset(_DESCRIPTIONS.values())
 # Types of tensors in them that are read; of inputs, attention and KV caches nothing is.
 _ASCEND = set(
     "FLOAT W16A16S W8A16 W4A16 W8A8 W8A8_DYNAMIC W8A8_MIX W4A8_DYNAMIC W4A4_DYNAMIC"
@@ -80,6 +82,9 @@ class PackedLayout:
     ordered: bool = True  # groups may be of inputs that do not lie together
     symmetric: bool = True  # of compressed-tensors: no zero points
     block: tuple[int, int] = (128, 128)  # of FP8: rows and columns that share a scale
+    paired: bool = False  # of msModelSlim: W4A16 by output has two codes a byte
+    # Of Ascend's tools: name -> type of each tensor; {}: nothing describes them.
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 def described(raw: Mapping[str, Any]) -> str:
@@ -185,12 +190,9 @@ def layout_of(raw: Mapping[str, Any], where: str) -> PackedLayout:
 
 def layout_in(folder: Path) -> PackedLayout | None:
     """The layout that the files of a folder describe; None where none does."""
-    if (found := _description_in(folder)) is not None:
-        described, name, raw = found
-        _check_types(raw, str(described), name)
-        packs = raw.get("version") is not None  # W4A16 by output: two codes a byte
-        kinds = sorted({one for one in _types(raw).values() if one.startswith("W")})
-        return PackedLayout("ascend", f"{name} ({', '.join(kinds)})", subtracted=packs)
+    for pattern, tool in _DESCRIPTIONS.items():
+        for description in sorted(folder.glob(pattern)):
+            return _layout_of_types(read_json_object(description), str(description), tool)
     for file, method in _FILES.items():
         try:
             raw = read_json_object(folder / file)
@@ -204,36 +206,22 @@ def layout_in(folder: Path) -> PackedLayout | None:
     return None
 
 
-def _description_in(folder: Path) -> tuple[Path, str, dict[str, Any]] | None:
-    """The description of a folder's tensors by a tool of Ascend's, and the tool."""
-    for pattern, name in _DESCRIPTIONS.items():
-        for file in sorted(folder.glob(pattern)):
-            return file, name, read_json_object(file)
-    return None
-
-
-def described_types(folder: Path) -> dict[str, str]:
-    """Name -> type of each tensor that a description of Ascend's tools has; {}: there is none."""
-    found = _description_in(folder)
-    return {} if found is None else _types(found[2])
-
-
-def _types(raw: Mapping[str, Any]) -> dict[str, str]:
-    return {key: one for key, one in raw.items() if "." in key and isinstance(one, str)}
-
-
-def _check_types(raw: Mapping[str, Any], where: str, name: str) -> None:
-    """Raise ArtifactError for tensors of types that are not read, and rotations of inputs."""
-    types = {key: one for key, one in _types(raw).items() if not key.endswith(".quant_type")}
-    odd = next((key for key, one in types.items() if one not in _ASCEND), None)
-    if odd is not None:
-        raise packed_weights_error(where, f"{name} ({odd}: {ascii(types[odd][:40])[1:-1]})")
+def _layout_of_types(raw: Mapping[str, Any], where: str, tool: str) -> PackedLayout:
+    """The layout of tensors that a tool of Ascend's describes one by one. Raises ArtifactError for
+    types that are not read, and rotations of inputs."""
+    types = {key: one for key, one in raw.items() if "." in key and isinstance(one, str)}
+    for key, one in types.items():
+        if one not in _ASCEND and not key.endswith(".quant_type"):
+            raise packed_weights_error(where, f"{tool} ({key}: {ascii(one[:40])[1:-1]})")
     metadata = raw.get("metadata") or {}
     if not isinstance(metadata, dict) or metadata.get("quarot"):
-        raise _not_read(where, name, "metadata.quarot: inputs are rotated")
+        raise _not_read(where, tool, "metadata.quarot: inputs are rotated")
     ranks = sorted(key for key, one in raw.items() if key.startswith("rank_") and one)
     if ranks:
-        raise _not_read(where, name, f"{ranks[0]}: weights of several ranks, compressed")
+        raise _not_read(where, tool, f"{ranks[0]}: weights of several ranks, compressed")
+    kinds = sorted({one for one in types.values() if one.startswith("W")})
+    name = f"{tool} ({', '.join(kinds)})"
+    return PackedLayout(tool, name, paired=raw.get("version") is not None, types=types)
 
 
 def layout_of_names(names: Iterable[str]) -> str:

@@ -45,6 +45,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import parse_json
 from lite_runner.weights.formats.ascend import unpack_ascend
 from lite_runner.weights.formats.packed_layouts import (
+    ASCEND_TOOLS,
     FLOATS,
     MXFP4_BLOCKS,
     PackedLayout,
@@ -53,10 +54,10 @@ from lite_runner.weights.formats.packed_layouts import (
     tensor_type_error,
 )
 from lite_runner.weights.formats.packed_matrix import (
+    ModuleParts,
     PackedMatrix,
     Tensor,
     array_of,
-    broken,
     bytes_of,
 )
 from lite_runner.weights.quantization.quantized import (
@@ -105,7 +106,7 @@ def unpack(
         return dict(floats)
     every: dict[str, Tensor] = {**floats, **others}
     layout = layout_in(path.parent) or _told_by(every, path)
-    if layout.method == "ascend":
+    if layout.method in ASCEND_TOOLS:
         return unpack_ascend(floats, others, path, layout)
     if layout.method == "mxfp4":
         floats, others = _with_experts(floats, others, layout, path)
@@ -183,7 +184,7 @@ def _told_by(every: Mapping[str, Tensor], path: Path) -> PackedLayout:
     ArtifactError."""
     name = layout_of_names(every)
     if name == "Golden Stick":
-        return PackedLayout("ascend", name)
+        return PackedLayout(name, name)
     if name in ("compressed-tensors", "FP8", "MXFP4"):
         return PackedLayout(name.lower(), name)
     if name == "bitsandbytes":
@@ -204,12 +205,8 @@ def _told_by(every: Mapping[str, Tensor], path: Path) -> PackedLayout:
     raise tensor_type_error(path, one, every[one].dtype, every)
 
 
-class _Module:
+class _Module(ModuleParts):
     """The tensors of a quantized module."""
-
-    def __init__(self, where: str, parts: Mapping[str, Tensor], layout: PackedLayout) -> None:
-        self._where, self._parts, self._layout = where, parts, layout
-        self._taken: set[str] = set()
 
     def tensor(self) -> LazyTensor:
         """Their matrix [out, in]. Raises ArtifactError where they are not those of the layout."""
@@ -405,26 +402,6 @@ class _Module:
             table=lambda: array_of(table),
         )
 
-    def _take(
-        self,
-        name: str,
-        *types: str,
-        shape: tuple[int, ...] | None = None,
-        dims: int | None = 2,
-    ) -> Tensor:
-        """The tensor NAME, of one of these types, and of a shape or number of dimensions."""
-        found = self._parts.get(name)
-        if found is None:
-            raise self._broken(f"lacks {name}")
-        self._taken.add(name)
-        if found.dtype not in types:
-            raise self._broken(f"{name} is {found.dtype}, expected {' or '.join(types)}")
-        if shape is not None and found.shape != shape:
-            raise self._broken(f"{name} is {list(found.shape)}, expected {list(shape)}")
-        if (shape is None and dims is not None and len(found.shape) != dims) or 0 in found.shape:
-            raise self._broken(f"{name} is {list(found.shape)}, expected a matrix")
-        return found
-
     def _group(self, columns: int, count: int | None = None) -> int:
         """Columns that share a scale: as the layout says, else of `count` groups."""
         group = self._layout.group
@@ -439,9 +416,6 @@ class _Module:
             return None
         index = self._take(name, "I32", "I64", shape=(columns,))
         return lambda: array_of(index).astype(np.int64)
-
-    def _broken(self, what: str) -> ArtifactError:
-        return broken(self._where, self._layout.name, what)
 
 
 def _from_words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -119,6 +119,38 @@ class PackedMatrix:
         if not layout.ordered:
             raise broken(self.where, layout.name, "g_idx mixes groups, but desc_act is false")
         return order
+
+
+class ModuleParts:
+    """The tensors that a matrix is stored as, by the last parts of their names."""
+
+    def __init__(self, where: str, parts: Mapping[str, Tensor], layout: PackedLayout) -> None:
+        self._where, self._parts, self._layout = where, parts, layout
+        self._taken: set[str] = set()
+
+    def _take(
+        self,
+        name: str,
+        *types: str,
+        shape: tuple[int, ...] | None = None,
+        dims: int | None = 2,
+    ) -> Tensor:
+        """The tensor NAME, of one of these types, and of a shape or number of dimensions."""
+        found = self._parts.get(name)
+        if found is None:
+            raise self._broken(f"lacks {name}")
+        self._taken.add(name)
+        if found.dtype not in types:
+            raise self._broken(f"{name} is {found.dtype}, expected {' or '.join(types)}")
+        if shape is not None and found.shape != shape:
+            raise self._broken(f"{name} is {list(found.shape)}, expected {list(shape)}")
+        if (shape is None and dims is not None and len(found.shape) != dims) or 0 in found.shape:
+            wanted = "a vector" if dims == 1 else "a matrix"
+            raise self._broken(f"{name} is {list(found.shape)}, expected {wanted}")
+        return found
+
+    def _broken(self, what: str) -> ArtifactError:
+        return broken(self._where, self._layout.name, what)
 
 
 def unit_of(group: int) -> int:
