@@ -164,11 +164,9 @@ class _Module(ModuleParts):
         if "quant_bias" not in self._parts or not self._golden:
             return None
         stored = array_of(self._take("quant_bias", "I32", dims=1)).view(np.int32).astype(np.int64)
-        offset = next(
-            (self._parts[n] for n in ("input_zp", "input_offset") if n in self._parts), None
-        )
+        offset = next((n for n in ("input_zp", "input_offset") if n in self._parts), None)
         codes = array_of(self._weight)
-        offsets = np.zeros(1) if offset is None else array_of(offset).astype(np.float64)
+        offsets = np.zeros(1) if offset is None else self._numbers(offset).astype(np.float64)
         of_inputs = (codes.astype(np.int32) * offsets).sum(1)
         bias = stored + of_inputs
         if (np.abs(bias) <= 2 + np.abs(of_inputs) / 512).all():
@@ -236,10 +234,10 @@ class _Module(ModuleParts):
         name = "weight_zp" if "weight_zp" in self._parts else "weight_offset"
         if name not in self._parts:
             return None
-        stored = _wide(self._parts[name])
+        stored = self._numbers(name)
         if stored.size not in (rows, rows * groups) or "weight_offset_second" in self._parts:
-            second = self._parts.get("weight_offset_second")
-            if stored.size != rows or second is None or stored.any() or _wide(second).any():
+            both = stored.size == rows and "weight_offset_second" in self._parts
+            if not both or stored.any() or self._numbers("weight_offset_second").any():
                 raise self._broken(f"{name} is {list(self._parts[name].shape)}, or not 0")
         if not stored.any():
             return None
@@ -255,7 +253,7 @@ class _Module(ModuleParts):
         """Factors of the columns; None: none."""
         factors = np.ones(1, np.float32)
         if "smooth_scale" in self._parts:
-            factors = _wide(self._parts["smooth_scale"])
+            factors = self._numbers("smooth_scale")
         elif "weight_scale" not in self._parts:
             scale = self._input_scale()
             factors = factors if scale.min() == scale.max() else 1 / scale
@@ -270,6 +268,12 @@ class _Module(ModuleParts):
         # For kernels that multiply it is stored inverted, and its offset as floats.
         inverted = "input_zp" in self._parts and self._parts["input_zp"].dtype in FLOATS
         return 1 / scale if inverted else scale
+
+    def _numbers(self, name: str) -> NDArray[np.float32]:
+        """Zero points, or factors, of any shape."""
+        found = self._take(name, *FLOATS, "I8", "U8", "I32", "I64", dims=None)
+        values = array_of(found)
+        return widened(values.view(np.int32) if found.dtype == "I32" else values)
 
     def _per_output(self, name: str) -> NDArray[np.float32]:
         stored = self._take(name, "F32", "I64", "U64", dims=None)

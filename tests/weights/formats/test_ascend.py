@@ -85,6 +85,16 @@ def test_other_types_are_refused_by_name(
     assert says in str(caught.value)
 
 
+def test_numbers_of_another_type_are_refused_by_name(tmp_path: Path) -> None:
+    write_folder(tmp_path, "modelslim W8A8_DYNAMIC")
+    file = tmp_path / "quant_model_weights.safetensors"
+    content = file.read_bytes()
+    at = content.index(f'"{Q}.weight_offset"'.encode())
+    file.write_bytes(content[:at] + content[at:].replace(b"F32", b"U32", 1))
+    with pytest.raises(ArtifactError, match=f"{Q}: not a matrix .*weight_offset is U32, expected"):
+        open_checkpoint(tmp_path, MODEL)
+
+
 def test_shards_of_msmodelslim_have_an_index_of_another_name(tmp_path: Path) -> None:
     floats = write_folder(tmp_path, "modelslim W8A8")
     file = tmp_path / "quant_model_weights.safetensors"

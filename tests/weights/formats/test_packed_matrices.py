@@ -322,6 +322,8 @@ def with_state(**given: Any) -> Change:
         ),
         ("bitsandbytes 4 bits", changed("weight.absmax", lambda a: a * np.nan), "not finite"),
         ("bitsandbytes 4 bits", changed("weight.quant_map", lambda a: a * np.inf), "not finite"),
+        ("modelslim W8A8_DYNAMIC", changed("weight_offset", lambda a: a[:7]), "is [7, 1]"),
+        ("modelslim W8A8", changed("input_scale", lambda a: a[:0]), "input_scale is [0], expected"),
     ],
 )
 def test_half_a_layout_is_refused_by_name(
