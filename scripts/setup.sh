@@ -18,7 +18,7 @@
 #   scripts/setup.sh docs          .venv-docs with mkdocs, for the documentation site
 #   scripts/setup.sh cluster       .venv-cluster with launchers of Hydra's; beside .venv, whose
 #                                  packages it sees
-#   scripts/setup.sh ray           .venv-ray with Ray Serve, to test serve.engine=ray; beside .venv
+#   scripts/setup.sh ray           .venv-ray with Ray Serve and Hydra's launcher on Ray, to test both; beside .venv
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

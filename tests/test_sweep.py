@@ -5,9 +5,11 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -262,19 +264,31 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm"])
 def test_launchers_run_the_jobs_in_processes_of_their_own(launcher: str, tmp_path: Path) -> None:
     if launcher != "submitit_slurm":
-        return launched(launcher, {})
+        launched(PYTHON, launcher)
+        return
     if not all(map(shutil.which, ("slurmctld", "slurmd", "sbatch"))):
         pytest.skip("no Slurm: apt install slurm-wlm")
     with slurm(tmp_path / "slurm") as environment:
-        launched(launcher, environment)
+        launched(PYTHON, launcher, **environment)
         ran = (tmp_path / "slurm/slurmd.log").read_text()
         assert ran.count("Launching batch job") == 2, ran
 
 
-def launched(launcher: str, environment: dict[str, str]) -> None:
-    words = [*TINY, "seed=1,2", "-m", f"hydra/launcher={launcher}"]
+def test_jobs_run_on_a_ray_of_this_machine(ray_python: Path) -> None:
+    # Ray's sockets are below it, and their paths must be short.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        words = ("+hydra.launcher.ray.init.include_dashboard=false",)
+        own = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"}
+        token = {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        told = launched(ray_python, "ray", *words, **own, **token)
+    assert "Started a local Ray instance" in told and "(_run_job pid=" in told
+
+
+def launched(python: Path, launcher: str, *words: str, **environment: str) -> str:
+    """What a sweep of two jobs says."""
+    words = (*TINY, "seed=1,2", "-m", f"hydra/launcher={launcher}", *words)
     done = subprocess.run(
-        [PYTHON, ROOT / "run_lite.py", *words],
+        [python, ROOT / "run_lite.py", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         encoding="utf-8",
@@ -284,3 +298,4 @@ def launched(launcher: str, environment: dict[str, str]) -> None:
     runs = {job["run"] for job in jobs}
     assert len(runs) == 2 and all((Path(run) / "result.json").is_file() for run in runs)
     assert {tuple(job["overrides"]) for job in jobs} == {("seed=1",), ("seed=2",)}
+    return done.stderr
