@@ -13,8 +13,8 @@ from lite_runner.records import dataclass
 from lite_runner.system import processor
 
 LIBRARY = Path(__file__).resolve().parent / "operators.so"
-_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = {  # of src/operators.cc
+_POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, and of src/training.cc
     "linear": [_POINTER, _POINTER, _NUMBER, _POINTER],
     "pack": [_POINTER, *[_NUMBER] * 7, _POINTER],
     "pack_blocks": [_POINTER, *[_NUMBER] * 4, _POINTER],
@@ -25,6 +25,22 @@ _ARGUMENTS = {  # of src/operators.cc
     "peers_bytes": [_NUMBER],
     "peers_open": [ctypes.c_int, *[_NUMBER] * 3, _POINTER],
     "peers_close": [_POINTER],
+    "product": [_POINTER, _NUMBER],
+    "trained_attention": [_POINTER, _NUMBER],
+    "softmax": [_POINTER, _NUMBER, _NUMBER, _FLOAT],
+    "gated": [_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER],
+    "gated_gradients": [*[_POINTER] * 3, _NUMBER, _FLOAT, _POINTER, _POINTER],
+    "normed": [_POINTER, _NUMBER, _POINTER, _POINTER],
+    "turned": [_POINTER, _NUMBER],
+}
+# Of the others: 0, or -1 without memory.
+_RESULTS: dict[str, Any] = {
+    "instructions": ctypes.c_char_p,
+    "read": _NUMBER,
+    "peers_bytes": _NUMBER,
+    "peers_open": _POINTER,
+    "peers_close": None,
+    "softmax": ctypes.c_double,
 }
 
 
@@ -70,12 +86,10 @@ def library() -> ctypes.CDLL:
     for name, arguments in _ARGUMENTS.items():
         function = getattr(found, f"lite_runner_{name}")
         function.argtypes = arguments
-        if name != "read" and not name.startswith("peers"):
+        if name not in _RESULTS:
             function.errcheck = _enough_memory
-    found.lite_runner_instructions.restype = ctypes.c_char_p
-    found.lite_runner_read.restype = ctypes.c_int64
-    found.lite_runner_peers_bytes.restype = ctypes.c_int64
-    found.lite_runner_peers_open.restype = ctypes.c_void_p
+    for name, result in _RESULTS.items():
+        getattr(found, f"lite_runner_{name}").restype = result
     return found
 
 

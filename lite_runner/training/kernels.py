@@ -8,7 +8,7 @@ They may be called from several threads at once. A call computes in one thread, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -30,57 +30,34 @@ def use_threads(count: int) -> None:
     _threads = count
 
 
+def _fields(kind: Any, names: str) -> Iterator[tuple[str, Any]]:
+    return ((name, kind) for name in names.split())
+
+
+# Of src/training.cc.
 class _Product(ctypes.Structure):
     _fields_: ClassVar[_Fields] = (
-        *(
-            (name, _POINTER if name in ("a", "b") else _NUMBER)
-            for name in (
-                "a",
-                "a_row",
-                "a_column",
-                "b",
-                "b_row",
-                "b_column",
-                "bfloat16",
-                "m",
-                "n",
-                "k",
-            )
-        ),
+        ("a", _POINTER),
+        *_fields(_NUMBER, "a_row a_column"),
+        ("b", _POINTER),
+        *_fields(_NUMBER, "b_row b_column bfloat16 m n k"),
         ("c", _POINTER),
-        ("c_row", _NUMBER),
-        ("add", _NUMBER),
+        *_fields(_NUMBER, "c_row add"),
     )
 
 
 class _Attention(ctypes.Structure):
     _fields_: ClassVar[_Fields] = (
-        *(
-            (name, _POINTER)
-            for name in (
-                "q",
-                "k",
-                "v",
-                "out",
-                "to_out",
-                "to_q",
-                "to_k",
-                "to_v",
-                "to_sinks",
-                "lengths",
-            )
-        ),
-        *((name, _NUMBER) for name in ("count", "heads", "kv_heads", "head_dim", "window")),
-        ("slopes", _POINTER),
-        ("sinks", _POINTER),
-        ("scale", _FLOAT),
-        ("softcap", _FLOAT),
+        *_fields(_POINTER, "q k v out to_out to_q to_k to_v to_sinks lengths"),
+        *_fields(_NUMBER, "count heads kv_heads head_dim window"),
+        *_fields(_POINTER, "slopes sinks"),
+        *_fields(_FLOAT, "scale softcap"),
     )
 
 
 class _Normed(ctypes.Structure):
     _fields_: ClassVar[_Fields] = (
-        *((name, _POINTER) for name in ("x", "gain", "shift", "factors", "means")),
+        *_fields(_POINTER, "x gain shift factors means"),
         ("width", _NUMBER),
         ("eps", _FLOAT),
     )
@@ -88,18 +65,13 @@ class _Normed(ctypes.Structure):
 
 class _Turned(ctypes.Structure):
     _fields_: ClassVar[_Fields] = (
-        *((name, _POINTER) for name in ("x", "cos", "sin", "out")),
-        *((name, _NUMBER) for name in ("heads", "half", "back")),
+        *_fields(_POINTER, "x cos sin out"),
+        *_fields(_NUMBER, "heads half back"),
     )
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
-
-
-def _call(name: str, *arguments: Any) -> None:
-    if getattr(library(), f"lite_runner_{name}")(*arguments):
-        raise MemoryError("the kernels of training")
 
 
 def product(a: Array, b: NDArray[Any], into: Array | None = None) -> Array:
@@ -125,7 +97,7 @@ def product(a: Array, b: NDArray[Any], into: Array | None = None) -> Array:
         out.strides[0] // 4,
         into is not None,
     )
-    _call("product", ctypes.byref(asked), _NUMBER(_threads))
+    library().lite_runner_product(ctypes.byref(asked), _threads)
     return out
 
 
@@ -179,17 +151,12 @@ class Attention:
             *(_at(one) for one in self._biases),
             *self._factors,
         )
-        _call("trained_attention", ctypes.byref(asked), _NUMBER(_threads))
+        library().lite_runner_trained_attention(ctypes.byref(asked), _threads)
 
 
 def softmax(rows: Array, weight: float) -> float:
     """`rows` [n, width] become `weight` times their softmax; the sum of their log-sum-exps."""
-    function = library().lite_runner_softmax
-    function.restype = ctypes.c_double
-    count, width = rows.shape
-    found: float = function(
-        _POINTER(rows.ctypes.data), _NUMBER(count), _NUMBER(width), _FLOAT(weight)
-    )
+    found: float = library().lite_runner_softmax(_at(rows), *rows.shape, weight)
     return found
 
 
@@ -197,13 +164,7 @@ def gated(x: Array, times: Array | None, rate: float) -> Array:
     """x * sigmoid(rate * x), times an array if there is one; each as it lies in memory."""
     assert x.flags.c_contiguous and (times is None or times.flags.c_contiguous)
     out = np.empty_like(x)
-    _call(
-        "gated",
-        *(_POINTER(_at(one)) for one in (x, times)),
-        _NUMBER(x.size),
-        _FLOAT(rate),
-        _POINTER(out.ctypes.data),
-    )
+    library().lite_runner_gated(_at(x), _at(times), x.size, rate, _at(out))
     return out
 
 
@@ -213,12 +174,8 @@ def gated_gradients(
     """Of x, and of `times`."""
     grad = np.ascontiguousarray(grad)
     to_x, to_times = np.empty_like(x), None if times is None else np.empty_like(x)
-    _call(
-        "gated_gradients",
-        *(_POINTER(_at(one)) for one in (x, times, grad)),
-        _NUMBER(x.size),
-        _FLOAT(rate),
-        *(_POINTER(_at(one)) for one in (to_x, to_times)),
+    library().lite_runner_gated_gradients(
+        *map(_at, (x, times, grad)), x.size, rate, _at(to_x), _at(to_times)
     )
     return to_x, to_times
 
@@ -253,13 +210,7 @@ class Normed:
         out = np.empty_like(self._x)
         arrays = self._x, self._gain, self._shift, self._factors, self._means
         asked = _Normed(*(_at(one) for one in arrays), self._x.shape[1], self._eps)
-        _call(
-            "normed",
-            ctypes.byref(asked),
-            _NUMBER(len(out)),
-            _POINTER(_at(grad)),
-            _POINTER(out.ctypes.data),
-        )
+        library().lite_runner_normed(ctypes.byref(asked), len(out), _at(grad), _at(out))
         return out
 
 
@@ -270,5 +221,5 @@ def turned(x: Array, cos: Array, sin: Array, *, back: bool) -> Array:
     out, half = np.empty_like(x), cos.shape[-1]
     heads = x.shape[1] // (2 * half)
     asked = _Turned(*(_at(one) for one in (x, cos, sin, out)), heads, half, back)
-    _call("turned", ctypes.byref(asked), _NUMBER(len(x)))
+    library().lite_runner_turned(ctypes.byref(asked), len(x))
     return out

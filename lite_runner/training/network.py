@@ -442,7 +442,10 @@ class _Pass:
         """Over all of x, or each `width` of it; None: x itself."""
         if given is None:
             return x
-        gain = Value(np.ones(width or 0, np.float32)) if not given.gain else self.value(role, layer)
+        if given.gain:
+            gain = self.value(role, layer)
+        else:
+            gain = Value(np.ones(width or x.array.shape[-1], np.float32))
         has_shift = given.kind == "layer" and given.bias
         shift = self.value(role, layer, "bias") if has_shift else None
         if width is None or gain.array.size == width:
