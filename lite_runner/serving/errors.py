@@ -163,12 +163,6 @@ def _is_type(part: str | int) -> bool:
 
 
 _BRANCHES = (
-    "str",
-    "int",
-    "float",
-    "bool",
-    "ContentPart",
-    "NamedTool",
-    "ChosenTool",
-    "AllowedTools",
+    *("str", "int", "float", "bool", "ContentPart", "Document"),
+    *("NamedTool", "AllowedChoice", "ChosenTool", "AllowedTools"),
 )

@@ -341,19 +341,17 @@ class ChatRequest(Sampling):
         for name in names:
             if names.count(name) > 1:
                 raise FieldFault("tools", f"two tools have the name {name}")
-        choice, chosen = self.tool_choice, list[NamedTool]()
-        if isinstance(choice, NamedTool):
-            chosen = [choice]
-        elif isinstance(choice, AllowedChoice):
-            chosen = choice.allowed_tools.tools
-        for one in chosen:
-            if one.function.name not in names:
-                raise FieldFault("tool_choice", f"no tool has the name {one.function.name}")
-        if isinstance(choice, AllowedChoice):
-            allowed = {one.function.name for one in chosen}
-            self.tools = [tool for tool in self.tools or () if tool.function.name in allowed]
-            choice = self.tool_choice = choice.allowed_tools.mode
-        if choice not in (None, "none", "auto") and not self.tools:
+        choice = self.tool_choice
+        allowed = choice.allowed_tools if isinstance(choice, AllowedChoice) else None
+        named = allowed.tools if allowed else [choice] if isinstance(choice, NamedTool) else []
+        chosen = {one.function.name: None for one in named}
+        for name in chosen:
+            if name not in names:
+                raise FieldFault("tool_choice", f"no tool has the name {name}")
+        if allowed:
+            self.tools = [tool for tool in self.tools or () if tool.function.name in chosen]
+            self.tool_choice = allowed.mode
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise FieldFault("tool_choice", "only with tools")
         return self
 

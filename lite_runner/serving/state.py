@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import secrets
 import time
@@ -34,6 +33,7 @@ from lite_runner.serving.schemas import Message
 from lite_runner.serving.tool_formats import FORMATS, told_format
 from lite_runner.serving.tools import plain_messages
 from lite_runner.structured.grammars import Grammar, Grammars
+from lite_runner.system.files import atomic_write
 from lite_runner.system.memory import check_memory, free_memory, resident, return_freed
 from lite_runner.system.secret import named_keys
 from lite_runner.text.tokenizer import Tokenizer, TooManyTokens
@@ -90,25 +90,28 @@ class Responses:
         del self._stored[id]
 
     def save(self, path: Path) -> None:
-        """Write all to a file: three lines each."""
-        with path.open("wb") as file:
-            for id, one in self._stored.items():
-                file.write(b"\n".join((to_json([id, one.owner]), one.response, one.items, b"")))
+        """Write all to a file: a line of ids and owners, then two lines of each."""
+        with atomic_write(path, self._bytes) as file:  # it may be killed meanwhile
+            file.write(to_json([(id, one.owner) for id, one in self._stored.items()]) + b"\n")
+            for one in self._stored.values():
+                file.writelines((one.response, b"\n", one.items, b"\n"))
 
     def load(self, path: Path) -> None:
         """Take those of a file, if it is there."""
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        for head, response, items in zip(*[iter(lines)] * 3, strict=True):
-            id, owner = from_json(head)
-            self.add(id, Stored(response, items, owner))
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            heads = from_json(file.readline())
+            for (id, owner), response, items in zip(heads, file, file, strict=True):
+                self.add(id, Stored(response.rstrip(b"\n"), items.rstrip(b"\n"), owner))
 
 
 def is_stored(path: Path, id: str) -> bool:
-    """Whether a file of responses has this one."""
+    """True if a file of responses has this one."""
     if not path.exists():
         return False
     with path.open("rb") as file:
-        return any(from_json(head)[0] == id for head in itertools.islice(file, 0, None, 3))
+        return any(one == id for one, _ in from_json(file.readline()))
 
 
 def _size(one: Stored) -> int:

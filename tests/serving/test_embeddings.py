@@ -130,7 +130,10 @@ def test_documents_are_ranked_by_yes_and_no(start: Start) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "field"),
-    [({"documents": []}, "documents"), ({"top_n": 0}, "top_n"), ({"model": "none"}, "model")],
+    [
+        *(({"documents": []}, "documents"), ({"top_n": 0}, "top_n"), ({"model": "none"}, "model")),
+        ({"documents": [{"text": 1}]}, "documents.0.text"),
+    ],
     ids=str,
 )
 def test_rerank_refused(start: Start, changes: dict[str, Any], field: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -349,3 +351,25 @@ def test_a_response_is_that_of_the_key_that_made_it(start: Start) -> None:
     again = alice.responses.create(model="base", input="b", previous_response_id=first.id)
     assert [alice.responses.retrieve(one.id).id for one in (first, again)] == [first.id, again.id]
     alice.responses.delete(first.id)
+
+
+def test_a_write_that_breaks_off_leaves_the_former_responses(tmp_path: Path) -> None:
+    path, kept = tmp_path / "kept", Responses()
+    kept.add("resp_1", Stored(b'{"text":"\\n"}', b"[1]", "alice"))
+    kept.save(path)
+    kept.add("resp_2", Stored(b"{}", b"[]"))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fsync", raises_interrupt)
+        kept.save(path)
+    found = Responses()
+    found.load(path)
+    assert found.get("resp_1", "alice") == kept.get("resp_1", "alice")
+    assert [state.is_stored(path, id) for id in ("resp_1", "resp_2")] == [True, False]
+    kept.save(path)
+    found.load(path)
+    assert state.is_stored(path, "resp_2") and found.get("resp_2", None).items == b"[]"
+    assert not state.is_stored(tmp_path / "none", "resp_1") and len([*tmp_path.iterdir()]) == 1
+
+
+def raises_interrupt(_: int) -> None:
+    raise KeyboardInterrupt

@@ -423,6 +423,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "tool_choice: no tool has the name x",
     ),
+    (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "any", "tools": []}}},
+        "tool_choice.allowed_tools.mode",
+        "got 'any', expected 'auto' or 'required'",
+    ),
     ({"tool_choice": "required", "min_tokens": 3}, "min_tokens", "not with tool_choice"),
     (
         {
