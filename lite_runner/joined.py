@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lite_runner import profiler, progress
-from lite_runner.backends.collectives import schedule
+from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config.compose import kept
 from lite_runner.config.fields import Note, raise_errors
@@ -158,8 +158,6 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
     """The plan, and the run folder, that the first rank of this machine makes for all of them:
     prompts are read, tokenized and checked once, and the shards of a checkpoint verified. Every
     rank calls it. Raises RunnerError."""
-    from lite_runner.backends.collectives import gather
-
     if joined.leads:
         local = dataclasses.replace(config.parallel, local_worker_num=len(joined.local_ranks))
         config = with_input(dataclasses.replace(config, parallel=local))
@@ -201,8 +199,6 @@ def _execute(plan: Plan, folder: RunFolder, joined: Joined) -> bool:
         if plan.config.profile:
             write_ranks_profile(folder, joined, in_haste=cut_short)
         if cut_short:
-            from lite_runner.backends.collectives import gather
-
             gather(b"")  # rank 0 may still write, and msrun kills all when one exits with 130
     return cut_short
 

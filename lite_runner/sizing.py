@@ -23,6 +23,7 @@ from lite_runner.system import memory
 
 BYTES_OF: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 PROCESS = 440 << 20  # Python with MindSpore, NumPy and the tokenizer
+MSRUN_PROCESS = 450 << 20  # each process under msrun, with MindSpore imported; measured
 ROOM = 0.9  # of the free memory, for what a run with chosen sizes holds
 PROCESS_ADDRESSES = 2250 << 20  # reserved by MindSpore: libraries, threads, a pool of 1 GiB
 
@@ -212,7 +213,6 @@ def readable(size: int) -> str:
     return f"{value:,.1f} TB"
 
 
-PROCESS_BYTES = 450 << 20  # of an msrun process that has imported MindSpore, measured
 DEGREES = range(1, 9)
 
 
@@ -274,12 +274,12 @@ class MachineMemory:
 
     @property
     def total(self) -> int:
-        return self.ranks * self.rank.total + self.others * PROCESS_BYTES
+        return self.ranks * self.rank.total + self.others * MSRUN_PROCESS
 
     def __str__(self) -> str:
         return (
             f"{self.ranks} ranks of {readable(self.rank.total)} each ({self.rank.parts()}), and"
-            f" {readable(self.others * PROCESS_BYTES)} for msrun"
+            f" {readable(self.others * MSRUN_PROCESS)} for msrun"
         )
 
 

@@ -201,7 +201,7 @@ END_TO_END = {
     "mindformers": "documents statements",
     "mindir": "mindformers_graphs",
     "output": "real_mindformers",
-    "plan": "backend job",
+    "plan": "backend",
     "native": "arm library sanitizers",
     "run_modes": "adapters blocks chatglm logprobs pretrained_folder strategy_files structured",
     "scripts": "rank_tables",

@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 from lite_runner import app, joined
-from lite_runner.backends import collectives
 from lite_runner.config.argv import parse
 from lite_runner.distributed import SOCKET_VARIABLE
 from lite_runner.distributed.events import FOLDER_VARIABLE, Event
@@ -215,10 +214,10 @@ def test_the_first_rank_plans_for_the_others(
         told.append(payload)
         return [payload, b""]
 
-    monkeypatch.setattr(collectives, "gather", gather)
+    monkeypatch.setattr(joined, "gather", gather)
     plan, _ = joined._share_plan(config, Joined(0, 2, (0, 1), None))
     answers = iter([[told[0], b""], [told[1], b""]])
-    monkeypatch.setattr(collectives, "gather", lambda payload: next(answers))
+    monkeypatch.setattr(joined, "gather", lambda payload: next(answers))
     with monkeypatch.context() as patch:
         patch.setattr(Tokenizer, "encode", None)
         patch.setattr(ShardSet, "verify", lambda self, needed: assert_none(needed))
@@ -230,7 +229,7 @@ def test_the_first_rank_plans_for_the_others(
     content = bytearray(file.read_bytes())
     content[-700] ^= 1
     file.write_bytes(content)
-    monkeypatch.setattr(collectives, "gather", gather)
+    monkeypatch.setattr(joined, "gather", gather)
     with pytest.raises(ArtifactError, match=r"checkpoint_1\.ckpt: another file than the one"):
         joined._share_plan(config, Joined(0, 2, (0, 1), None))
 

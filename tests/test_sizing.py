@@ -1,3 +1,5 @@
+"""Parameters, memory and the communication of ranks, against what is published and written."""
+
 from __future__ import annotations
 
 import json

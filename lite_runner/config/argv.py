@@ -131,7 +131,7 @@ class CommandLine:
         return texts[-1] if texts else None
 
 
-# Keys by which a file says of which model it is, and sizes that tell two models apart.
+# Keys by which a file says of which model it is.
 MODEL_KEYS = ("model.arch.type", "model.model_config.type", "trainer.model_name")
 
 

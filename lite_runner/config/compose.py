@@ -206,9 +206,7 @@ class Composed:
 
     def section(self, key: str) -> dict[str, Any]:
         """The section of a dotted key; empty if there is none."""
-        section: Any = self.raw
-        for name in key.split(".") if key else ():
-            section = section.get(name) if isinstance(section, Mapping) else None
+        section = at(self.raw, key) if key else self.raw
         return section if isinstance(section, dict) else {}
 
     @property
@@ -309,9 +307,9 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     ]
     file = ConfigFile("the flags")
     if line.config_files or line.config is not None:
-        from lite_runner.config.config_file import files_of
+        from lite_runner.config.config_file import read_files
 
-        line, file = files_of(line, schemas, early)
+        line, file = read_files(line, schemas, early)
     try:
         folders = user_folders(line, file)
     except ConfigError as error:

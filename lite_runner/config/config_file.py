@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 _SELF = "_self_"
 OF_HYDRA = ("hydra/launcher", "hydra/sweeper")
 _OF_SWEEPS = ("callbacks", "launcher", "sweep", "sweeper")  # of `hydra` in a file
-_SIZES = ("hidden_size", "num_layers", "num_heads", "vocab_size")
+_SIZES = ("hidden_size", "num_layers", "num_heads", "vocab_size")  # that tell two models apart
 
 
-def files_of(
+def read_files(
     line: CommandLine, schemas: Schemas, errors: list[Invalid]
 ) -> tuple[CommandLine, ConfigFile]:
     """The files of a line, and the line without what it only takes out of them (~key)."""

@@ -16,7 +16,7 @@ from lite_runner.distributed.events import MET, Sender, connect
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import RunnerError
-from lite_runner.sizing import PROCESS_BYTES, host_processes, readable
+from lite_runner.sizing import MSRUN_PROCESS, host_processes, readable
 from lite_runner.system import environment, memory
 from lite_runner.system.failure import failure_of
 from lite_runner.system.files import temporary_folder
@@ -36,7 +36,7 @@ def gather() -> Finding:
 
     Neither processes nor files are left behind.
     """
-    free, need = memory.free_memory(), PROCESS_BYTES * host_processes(RANKS, master=True)
+    free, need = memory.free_memory(), MSRUN_PROCESS * host_processes(RANKS, master=True)
     if need > free:
         found = (
             f"not tried: two ranks take {readable(need)} without a model, {readable(free)} is free"

@@ -111,7 +111,7 @@ class DraftModel:
         self._worked, self._gained, self._reading_s = False, 0, 0.0
 
     def draft(self, most: Callable[[float], int], strategies: Iterable[DecodingStrategy]) -> None:
-        """Compute what the searches' `drafts` give for the same `most` until the next step is
+        """Compute what the strategies' `drafts` give for the same `most` until the next step is
         over."""
         self.asked.clear()
         for strategy in strategies:

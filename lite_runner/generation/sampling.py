@@ -22,8 +22,8 @@ from lite_runner.generation.request import Adjustments, Completion, Logprobs
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
 
-# Only the few tokens near the maximum need sorting.
 _PRECISION = "try another precision: model.model_config.compute_dtype=float32 kv_cache=fp32"
+# Only the few tokens near the maximum need sorting.
 _COLUMNS = 1024  # columns used to bound the k-th largest; see _near_largest
 _SLACK = 1.0  # by which the k-th largest may be smaller than that of the token before
 _MARGINS = (2.0, 4.0, 6.0, 9.0, 13.0, np.inf)  # distances from the maximum tried by _nucleus

@@ -18,7 +18,7 @@ from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.sizing import readable
 from lite_runner.system.files import sampled_digest
-from lite_runner.weights.checkpoint import PICKLES, rank_folders
+from lite_runner.weights.checkpoint import PICKLES, open_with_lora, rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 
 # The readers of tensors are imported by the methods that open them: a run from packed layers
@@ -102,7 +102,6 @@ class ModelFiles:
     def without_adapter(self) -> Mapping[str, LazyTensor]:
         """Every tensor of the model that the adapter is merged into, as it is stored. Raises
         ArtifactError."""
-        from lite_runner.weights.checkpoint import open_with_lora
         from lite_runner.weights.layouts import random_checkpoint
 
         self._check_has_weights()

@@ -1,4 +1,4 @@
-"""What backend=mindformers refuses before anything is loaded, and what cannot be compared."""
+"""What backend=mindformers, exported models and comparisons refuse before anything is loaded."""
 
 from __future__ import annotations
 

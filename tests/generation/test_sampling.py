@@ -1,4 +1,4 @@
-"""Tests."""
+"""Sampling and log-probabilities: as transformers and SciPy have them, and drawn reproducibly."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ Reference = Callable[[str], Any]
 
 
 @each(("case", "kind"), LOGPROB_CASES)
-def test_they_equal_transformers(case: str, kind: str, reference: Reference) -> None:
+def test_logprobs_equal_those_of_transformers(case: str, kind: str, reference: Reference) -> None:
     """The forced tokens behind each prompt are scored, and the token that follows is drawn."""
     known = reference(case)
     model = getattr(known, kind)(2, known.length + 1)
@@ -360,7 +360,7 @@ def assert_most_likely(found: Logprobs, wanted: np.ndarray) -> None:
     assert np.abs(found.top - of_ids).max() <= TOLERANCE
 
 
-def test_a_drawn_text_has_the_same_as_a_prompt(reference: Reference) -> None:
+def test_logprobs_of_a_drawn_text_are_those_of_a_prompt(reference: Reference) -> None:
     known = reference("llama")
     model = known.native(3, 64)
     options = GenerationConfig(max_new_tokens=9, logprobs=2, do_sample=True, temperature=2.0)
@@ -395,7 +395,7 @@ def test_a_continuation_is_scored_behind_a_cached_prefix(
             assert np.array_equal(getattr(found.prompt_logprobs, name), every[len(shared) - 1 :])
 
 
-def test_as_plain_data() -> None:
+def test_logprobs_as_plain_data() -> None:
     found = Logprobs(
         np.array([-0.5, -np.inf]),
         np.array([[7], [8]], np.int32),
@@ -434,7 +434,7 @@ def test_a_prompt_that_is_cut_short_has_what_was_computed() -> None:
     block=st.integers(1, 4000),
     seed=st.integers(0, 99),
 )
-def test_equals_scipy(
+def test_log_likelihoods_equal_scipy(
     count: int, vocab: int, scale: float, shift: float, block: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)

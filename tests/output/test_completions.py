@@ -1,4 +1,4 @@
-"""What a run says of each adapter."""
+"""Texts as they are printed, the reports of adapters, and merged results of ranks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from lite_runner.launch import launch
 from lite_runner.plan import resources
 from lite_runner.plan.resources import SHORTEST, choose_sizes, lengths_of
 from lite_runner.run_modes import heads, resolve
-from lite_runner.sizing import PROCESS_BYTES, Memory
+from lite_runner.sizing import MSRUN_PROCESS, Memory
 from lite_runner.system import environment, memory
 from tests.download_server import Behaviour, serving
 from tests.paths import REFERENCE
@@ -216,7 +216,7 @@ def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_ranks_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ("parallel=tp2", "context.device_target=CPU")
-    needed = 2 * RANK.total + 2 * PROCESS_BYTES
+    needed = 2 * RANK.total + 2 * MSRUN_PROCESS
     monkeypatch.setattr(memory, "free_memory", lambda: needed)
     check(config_of(*settings))
     with pytest.raises(EnvironmentFault, match=r"the process 500.0 MB\), and 943.7 MB for msrun"):
