@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lite_runner import profiler, progress
+from lite_runner.backends.seat import seat
 from lite_runner.config.compose import kept
 from lite_runner.config.fields import Note, bytes_of
 from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond
 from lite_runner.config.prompts import with_input, with_seed
-from lite_runner.config.schema import ExportedOptions, RunConfig
+from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
 from lite_runner.config.sections import Parallel
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
@@ -112,12 +113,10 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
 
 
 def operators_profiled(plan: Plan, folder: RunFolder) -> AbstractContextManager[None]:
-    """MindSpore's profiler of its operators, with profile=true on backend=ms."""
-    if profiler.recorder is None or plan.config.backend != "ms":
+    """The backend's own profiler, with profile=true."""
+    if profiler.recorder is None or plan.config.backend not in BACKENDS:
         return nullcontext()
-    from lite_runner.backends.mindspore.device import profiled
-
-    return profiled(folder.path / "mindspore_profile")
+    return seat(plan.config.backend).profiled(folder.path)
 
 
 def _write_profile(folder: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -113,6 +114,9 @@ class Seat(Protocol):
 
     # Its memory is checked first, and rows and lengths may be reduced to what fits.
     elastic: bool = False
+    # It has what only some compute: the same bits on every processor, hidden states for embeddings.
+    reproducible: bool = False
+    hidden_states: bool = False
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """Reasons why it cannot compute a run, each with a remedy; empty: it can."""
@@ -138,6 +142,14 @@ class Seat(Protocol):
     def details(self, files: ModelFiles, options: RunOptions) -> tuple[str, ...]:
         """Lines of dry_run=true behind the others."""
         return ()
+
+    def provenance(self) -> dict[str, str]:
+        """Of what, besides the weights and the processor, the bits of a result depend on."""
+        return {}
+
+    def profiled(self, folder: Path) -> AbstractContextManager[None]:
+        """The context of a run with profile=true; files of a profiler of its own go to a folder."""
+        return nullcontext()
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """The backend with its weights. Several ranks must have joined. Raises RunnerError."""

@@ -307,6 +307,7 @@ class ComputeOptions(StrategyOptions):
     # The keys of how many rows are computed together, and of how many tokens each; "": none.
     batch_key: ClassVar[str] = ""
     length_key: ClassVar[str] = ""
+    embeds: ClassVar[bool] = False  # the run needs hidden states
 
     auto_trans_ckpt: bool
     kv_cache: CacheType | None

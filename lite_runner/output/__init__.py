@@ -21,10 +21,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lite_runner import native, profiler
+from lite_runner import profiler
+from lite_runner.backends.seat import seat
 from lite_runner.config.generation import FinishReason
+from lite_runner.config.schema import BACKENDS
 from lite_runner.errors import EnvironmentFault, RunnerError
-from lite_runner.native import fingerprint
 from lite_runner.records import dataclass
 from lite_runner.system import memory, processor
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
@@ -209,8 +210,8 @@ class Result:
 def _provenance(plan: Plan) -> dict[str, str]:
     """The conditions under which a repetition of the run computes the same bits."""
     found = {"processor": processor.name()}
-    if plan.config.backend == "native":
-        found["kernels"] = f"{native.instructions()}, sources {fingerprint.sources()[:16]}"
+    if plan.config.backend in BACKENDS:  # else nothing is computed
+        found |= seat(plan.config.backend).provenance()
     if plan.files is not None and (digest := plan.files.digest) is not None:
         found["weights"] = digest
     return found

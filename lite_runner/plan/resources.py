@@ -112,10 +112,13 @@ def choose(files: ModelFiles, options: RunOptions) -> Choice:
 
 def _objections(name: str, files: ModelFiles, options: RunOptions) -> list[str]:
     """The reasons why a backend cannot compute a run."""
-    found = seat(name).unsupported(files, options)
-    if options.config.context.reproducible and name != "native":
-        return ["context.reproducible=true is of backend=native", *found]
-    return found
+    config, found = options.config, seat(name)
+    reasons = found.unsupported(files, options)
+    if config.embeds and not found.hidden_states:
+        reasons = [f"run_mode={config.run_mode}: it gives no hidden states", *reasons]
+    if config.context.reproducible and not found.reproducible:
+        reasons = ["context.reproducible=true is of backend=native", *reasons]
+    return reasons
 
 
 def _another(files: ModelFiles, options: RunOptions, name: str) -> str:

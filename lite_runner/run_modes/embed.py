@@ -58,6 +58,7 @@ class Config(SessionOptions, OverwriteOptions):
     """run_mode=embed"""
 
     batch_key: ClassVar[str] = "embed.batch"
+    embeds: ClassVar[bool] = True
 
     predict_data: str
     embed_output: OutputPath
@@ -110,11 +111,6 @@ def plan(config: Config) -> Plan:
     batch = config.embed.batch
     slots = range(1, MOST_AT_ONCE + 1) if batch is None else [batch]
     plan = plan_session(config, slots=slots, length=config.max_length or "auto")
-    if plan.config.backend != "native":
-        raise ConfigError(
-            f"run_mode=embed: backend={plan.config.backend} gives no hidden states",
-            "backend=native",
-        )
     hidden, wanted = plan.model.model.hidden_size, config.embed.dimensions
     if wanted is not None and wanted > hidden:
         raise ConfigError(f"embed.dimensions: got {wanted}, expected at most {hidden}")

@@ -107,7 +107,7 @@ def choose_engine(layout: Layout, asked: str, device: Device) -> EngineName:
     engines = ENGINES[layout]
     if asked != "auto":
         if asked not in engines:
-            why = LITE_2_0 if asked == "lite-worker" and layout in ("static_pair", "full") else ""
+            why = LITE_2_0 if asked == "lite-worker" else ""
             raise ConfigError(
                 f"engine={asked} does not run the layout {layout}" + (f": {why}" if why else ""),
                 f"engine={engines[-1]}",

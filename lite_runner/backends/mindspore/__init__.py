@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from lite_runner import architectures, progress
 from lite_runner.architectures import custom_network
@@ -103,6 +105,12 @@ class MindSpore(Seat):
             local = files.model.shard(ranks.tensor)
             cached = cache_bytes(local, dtype, options.slots, options.length)
         return Memory(weights, cached, options.adapter_bytes(files.model))
+
+    def profiled(self, folder: Path) -> AbstractContextManager[None]:
+        """See Seat: MindSpore's profiler of its operators."""
+        from lite_runner.backends.mindspore.device import profiled
+
+        return profiled(folder / "mindspore_profile")
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
         """See Seat."""

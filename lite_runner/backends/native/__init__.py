@@ -27,6 +27,7 @@ from lite_runner.backends.seat import RunOptions, Seat, draft_of
 from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.model import ModelFiles
+from lite_runner.native import fingerprint
 from lite_runner.native.lora_pool import Share
 from lite_runner.native.model import NativeOptions, unsupported
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE
@@ -42,7 +43,7 @@ PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
 class Native(Seat):
     """See `lite_runner.backends.seat.Seat`."""
 
-    elastic = True
+    elastic = reproducible = hidden_states = True
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""
@@ -132,6 +133,10 @@ class Native(Seat):
         names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         found = {names[tensor.dtype] for tensor in tensors if len(tensor.shape) > 1}
         return " and ".join(sorted(found))
+
+    def provenance(self) -> dict[str, str]:
+        """See Seat."""
+        return {"kernels": f"{native.instructions()}, sources {fingerprint.sources()[:16]}"}
 
     def open(self, files: ModelFiles, options: RunOptions) -> NativeBackend:
         """See Seat."""

@@ -103,8 +103,7 @@ def _content(
         names = [(f"{start}a", f"{start}b") for start in starts]
         for name_a, name_b in names or [_peft_names(module, modules[module][0])]:
             tensors |= {name_a: pair.a, name_b: pair.b}
-    format: AdapterFormat = "mindformers" if mindformers else "peft"
-    return tensors, _settings(adapter, held, list(modules), model, format)
+    return tensors, _settings(adapter, held, list(modules), model, peft=not mindformers)
 
 
 def _peft_names(module: str, site: TargetModule) -> tuple[str, str]:
@@ -137,11 +136,13 @@ def _settings(
     held: Mapping[str, LoraPair],
     modules: list[str],
     model: Decoder,
-    format: AdapterFormat,
+    *,
+    peft: bool,
 ) -> dict[str, Any]:
+    """The config of an adapter, in PEFT's format or in MindFormers'."""
     numbers = {module: (pair.rank, _alpha(pair)) for module, pair in held.items()}
     ((rank, alpha), _count), *others = Counter(numbers.values()).most_common()
-    if format == "mindformers" and others:
+    if others and not peft:
         raise ArtifactError(
             f"adapter {adapter.name}: has {1 + len(others)} pairs of rank and alpha, such as "
             f"{rank} and {alpha:g}, {others[0][0][0]} and {others[0][0][1]:g}; MindFormers' format "
@@ -154,7 +155,7 @@ def _settings(
         "lora_dropout": 0.0,
         "target_modules": _targets(held, modules),
     }
-    if format == "mindformers":
+    if not peft:
         return basic
     return {
         "peft_type": "LORA",

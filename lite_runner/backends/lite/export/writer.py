@@ -34,6 +34,7 @@ from lite_runner.mindir.manifest import (
     Graph,
     GraphName,
     Manifest,
+    fits_any,
     keeps_cache,
     read_manifest,
 )
@@ -160,15 +161,15 @@ def write_graphs(
     spec = job.spec
     weights = ReadAhead(job.files.resharded(job.ranks, vocab_parallel=spec.vocab_parallel))
     try:
-        if spec.layout in ("static_pair", "full"):
-            graphs, stems = _of_mindformers(folder, job, weights, stems)
-        else:
+        if fits_any(spec.layout):
             from lite_runner.mindir.write_resizable import export_resizable
 
             model, name = job.files.model, job.config.model_name
             graphs = export_resizable(
                 model, weights, folder, name, batch_size=1, seq_length=model.seq_length
             )
+        else:
+            graphs, stems = _of_mindformers(folder, job, weights, stems)
     finally:
         weights.close()
     if spec.model_type == "mindir_lite":
