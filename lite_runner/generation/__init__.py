@@ -35,6 +35,8 @@ from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
+    from lite_runner.generation.draft_model import DraftModel
+    from lite_runner.generation.speculation import PromptLookups
 
 __all__ = [
     "Adjustments",
@@ -145,24 +147,27 @@ class Engine:
         step_s: float | None = None,
         speculate: bool = False,
     ) -> None:
-        """The options are those of Scheduler; a backend's draft model is used without `speculate`.
-        Raises ConfigError for a budget that does not fit."""
+        """The options are those of Scheduler, but that `speculate` drafts by prompt lookup where
+        the backend has no draft model. Raises ConfigError for a budget that does not fit."""
         self.backend = backend
         self._stored = backend.stored if isinstance(backend, Storing) else None
         draft = backend.draft if isinstance(backend, Drafting) else None
-        draft_model = None
+        drafts: DraftModel | PromptLookups | None = None
         if draft is not None:
             from lite_runner.generation.draft_model import DraftModel
 
-            draft_model = DraftModel(draft, backend.info.vocab_size)
+            drafts = DraftModel(draft, backend.info.vocab_size)
+        elif speculate:
+            from lite_runner.generation.speculation import PromptLookups
+
+            drafts = PromptLookups()
         self.scheduler = Scheduler(
             backend.info,
             backend.adapters,
             token_budget,
             prefix_cache=prefix_cache,
             step_s=step_s,
-            speculate=speculate or draft is not None,
-            draft_model=draft_model,
+            drafts=drafts,
             stored=self._stored,
         )
 

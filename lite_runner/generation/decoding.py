@@ -30,11 +30,11 @@ from lite_runner.generation.sampling import (
     process_logits,
     warped,
 )
-from lite_runner.generation.speculation import Drafter
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.generation.pooling import Pooled
+    from lite_runner.generation.speculation import Drafter
 
 
 @dataclass

@@ -70,6 +70,8 @@ class DraftSequence:
 class DraftModel:
     """Drafts tokens for many sequences, and knows whether that pays. See StepCost."""
 
+    most_drafted = MOST_DRAFTED
+
     def __init__(self, backend: Backend, vocab_size: int) -> None:
         """`vocab_size`: of the model that verifies; the rest of a vocabulary is padding."""
         self._backend, self._vocab = backend, vocab_size

@@ -38,12 +38,12 @@ from lite_runner.generation.request import (
 )
 from lite_runner.generation.sampling import LogprobCollector
 from lite_runner.generation.slots import CopySlots, Placement, ReleaseSlot, Slots, SlotWork
-from lite_runner.generation.speculation import MOST_DRAFTED, PromptLookup, StepCost
 from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
     from lite_runner.generation.draft_model import DraftModel
+    from lite_runner.generation.speculation import PromptLookups
 
 
 @dataclass(slots=True)
@@ -75,14 +75,13 @@ class Scheduler:
         *,
         prefix_cache: bool = True,
         step_s: float | None = None,
-        speculate: bool = False,
-        draft_model: DraftModel | None = None,
+        drafts: DraftModel | PromptLookups | None = None,
         stored: StoredPrefixes | None = None,
     ) -> None:
         """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
         backend's preference); `prefix_cache`: reuse cached prefixes of prompts; `step_s`: seconds
         of a step to aim at while sequences are decoding, by computing less of prompts (None: no
-        limit); `speculate`: compute drafted tokens ahead where that pays, `draft_model`'s if given;
+        limit); `drafts`: of tokens, to be computed ahead where that pays;
         `stored`: prefixes in files. These go by the clock and the disk, so ranks that share a model
         do without, and take batch-invariant logits.
 
@@ -100,10 +99,9 @@ class Scheduler:
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
         self._pace = Pace(step_s) if step_s is not None and self._info.exact else None
         reusable = info.exact and info.can_continue and not (info.short_length or info.usable)
-        self._speculates = speculate and reusable and info.prefix is None and info.most_logits > 0
         self._stored = stored if prefix_cache and reusable and info.prefix is None else None
-        self._draft_model, self._cost = draft_model, draft_model or StepCost()
-        self._drafter = draft_model.sequence if draft_model is not None else PromptLookup
+        speculates = reusable and info.prefix is None and info.most_logits > 0
+        self._drafts = drafts if speculates else None
         # Recomputing a text gives the same keys: the youngest may make room, and come again.
         self._preempts = info.exact and info.can_continue
         self._waiting: list[SequenceGroup] = []  # both in queue order
@@ -157,7 +155,7 @@ class Scheduler:
         self._check(request)
         id, self._next_id = self._next_id, self._next_id + 1
         top = request.options.prompt_logprobs
-        drafter = self._drafter if self._speculates else None
+        drafter = None if self._drafts is None else self._drafts.sequence
         for part, strategy in enumerate(strategies_of(id, request, self._info, drafter)):
             places = None if top is None else LogprobCollector(top)
             group = SequenceGroup(id, (request.priority, id, part), request, strategy, places)
@@ -352,7 +350,7 @@ class Scheduler:
         most = group.request.options.max_sequence(prompt, self._info.max_length)
         if not self._preempts:
             return most
-        drafted = MOST_DRAFTED if self._speculates else 0
+        drafted = 0 if self._drafts is None else self._drafts.most_drafted
         new = max((len(tokens) for _, tokens in group.strategy.tokens()), default=0)
         return min(most, prompt + new + drafted)
 
@@ -453,14 +451,12 @@ class Scheduler:
         """The decode rows, and prefill chunks up to the budget."""
         step = SchedulerOutput()
         decoding = [group for group in self._running if group.decoding]
-        most = None
+        most, drafts = None, self._drafts
         # Beside prompts each token counts, and who waits for a slot comes first.
-        if self._speculates and len(decoding) == len(self._running) and not self._waiting:
-            most = partial(
-                self._most_drafted, sum(len(group.strategy.running()) for group in decoding)
-            )
-            if self._draft_model is not None:
-                self._draft_model.draft(most, [group.strategy for group in decoding])
+        if drafts is not None and len(decoding) == len(self._running) and not self._waiting:
+            sequences = sum(len(group.strategy.running()) for group in decoding)
+            most = partial(self._most_drafted, drafts, sequences)
+            drafts.draft(most, [group.strategy for group in decoding])
         for group in decoding:
             rows = group.newest(most)
             step.rows += rows
@@ -484,10 +480,12 @@ class Scheduler:
                 step.scored = True
         return step
 
-    def _most_drafted(self, sequences: int, rate: float) -> int:
+    def _most_drafted(
+        self, drafts: DraftModel | PromptLookups, sequences: int, rate: float
+    ) -> int:
         """Tokens to draft for one of so many sequences, whose drafts are accepted at this rate."""
         room = min(self._budget, self._info.most_logits) // sequences - 1
-        return max(0, min(room, self._cost.most(sequences, rate)))
+        return max(0, min(room, drafts.most(sequences, rate)))
 
     def _chunk_size(self, group: SequenceGroup, room: int, scored: int) -> int:
         """Size of a group's next prefill chunk within the remaining budget."""
@@ -571,11 +569,11 @@ class Scheduler:
             self._pace.took(prompts, seconds, scored=step.scored)
         self.timing.prefill_tokens += prompts
         self.timing.decode_tokens += step.sampled
-        if self._speculates and not step.prompts:  # drafts are of steps without prompts
+        if self._drafts is not None and not step.prompts:  # drafts are of steps without prompts
             drafted = sum(row.logits - 1 for row in step.rows)
             self.timing.drafted_tokens += drafted
             self.timing.accepted_tokens += max(0, step.sampled - len(step.rows))
-            self._cost.took(len(step.rows), drafted, seconds)
+            self._drafts.took(len(step.rows), drafted, seconds)
         self.timing.prefill_s += seconds * prompts / tokens
         self.timing.decode_s += seconds * (tokens - prompts) / tokens
         for group, row in zip(groups, step.rows, strict=True):

@@ -10,7 +10,7 @@ After Saxena, Prompt Lookup Decoding (2023), and transformers' prompt_lookup_num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -83,6 +83,8 @@ class PromptLookup:
 class StepCost:
     """The time of decoding steps, with drafted tokens and without, by the number of sequences."""
 
+    most_drafted = MOST_DRAFTED
+
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # sequences -> seconds of a step
         self._row: dict[int, float] = {}  # sequences -> a drafted token's share of these
@@ -115,6 +117,15 @@ class StepCost:
         while most < MOST_DRAFTED and gain > cost:
             most, gain = most + 1, gain * rate
         return most
+
+
+class PromptLookups(StepCost):
+    """Drafts of many sequences by prompt lookup; `DraftModel` has the same methods."""
+
+    sequence = PromptLookup
+
+    def draft(self, most: Callable[[float], int], strategies: Iterable[object]) -> None:
+        """Nothing is to be computed before the step."""
 
 
 def _expected(sequences: int) -> float:
