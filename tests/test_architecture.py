@@ -192,7 +192,7 @@ END_TO_END = {
     "ascend": "lite operators rank_environment rank_tables soc strategies",
     "backends": "growing parallel",
     "backends/lite": "static_pair",
-    "backends/native": "ranks",
+    "backends/native": "prefix_lm ranks",
     "backends/mindformers": "export ranks real_group",
     "config": "defaults frozen_keys mindformers_keys mindformers_model mindformers_packages"
     " overlay rerun",

@@ -480,9 +480,7 @@ class Scheduler:
                 step.scored = True
         return step
 
-    def _most_drafted(
-        self, drafts: DraftModel | PromptLookups, sequences: int, rate: float
-    ) -> int:
+    def _most_drafted(self, drafts: DraftModel | PromptLookups, sequences: int, rate: float) -> int:
         """Tokens to draft for one of so many sequences, whose drafts are accepted at this rate."""
         room = min(self._budget, self._info.most_logits) // sequences - 1
         return max(0, min(room, drafts.most(sequences, rate)))

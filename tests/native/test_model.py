@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.backends.base import BASE, Row
-from lite_runner.backends.native.backend import NativeBackend
-from lite_runner.backends.native.batch_metadata import BatchMetadata, empty_metadata
+from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, empty_metadata
 from lite_runner.config.argv import parse
 from lite_runner.native.lora_pool import LoraSize
 from lite_runner.native.model import CacheArray, NativeModel, NativeOptions

@@ -13,8 +13,7 @@ from lite_runner.architectures.quantization import Quant, Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Backend, Growing, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
-from lite_runner.backends.native.backend import NativeBackend, NativeOptions
-from lite_runner.backends.native.batch_metadata import TokenBatch
+from lite_runner.backends.native.backend import NativeBackend, NativeOptions, TokenBatch
 from lite_runner.native.packed_model import pack
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantize import with_quantization
