@@ -28,9 +28,9 @@ from lite_runner.backends.base import Backend, Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
-from lite_runner.native.lora_pool import WHOLE, Share
 from lite_runner.native.packed_model import pack
 from lite_runner.native.peers import meet_peers
+from lite_runner.native.structs import WHOLE, Share
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.layouts import random_checkpoint

@@ -15,7 +15,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import BACKENDS, AdapterSlotOptions, ComputeOptions
 from lite_runner.model import ModelFiles
-from lite_runner.native.lora_pool import LoraSize, pool_size
+from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.records import dataclass
 from lite_runner.sizing import Memory
 from lite_runner.text.tokenizer import Tokenizer

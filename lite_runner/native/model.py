@@ -17,8 +17,15 @@ from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder, Recurrent
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
-from lite_runner.native.lora_pool import LoraSize, NativePools, Packed
-from lite_runner.native.structs import MOST_HEAD_DIM, PANEL, HeadLayer, aligned
+from lite_runner.native.structs import (
+    MOST_HEAD_DIM,
+    PANEL,
+    HeadLayer,
+    LoraSize,
+    NativePools,
+    Packed,
+    aligned,
+)
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:

@@ -12,17 +12,21 @@ from lite_runner.architectures import by_expert, by_role, spec
 from lite_runner.architectures.naming import HEAD, Part, Role
 from lite_runner.architectures.positions import absorbed, alibi_slopes, latent_places
 from lite_runner.native import matrices, packing
-from lite_runner.native.lora_pool import WHOLE, LoraSize, Packed, PoolLayouts, Share
 from lite_runner.native.matrices import Weight
 from lite_runner.native.structs import (
+    WHOLE,
     Activation,
     AttentionLayer,
     FeedForwardLayer,
     Floats,
+    LoraSize,
     NormValues,
+    Packed,
+    PoolLayouts,
     RecurrentLayer,
     Residual,
     Room,
+    Share,
     StructLayout,
     aligned,
 )

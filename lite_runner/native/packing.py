@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.native.lora_pool import PoolLayout
 from lite_runner.native.matrices import matrix
 from lite_runner.native.structs import (
     AttentionLayer,
@@ -18,6 +17,7 @@ from lite_runner.native.structs import (
     Kind,
     LoraPair,
     NormValues,
+    PoolLayout,
     RecurrentLayer,
     StructLayout,
     copied,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.native import library
-from lite_runner.native.lora_pool import Share
+from lite_runner.native.structs import Share
 
 LOST = 3  # from here on a step's code is that of a rank that is gone
 NODES = Path("/sys/devices/system/node")

@@ -1,20 +1,29 @@
-"""Packed layers: ctypes mirrors of the structs in src/layers.h, and the parts behind them.
+"""Packed layers: ctypes mirrors of the structs in src/layers.h, and the pools of their adapters.
 
-Offsets are in bytes from the start of the struct; 0: the part is absent.
+Offsets are in bytes from the start of the struct; 0: the part is absent. A layer's pool has a row
+per adapter slot, which holds A [rank, in] and B [out / 32, rank, 32] of each targeted matrix of the
+layer; the scale is folded into B, and ranks and outputs are zero-padded.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from ctypes import Structure, c_double, c_int64
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.architectures import by_role, spec
+from lite_runner.architectures.naming import HEAD, Role
+from lite_runner.architectures.spec import Decoder
+from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
+
+if TYPE_CHECKING:
+    from lite_runner.weights.lora.adapter import Adapter
 
 PANEL = 32  # adjacent outputs
 INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no groups
@@ -313,3 +322,238 @@ class StructLayout:
         result = room(self.nbytes)
         self.write(result)
         return result
+
+
+@dataclass(frozen=True)
+class LoraSize:
+    """Adapter slots of a model, and the adapters that fit them."""
+
+    slots: int  # P, adapters in memory at a time
+    rank: int  # R, maximum rank
+    targets: frozenset[str]  # canonical names of the weights that adapters may target
+    bfloat16: bool = False  # storage type in the native kernels' pools
+    rounded: bool = False  # adapters are rounded to bfloat16 even if that loses precision
+
+    def check(self, adapter: Adapter) -> None:
+        """Raise ConfigError if the adapter does not fit a slot."""
+        errors, hint = [], "load the model again: the slots are sized by the adapters given then"
+        hint += ", or by serve.max_lora_rank="
+        rank = max((pair.rank for pair in adapter.pairs.values()), default=0)
+        if rank > self.rank:
+            errors.append(f"got rank {rank}, expected {self.rank} at most")
+        if others := adapter.pairs.keys() - self.targets:
+            errors.append(
+                f"got {len(others)} weights that the slots do not target, such as {min(others)}"
+            )
+        if self.bfloat16 and not (self.rounded or adapter.bfloat16):
+            errors.append("got values that bfloat16 does not hold exactly, as the others' are")
+            hint += "; adapter_dtype=bf16 rounds all adapters"
+        if errors:
+            raise ConfigError(
+                f"adapter {adapter.name}: {adapter.folder}: does not fit the adapter slots of the"
+                f" loaded model: {'; '.join(errors)}",
+                hint,
+            )
+
+
+def pool_size(
+    adapters: Sequence[Adapter],
+    slots: int,
+    *,
+    rounded: bool = False,
+    later_rank: int = 0,
+    later_targets: Collection[str] = (),
+) -> LoraSize:
+    """Size of the pools for `adapters`, `slots` of them at a time; `rounded`: to bfloat16;
+    `later_rank` and `later_targets`: of others that come later, if it is not 0."""
+    pairs = [item for adapter in adapters for item in adapter.pairs.items()]
+    rank = max([later_rank, *(pair.rank for _, pair in pairs)])
+    targets = frozenset([*later_targets, *(name for name, _ in pairs)])
+    exact = not later_rank and all(adapter.bfloat16 for adapter in adapters)
+    return LoraSize(slots, rank, targets, rounded or exact, rounded)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A matrix that adapters may target."""
+
+    name: str  # canonical name of its weight
+    inputs: int
+    outputs: int
+    looked_up: bool = False  # an embedding: A is stored [inputs, rank] for row lookup
+    before: tuple[int, int] = (0, 0)  # inputs and outputs that precede those of adapters
+
+    @property
+    def padded_outputs(self) -> int:
+        """Outputs, padded to whole panels."""
+        return -(-self.outputs // PANEL) * PANEL
+
+
+@dataclass(frozen=True)
+class PoolLayout:
+    """Layout of a slot in a layer's pool."""
+
+    rank: int
+    targets: tuple[Target | None, ...]  # in the layer's order; None: not targeted
+    bfloat16: bool = False  # stored as uint16, the upper half of a float32
+
+    @property
+    def width(self) -> int:
+        """Elements per slot."""
+        return sum(self.rank * (one.inputs + one.padded_outputs) for one in self.targets if one)
+
+    @property
+    def dtype(self) -> type[np.generic]:
+        return np.uint16 if self.bfloat16 else np.float32
+
+    @property
+    def names(self) -> set[str]:
+        return {one.name for one in self.targets if one}
+
+    def parts(self) -> LoraPair:
+        """Offsets of A and B of each matrix in a slot."""
+        lora_a, lora_b, at = [-1] * MOST_MATRICES, [-1] * MOST_MATRICES, 0
+        for index, one in enumerate(self.targets):
+            if one:
+                lora_a[index] = at
+                lora_b[index] = at + self.rank * one.inputs
+                at = lora_b[index] + self.rank * one.padded_outputs
+        return LoraPair(self.rank, tuple(lora_a), tuple(lora_b))
+
+    def row(self, adapter: Adapter) -> NDArray[Any]:
+        """An adapter's values for a slot [width]."""
+        from lite_runner.weights.tensor import to_bfloat16
+
+        parts: list[NDArray[np.float32]] = []
+        for one in self.targets:
+            if one:
+                size = (one.inputs, one.padded_outputs)
+                a, b = adapter.padded(one.name, self.rank, *size, one.before)
+                parts += [a.T if one.looked_up else a]
+                parts += [b.reshape(-1, PANEL, self.rank).swapaxes(1, 2)]
+        values: NDArray[Any] = np.concatenate([part.reshape(-1) for part in parts])
+        return to_bfloat16(values) if self.bfloat16 else values
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each layer that one of `count` ranks has, which share the model."""
+
+    index: int = 0
+    count: int = 1
+    vocab_parallel: bool = True  # False: each has the whole embedding and head
+
+    def rows(self, model: Decoder) -> int:
+        """Its tokens of the vocabulary, from `index` times as many on."""
+        return model.vocab_size // (self.count if self.vocab_parallel else 1)
+
+
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed layer and the layout of its adapter pool (None: not targeted)."""
+
+    block: Block
+    adapters: PoolLayout | None
+
+
+class PoolLayouts:
+    """Layouts of the adapter pools of a model's layers; None: not targeted."""
+
+    def __init__(self, model: Decoder, lora: LoraSize | None, share: Share = WHOLE) -> None:
+        """`lora` None: no adapters."""
+        self._model, self._lora = model.shard(share.count), lora
+        self._share, self._parameters = share, by_role(model)
+
+    def every(self) -> list[PoolLayout | None]:
+        """In the order of `pack`."""
+        blocks = enumerate(self._model.blocks)
+        pairs = [(self.attention(i, block), self.feed_forward(i, block)) for i, block in blocks]
+        return [self.embedding(), *(one for pair in pairs for one in pair), self.head()]
+
+    def embedding(self) -> PoolLayout | None:
+        model = self._model
+        name = self._parameters["embedding", None, "weight"].name
+        return self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
+
+    def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
+        parts, hidden = block.attention, self._model.hidden_size
+        if (recurrent := block.recurrent) is not None:
+            return self._layout(
+                [
+                    self._target("recurrent_in", layer, hidden, recurrent.channels),
+                    self._target("recurrent_gate", layer, hidden, recurrent.values),
+                    self._target("recurrent_out", layer, recurrent.values, hidden),
+                ]
+            )
+        queries, keys = parts.heads * parts.head_dim, parts.kv_heads * parts.head_dim
+        if parts.latent is not None:
+            out = self._target("attention_out", layer, parts.heads * parts.latent.value, hidden)
+            return self._layout([None, None, None, out])
+        return self._layout(
+            [
+                self._target("query", layer, hidden, queries * (1 + parts.gated)),
+                self._target("key", layer, hidden, keys),
+                self._target("value", layer, hidden, keys),
+                self._target("attention_out", layer, queries, hidden),
+            ]
+        )
+
+    def feed_forward(
+        self, layer: int, block: spec.Block, surplus: tuple[int, int] = (0, 0)
+    ) -> PoolLayout | None:
+        """`surplus`: what is wide beyond the model, before and behind it."""
+        parts, hidden = block.feed_forward, self._model.hidden_size
+        if parts.experts is not None:  # which adapters do not target
+            return None
+        before, wide = surplus[0], parts.width + sum(surplus)
+        return self._layout(
+            [
+                self._target("gate", layer, hidden, wide, (0, before)) if parts.gated else None,
+                self._target("up", layer, hidden, wide, (0, before)),
+                self._target("down", layer, wide, hidden, (before, 0)),
+            ]
+        )
+
+    def head(self) -> PoolLayout | None:
+        model = self._model  # adapters target a tied head by this name too
+        return self._layout([Target(f"{HEAD}.weight", model.hidden_size, self._share.rows(model))])
+
+    def _target(
+        self, role: Role, layer: int, inputs: int, outputs: int, before: tuple[int, int] = (0, 0)
+    ) -> Target:
+        name = self._parameters[role, layer, "weight"].name
+        return Target(name, inputs, outputs, before=before)
+
+    def _layout(self, targets: Sequence[Target | None]) -> PoolLayout | None:
+        if self._lora is None:
+            return None
+        size = self._lora
+        targeted = [one if one and one.name in size.targets else None for one in targets]
+        if not any(targeted):
+            return None
+        return PoolLayout(size.rank, tuple(targeted), size.bfloat16)
+
+
+class NativePools:
+    """See `lite_runner.backends.adapter_slots.AdapterPools`: one per layer, in memory."""
+
+    holds_bfloat16 = True
+
+    def __init__(self, layouts: Sequence[PoolLayout | None], slots: int) -> None:
+        """`layouts` of the layers' pools; None: not targeted."""
+        self._layouts = layouts
+        self.pools: list[NDArray[Any] | None] = [
+            None if layout is None else np.zeros((slots, layout.width), layout.dtype)
+            for layout in layouts
+        ]
+        self.names = {name for layout in layouts if layout for name in layout.names}
+        self.nbytes = sum(pool.nbytes for pool in self.pools if pool is not None)
+
+    def load(self, adapter: Adapter, slot: int) -> None:
+        """Write an adapter to a slot."""
+        for layout, pool in zip(self._layouts, self.pools, strict=True):
+            if layout is not None and pool is not None:
+                pool[slot] = layout.row(adapter)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import MASKED
 from lite_runner.architectures.spec import Activation, FeedForward
-from lite_runner.native.lora_pool import LoraSize
+from lite_runner.native.structs import LoraSize
 from lite_runner.networks.tensor_parallel import (
     Combine,
     TensorParallel,

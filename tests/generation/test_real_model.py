@@ -15,9 +15,9 @@ from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOp
 from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
-from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from lite_runner.backends.base import BASE, Row
 from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, empty_metadata
 from lite_runner.config.argv import parse
-from lite_runner.native.lora_pool import LoraSize
 from lite_runner.native.model import CacheArray, NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import LoraSize
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.read_ahead import QuantizedWeights

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.native.lora_pool import Share
 from lite_runner.native.peers import bind_to_node, meet_peers
+from lite_runner.native.structs import Share
 
 
 def test_ranks_are_bound_to_numa_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from lite_runner.backends.base import BASE, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.native.lora_pool import LoraSize, pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.networks import decoder
 from lite_runner.networks.decoder import DecoderCell
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint

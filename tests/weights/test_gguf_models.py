@@ -18,9 +18,9 @@ from lite_runner.architectures.llama_like import changed
 from lite_runner.architectures.reference import forward
 from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend
-from lite_runner.native.lora_pool import pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import pool_size
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf

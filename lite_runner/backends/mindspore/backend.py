@@ -41,7 +41,7 @@ from lite_runner.backends.mindspore.device import (
 )
 from lite_runner.backends.mindspore.graph_cache import GraphCache
 from lite_runner.config.parallel import Ranks
-from lite_runner.native.lora_pool import LoraSize
+from lite_runner.native.structs import LoraSize
 from lite_runner.networks import decoder
 from lite_runner.networks.ascend_layers import LinearIntegers
 from lite_runner.networks.decoder import network_of

@@ -28,8 +28,8 @@ from lite_runner.config.fields import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.model import ModelFiles
 from lite_runner.native import fingerprint
-from lite_runner.native.lora_pool import Share
 from lite_runner.native.model import NativeOptions, unsupported
+from lite_runner.native.structs import Share
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE
 from lite_runner.sizing import Memory, cache_bytes
 

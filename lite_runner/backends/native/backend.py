@@ -36,9 +36,9 @@ from lite_runner.backends.base import (
     step_capacity,
     unchunked,
 )
-from lite_runner.native.lora_pool import Packed
 from lite_runner.native.model import BLOCK, NativeModel, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions
+from lite_runner.native.structs import Packed
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:

@@ -32,8 +32,18 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model import ModelFiles
 from lite_runner.native import structs
-from lite_runner.native.lora_pool import WHOLE, LoraSize, Packed, PoolLayout, PoolLayouts, Share
-from lite_runner.native.structs import ALIGNMENT, Block, Room, aligned
+from lite_runner.native.structs import (
+    ALIGNMENT,
+    WHOLE,
+    Block,
+    LoraSize,
+    Packed,
+    PoolLayout,
+    PoolLayouts,
+    Room,
+    Share,
+    aligned,
+)
 from lite_runner.sizing import readable
 from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir, new_folder

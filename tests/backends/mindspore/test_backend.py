@@ -15,7 +15,7 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.mindspore import backend as mindspore
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.errors import EnvironmentFault
-from lite_runner.native.lora_pool import pool_size
+from lite_runner.native.structs import pool_size
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import ReadAhead
 from tests import references

@@ -21,10 +21,10 @@ from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import RunnerError
 from lite_runner.native import peers as native_peers
-from lite_runner.native.lora_pool import WHOLE, Share, pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.peers import meet_peers
+from lite_runner.native.structs import WHOLE, Share, pool_size
 from lite_runner.records import dataclass
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix

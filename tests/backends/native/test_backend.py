@@ -22,9 +22,9 @@ from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.schema import DType
 from lite_runner.errors import ArtifactError
 from lite_runner.generation.sampling import logits_of_text
-from lite_runner.native.lora_pool import pool_size
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import pool_size
 from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize

@@ -27,9 +27,9 @@ from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
-from lite_runner.native.lora_pool import Packed
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import Packed
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, tensors_at
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.quantization.quantize import (

@@ -18,8 +18,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends.base import Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.errors import ArtifactError
-from lite_runner.native.lora_pool import LoraSize
 from lite_runner.native.packed_model import pack
+from lite_runner.native.structs import LoraSize
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
