@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lite_runner import progress
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ComputeOptions

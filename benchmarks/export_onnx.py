@@ -20,7 +20,7 @@ from mindspore import Tensor, ops
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.lite.layouts import decode_span
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse

@@ -15,7 +15,7 @@ from engine import opened
 from measure import Measurement, engine_parser, seconds_since_start
 
 from lite_runner import progress
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.backends.lite.export.opening import folder_of_run
 from lite_runner.backends.native.packed_cache import entry_of
 from lite_runner.bench.workload import Prompts, lockstep

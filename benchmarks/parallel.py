@@ -24,7 +24,7 @@ from random_gguf import Type, random_blocks
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks

@@ -28,7 +28,7 @@ import numpy as np
 
 from lite_runner import native, progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate

@@ -20,7 +20,7 @@ import numpy as np
 from engine import load
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Finished, Request
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from engine import load
 
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Request, Token
 

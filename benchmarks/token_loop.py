@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BackendInfo, Row
+from lite_runner.backends import BackendInfo, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Request
 

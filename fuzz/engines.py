@@ -19,7 +19,7 @@ from fuzz import formats
 from fuzz.children import Case
 from fuzz.readers import Read, planned
 from fuzz.values import Mutation, flip_bytes
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.lite.engine import EngineOptions, start_engine
 from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.lite.layouts import open_exported

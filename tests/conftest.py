@@ -32,7 +32,7 @@ from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from lite_runner.architectures.quantization import Quant
-    from lite_runner.backends.base import Backend
+    from lite_runner.backends import Backend
     from lite_runner.backends.mindspore.backend import MindSporeBackend
     from lite_runner.backends.native.backend import NativeBackend
     from lite_runner.config.schema import DType, RunConfig
@@ -330,7 +330,7 @@ class Reference:
     def run(self, model: Backend, slots: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Logits [slots, steps + 1, vocab]: prompt i in slots[i], all together, then the forced
         tokens."""
-        from lite_runner.backends.base import Row
+        from lite_runner.backends import Row
 
         pairs = list(enumerate(range(len(self.prompts)) if slots is None else slots))
         logits = [model.forward([Row(slot, self.prompts[i], 0) for i, slot in pairs])]

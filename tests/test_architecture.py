@@ -165,7 +165,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 GENERATION_SEES = {
     "lite_runner.backends.adapter_slots",
-    "lite_runner.backends.base",
+    "lite_runner.backends",
     "lite_runner.config.generation",
     "lite_runner.errors",
     "lite_runner.profiler",

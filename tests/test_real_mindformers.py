@@ -16,7 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from lite_runner import AutoModel
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lite_runner import AutoModel, GLMChatModel, GLMConfig, GLMForPreTraining
 from lite_runner.architectures import chatglm
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions

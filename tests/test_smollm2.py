@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig

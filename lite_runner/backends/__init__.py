@@ -1,6 +1,279 @@
-"""Backends: compute logits for rows of tokens."""
+"""Backends compute logits for rows of tokens: their protocol, and how much one step takes."""
+
+from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lite_runner.architectures.positions import prefix_error
+from lite_runner.architectures.spec import Decoder, Prefix
+
+if TYPE_CHECKING:
+    from lite_runner.backends.adapter_slots import AdapterSlots
 
 # Set before MindSpore is imported: log errors only, unless the user asks for more.
 os.environ.setdefault("GLOG_v", "3")
+
+BASE = -1  # adapter slot of the base model
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The work of one cache slot in a step."""
+
+    slot: int
+    tokens: NDArray[np.int32]  # [n], n >= 1: a prompt, a prompt chunk, or one new token
+    position: int  # position id of the first token; cached tokens from here on are overwritten
+    adapter_slot: int = BASE
+    logits: int = 1  # number of last tokens to return logits for, 0 to n
+    length: int = 0  # length of the whole prompt if this is a chunk of it; else 0
+    hidden: bool = False  # hidden states are returned in place of logits: see GivesHidden
+
+    @property
+    def end(self) -> int:
+        """Sequence length for dynamic RoPE scaling: for a chunk the prompt's."""
+        return max(self.length, self.position + len(self.tokens))
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """Memory of cache slots that take it as they grow, block by block."""
+
+    block: int  # tokens
+    blocks: int  # that all slots may have together
+
+    def blocks_of(self, length: int) -> int:
+        """Blocks of a slot with so many tokens."""
+        return -(-length // self.block)
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """A backend's sizes and capabilities."""
+
+    engine: str  # name of the engine in result.json
+    vocab_size: int
+    slots: int  # cache slots
+    max_length: int  # tokens per slot, prompt and generated
+    budget: int  # preferred maximum of tokens per step
+    # Prompts are chunked at multiples of it. 1: anywhere, since logits are batch-invariant: a row's
+    # are bit-identical however it is chunked and whatever else is in the batch.
+    chunk: int
+    hidden_size: int = 0  # numbers of a hidden state, of a backend that gives them: see GivesHidden
+    most_logits: int = 0  # maximum logits per step after tokens other than a row's last
+    can_copy: bool = True  # slots can be copied
+    # Prefix caching: cached keys depend on the prefix only, not on the sequence length (but for
+    # short_length), so that any sequence with that prefix can continue from it.
+    can_continue: bool = True
+    # Longrope: the keys of texts with more tokens are others. A text that grows beyond it has to be
+    # prefilled again, and keys are reused on the same side of it only.
+    short_length: int | None = None
+    # Of models with recurrent states: the longest prefix of at most so many tokens of a slot that
+    # has a state to go on from. None: any prefix has.
+    usable: Callable[[int, int], int] | None = None
+    prefix: Prefix | None = None  # required in prompts, which are computed as a whole
+    memory: CacheMemory | None = None  # None: there is enough for all slots in full
+
+    def prompt_error(self, prompt: NDArray[np.int32]) -> str | None:
+        """The validation error of a prompt without the prefix that the model needs, or None."""
+        return None if self.prefix is None else prefix_error(self.prefix, prompt.tolist())
+
+    @property
+    def exact(self) -> bool:
+        """True if logits are batch-invariant (bit-identical in any batch)."""
+        return self.chunk == 1
+
+
+def check_rows(rows: Sequence[Row], info: BackendInfo, adapter_slots: int = 0) -> None:
+    """Raise ValueError for a row that names what the backend does not have: what computes it would
+    read or write beyond its memory."""
+    seen = set()
+    for row in rows:
+        count = len(row.tokens)
+        if not 0 <= row.slot < info.slots or row.slot in seen:
+            expected = f"0 to {info.slots - 1}, each at most once"
+            raise ValueError(f"slot: got {row.slot}, expected {expected}")
+        seen.add(row.slot)
+        if not count or row.position < 0 or row.position + count > info.max_length:
+            last = row.position + count - 1
+            expected = f"at least one, within 0 to {info.max_length - 1}"
+            raise ValueError(f"positions: got {row.position} to {last}, expected {expected}")
+        if not 0 <= row.logits <= count:
+            raise ValueError(f"logits: got {row.logits}, expected 0 to {count}")
+        low, high = int(row.tokens[0]), int(row.tokens[0])
+        if count > 1:
+            low, high = int(row.tokens.min()), int(row.tokens.max())
+        if low < 0 or high >= info.vocab_size:
+            expected = f"0 to {info.vocab_size - 1}"
+            raise ValueError(f"token ids: got {low} to {high}, expected {expected}")
+        if not BASE <= row.adapter_slot < adapter_slots:
+            expected = f"{BASE} to {adapter_slots - 1}"
+            raise ValueError(f"adapter_slot: got {row.adapter_slot}, expected {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """Blocks of tokens in the cache, read from files."""
+
+    slot: int  # for which they were read
+    start: int  # of their tokens in the text
+    end: int
+    blocks: Sequence[NDArray[np.uint8]]
+
+
+class StoredPrefixes(Protocol):
+    """Prefixes of prompts on disk: bit for bit what computing them gives."""
+
+    def find(
+        self, slot: int, tokens: NDArray[np.int32], adapter: str | None, start: int, cached: int
+    ) -> StoredPrefix | None:
+        """The longest stored prefix of a text for a slot that has its first `start` tokens, where
+        it is worth reading in place of `cached` tokens that any slot has."""
+        ...
+
+    def restore(self, prefix: StoredPrefix) -> None:
+        """Write it to its slot."""
+        ...
+
+    def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
+        """Store what a slot has of these tokens, from position 0, in the background; `request` is
+        the id of the one that had them computed."""
+        ...
+
+
+class Backend(Protocol):
+    """Computes rows over cache slots. A row's logits do not depend on other rows; see `exact`."""
+
+    @property
+    def info(self) -> BackendInfo: ...
+
+    @property
+    def adapters(self) -> AdapterSlots | None:
+        """None: base model only."""
+        ...
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds spent compiling so far, in any call."""
+        ...
+
+    def prepare(self) -> None:
+        """Compile ahead of the first token; else `forward` does it."""
+        ...
+
+    def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """Logits [sum of row.logits, vocab_size], in the order of rows and tokens.
+
+        A slot occurs at most once. A row may ask for more than one row of logits only if the
+        backend has `most_logits`, which bounds their total.
+        """
+        ...
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slot sources[i] to targets[i]; all are read before any is written."""
+        ...
+
+    def close(self) -> None:
+        """Release all resources; idempotent."""
+        ...
+
+
+@runtime_checkable
+class GivesHidden(Backend, Protocol):
+    """A backend that gives hidden states, too."""
+
+    def hidden(self, rows: Sequence[Row]) -> NDArray[np.float32]:
+        """As `forward`, but the hidden states [sum of row.logits, hidden_size] after the final
+        norm in place of logits, of which there may be any number."""
+        ...
+
+
+@runtime_checkable
+class Growing(Backend, Protocol):
+    """A backend whose cache can be reallocated while its weights stay."""
+
+    def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
+        """Reallocate the cache for `slots` rows of `length` tokens; its contents are lost.
+        `cache_bytes`: see RunOptions."""
+        ...
+
+
+@runtime_checkable
+class Paged(Backend, Protocol):
+    """A backend whose cache slots take memory as they grow; see BackendInfo.memory."""
+
+    def release(self, slot: int, length: int) -> None:
+        """Give back the memory of a slot's tokens from `length` on."""
+        ...
+
+
+@runtime_checkable
+class Drafting(Backend, Protocol):
+    """A backend with a smaller model of the same vocabulary, which drafts tokens."""
+
+    @property
+    def draft(self) -> Backend | None:
+        """Its cache has as many slots, of which each takes a sequence; None: there is none."""
+        ...
+
+
+@runtime_checkable
+class Storing(Backend, Protocol):
+    """A backend whose prefixes can be stored."""
+
+    @property
+    def stored(self) -> StoredPrefixes | None:
+        """None: they are not to be."""
+        ...
+
+
+SMALLEST_CACHE = 256  # positions; sizes are powers of two, for few graphs
+LONGEST_CHUNK = 512  # tokens; longer ones are no faster
+STEP_TOKENS = 2048  # prompt tokens per step, besides a new token of every slot
+SCORE_BYTES = 64 << 20  # bound on the attention scores of a chunk
+LOGITS_BYTES = 64 << 20  # bound on the logits of a step
+
+
+def cache_length(wanted: int, longest: int) -> int:
+    """Positions per cache slot: a power of two of at least `wanted`, bounded by `longest`."""
+    size = SMALLEST_CACHE
+    while size < wanted:
+        size *= 2
+    return max(wanted, min(size, longest))
+
+
+def unchunked(model: Decoder, length: int) -> int:
+    """Length of the prompts that must go through in one step; 0: prompts can be chunked."""
+    return 0 if model.prefix is None else length
+
+
+def step_capacity(slots: int, whole: int = 0) -> int:
+    """Tokens per step of the native kernels: prompt tokens, or a new token of every slot; besides
+    these a prompt of `whole` tokens."""
+    return max(LONGEST_CHUNK, slots, slots - 1 + whole)
+
+
+def step_budget(slots: int, chunk: int) -> int:
+    """Token budget of a step if prompts are computed one by one, `chunk` tokens at a time: more
+    would not be faster, and would delay the decodes."""
+    return max(STEP_TOKENS, chunk) + slots
+
+
+def chunk_length(heads: int, length: int, whole: int = 0) -> int:
+    """Tokens per prefill chunk over `length` keys: a power of two, at least 32; or the `whole`
+    prompt."""
+    if whole:
+        return whole
+    fits = SCORE_BYTES // (4 * heads * length)
+    return min(LONGEST_CHUNK, max(32, 1 << max(0, fits.bit_length() - 1)))
+
+
+def rows_at_once(vocab: int, longest: int) -> int:
+    """Tokens n whose logits [n, vocab] a step returns: a power of two, or `longest`."""
+    fits = max(1, LOGITS_BYTES // (4 * vocab))
+    return min(longest, 1 << (fits.bit_length() - 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import BACKENDS, AdapterSlotOptions, ComputeOptions

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from lite_runner import plugins, profiler, progress
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.backends.lite.export.opening import folder_of_run
 from lite_runner.bench.options import CellJob, CellOptions, check_cell
 from lite_runner.bench.report import FIGURES, Measured, Spread

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.bench.options import CellSettings
 from lite_runner.bench.report import percentile
 from lite_runner.config.generation import GenerationConfig

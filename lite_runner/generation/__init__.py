@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends.base import Backend, Drafting, GivesHidden, Paged, Storing
+from lite_runner.backends import Backend, Drafting, GivesHidden, Paged, Storing
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
     Adjustments,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BASE, BackendInfo, Row
+from lite_runner.backends import BASE, BackendInfo, Row
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import RunnerError
 from lite_runner.generation.request import Completion, Event, Finished, Request, Token

@@ -17,7 +17,7 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend, Paged, Row
+from lite_runner.backends import Backend, Paged, Row
 from lite_runner.generation.decoding import DecodingStrategy
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError
 from lite_runner.generation.request import Adjustments, Completion, Logprobs

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import (
+from lite_runner.backends import (
     BASE,
     BackendInfo,
     Row,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BackendInfo, Row, StoredPrefix
+from lite_runner.backends import BackendInfo, Row, StoredPrefix
 from lite_runner.records import dataclass
 
 # Copying a slot costs as much as computing a fraction of its length: shorter prefixes are

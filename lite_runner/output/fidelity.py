@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.backends.native.packed_cache import packed_model
 from lite_runner.config.parallel import Ranks

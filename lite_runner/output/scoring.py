@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.backends.mindformers import MindFormers
 from lite_runner.backends.mindformers.run import OpenMindFormers
 from lite_runner.config.generation import GenerationConfig

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
-from lite_runner.backends.base import SMALLEST_CACHE, Backend, Growing
+from lite_runner.backends import SMALLEST_CACHE, Backend, Growing
 from lite_runner.backends.seat import RunOptions, draft_of, seat
 from lite_runner.config.parallel import Cluster, Ranks, cluster_of, ranks_of
 from lite_runner.config.schema import (

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.config.checks import session_errors
 from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.generation import GenerationConfig, Pooling

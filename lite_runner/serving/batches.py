@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from starlette.types import ASGIApp, Message
 
 from lite_runner import progress
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned

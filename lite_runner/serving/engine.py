@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.generation import Completion, Engine, Finished, Logprobs, Request, Token

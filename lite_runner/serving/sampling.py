@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lite_runner.backends.base import BackendInfo
+from lite_runner.backends import BackendInfo
 from lite_runner.config.generation import STRUCTURED_KEYS, GenerationConfig, decided
 from lite_runner.config.prompt import OWN
 from lite_runner.generation import Adjustments

@@ -37,7 +37,7 @@ from lite_runner.system.signals import offered
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from lite_runner.backends.base import Backend
+    from lite_runner.backends import Backend
 
 # Of an idle connection. Clients drop theirs after 5 s (httpx, openai) to 15 s (aiohttp): were it no
 # longer, a request could meet a connection that is just being closed.

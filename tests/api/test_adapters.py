@@ -15,7 +15,7 @@ from lite_runner import AutoConfig, AutoModel, AutoTokenizer, pipeline
 from lite_runner.api import loaded_model
 from lite_runner.api.network import Network
 from lite_runner.app import main
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.plan.resources import open_backend

@@ -25,7 +25,7 @@ from lite_runner.api.register import (
 from lite_runner.app import main
 from lite_runner.architectures import KNOWN
 from lite_runner.architectures.fields import Fields
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.lite.layouts import StaticPairBackend

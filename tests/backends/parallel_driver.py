@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends import collectives
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row, collectives
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.mindspore.device import set_device
 from lite_runner.config.parallel import Ranks

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.config.argv import parse
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import ranks_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lite_runner.backends.base import Growing, Row
+from lite_runner.backends import Growing, Row
 
 
 @pytest.mark.parametrize("case", ["bloom", "gpt2", "llama", "llama_rope_dynamic"])

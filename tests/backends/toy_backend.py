@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend, BackendInfo, Row
+from lite_runner.backends import Backend, BackendInfo, Row
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import Memory

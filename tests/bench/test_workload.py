@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BackendInfo, Row
+from lite_runner.backends import BackendInfo, Row
 from lite_runner.bench import workload as module
 from lite_runner.bench.workload import Timed, random_adapters, timed
 from lite_runner.config.argv import parse

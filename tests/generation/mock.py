@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BASE, BackendInfo, Row
+from lite_runner.backends import BASE, BackendInfo, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
 from lite_runner.generation import (

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import CacheMemory, Row
+from lite_runner.backends import CacheMemory, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
 from lite_runner.generation.decoding import SequenceGroup

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lite_runner.backends.base import CacheMemory
+from lite_runner.backends import CacheMemory
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generation, Request
 from lite_runner.generation.draft_model import DraftModel, DraftSequence

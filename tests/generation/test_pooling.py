@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import CacheMemory, Row
+from lite_runner.backends import CacheMemory, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, NonFiniteError
 from lite_runner.generation import Engine, Finished, Request

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.config.generation import GenerationConfig
@@ -236,7 +236,7 @@ def test_operators_of_mindspore(
     case: str, reference: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy tokens, as far as none before was a matter of rounding."""
-    monkeypatch.setattr("lite_runner.backends.base.LONGEST_CHUNK", 16)
+    monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
     known = reference(case)
     adapters, lora = adapters_of(case, known.config)
     options = MindSporeOptions(slots=SLOTS, length=LENGTH, lora=lora)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import CacheMemory
+from lite_runner.backends import CacheMemory
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished
 from lite_runner.generation.request import Adjustments, Event

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lite_runner.api.exported import sizes_in_graphs
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.lite.engine import EngineOptions, choose_engine
 from lite_runner.backends.lite.layouts import logits_of, open_exported
 from lite_runner.errors import ArtifactError, ConfigError

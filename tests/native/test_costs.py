@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lite_runner import profiler
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.native import costs
 
 

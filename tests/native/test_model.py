@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BASE, Row
+from lite_runner.backends import BASE, Row
 from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, empty_metadata
 from lite_runner.config.argv import parse
 from lite_runner.native.model import CacheArray, NativeModel, NativeOptions

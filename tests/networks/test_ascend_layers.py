@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.quantization import Quant, Quantization
 from lite_runner.architectures.spec import Experts, FeedForward
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.mindspore import backend as mindspore_network
 from lite_runner.backends.mindspore import graph_cache
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions

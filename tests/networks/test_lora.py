@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from lite_runner.architectures import can_untie_head, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import BASE, Row
+from lite_runner.backends import BASE, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.errors import ArtifactError, ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import BackendInfo, Row
+from lite_runner.backends import BackendInfo, Row
 
 
 class FakeBackend:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lite_runner import architectures, native
 from lite_runner.app import main
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.lite.export.job import spec_of
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lite_runner import app
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.plan.resources import open_planned
 from lite_runner.run_modes import embed
 from lite_runner.text.tokenizer import byte_tokenizer

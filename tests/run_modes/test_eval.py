@@ -16,7 +16,7 @@ from scipy.special import log_softmax
 
 from lite_runner import run_modes
 from lite_runner.app import main
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config import prompts
 from lite_runner.config.argv import parse

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from lite_runner.architectures import parameters
 from lite_runner.architectures.llama_like import changed
 from lite_runner.architectures.reference import forward
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack

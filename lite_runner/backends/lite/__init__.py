@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lite_runner.backends.base import Backend, cache_length
+from lite_runner.backends import Backend, cache_length
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ConfigError

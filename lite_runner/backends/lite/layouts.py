@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import (
+from lite_runner.backends import (
     LONGEST_CHUNK,
     Backend,
     BackendInfo,
@@ -64,7 +64,7 @@ def open_exported(
 
 
 class ResizableBackend:
-    """See `lite_runner.backends.base.Backend`."""
+    """See `lite_runner.backends.Backend`."""
 
     adapters: AdapterSlots | None = None
 
@@ -272,7 +272,7 @@ class _StaticBackend:
 
 
 class StaticPairBackend(_StaticBackend):
-    """See `lite_runner.backends.base.Backend`.
+    """See `lite_runner.backends.Backend`.
 
     An inactive slot gets a padding row, which only writes the last position of its slot; that one
     is never read before it is written. A pair with greedy sampling gives one-hot logits.
@@ -350,7 +350,7 @@ def cannot_copy(layout: str) -> tuple[str, str]:
 
 
 class NoCacheBackend(_StaticBackend):
-    """See `lite_runner.backends.base.Backend`.
+    """See `lite_runner.backends.Backend`.
 
     The graph takes whole sequences [b, s], as with MindFormers' use_past=False, and what else a
     prefill takes.

@@ -12,7 +12,7 @@ from pathlib import Path
 from lite_runner import architectures, progress
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import (
+from lite_runner.backends import (
     Backend,
     cache_length,
     chunk_length,

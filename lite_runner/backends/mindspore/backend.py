@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import (
+from lite_runner.backends import (
     BASE,
     BackendInfo,
     Row,
@@ -80,7 +80,7 @@ _CELLS: dict[str, tuple[type[nn.Cell], type[nn.Cell]]] = {
 
 
 class MindSporeBackend:
-    """See `lite_runner.backends.base.Backend`.
+    """See `lite_runner.backends.Backend`.
 
     Every rank has its own backend; the ranks of a replica get the same rows in the same order, and
     compute the same logits.

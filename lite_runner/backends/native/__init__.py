@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lite_runner import native, progress
 from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import (
+from lite_runner.backends import (
     cache_length,
     rows_at_once,
     step_capacity,

@@ -25,7 +25,7 @@ from lite_runner.architectures.positions import (
     prefix_angles,
 )
 from lite_runner.architectures.spec import Decoder, Prefix
-from lite_runner.backends.base import (
+from lite_runner.backends import (
     BASE,
     BackendInfo,
     CacheMemory,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class NativeBackend:
-    """See `lite_runner.backends.base.Backend`."""
+    """See `lite_runner.backends.Backend`."""
 
     compile_s = 0.0
 

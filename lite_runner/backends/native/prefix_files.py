@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from lite_runner import native, progress
 from lite_runner.architectures.quantization import CacheType
+from lite_runner.backends import StoredPrefix
 from lite_runner.backends.adapter_slots import AdapterSlots
-from lite_runner.backends.base import StoredPrefix
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import sources
 from lite_runner.native.model import NativeModel
@@ -59,7 +59,7 @@ class StoreSettings:
 
 
 class PrefixFiles:
-    """See `lite_runner.backends.base.StoredPrefixes`."""
+    """See `lite_runner.backends.StoredPrefixes`."""
 
     def __init__(
         self,

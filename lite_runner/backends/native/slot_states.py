@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 
 SPACING = 128  # tokens: snapshots are behind multiples of it
 SNAPSHOTS = 4  # of a slot, at most

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.lite.engines.worker import WorkerEngine
 from lite_runner.backends.lite.layouts import (
     NoCacheBackend,

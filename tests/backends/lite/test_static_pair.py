@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
 from lite_runner.backends.lite.layouts import StaticPairBackend

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.mindspore import backend as mindspore
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.errors import EnvironmentFault

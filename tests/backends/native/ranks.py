@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import RunnerError

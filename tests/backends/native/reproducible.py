@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.architectures.quantization import CacheType
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native import model as native_model
 from lite_runner.native.model import NativeOptions

@@ -17,7 +17,7 @@ from lite_runner import native
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quant, Quantization, Scheme
 from lite_runner.architectures.reference import forward
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.schema import DType
 from lite_runner.errors import ArtifactError
@@ -388,7 +388,7 @@ def test_a_step_that_is_longer_than_its_capacity(
     prompts = [tokens(seed, 30 + seed) for seed in range(3)]
     rows = [Row(slot, prompt, 0) for slot, prompt in enumerate(prompts)]
     whole = reference("llama").native(3, 64).forward(rows)
-    monkeypatch.setattr("lite_runner.backends.base.LONGEST_CHUNK", 16)
+    monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
     assert reference("llama").native(3, 64).forward(rows).tobytes() == whole.tobytes()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native import packed_cache
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.backends.native.packed_cache import (

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import chatglm_6b, reference
 from lite_runner.architectures.quantization import Quant, Quantization
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Backend, Growing, Row
+from lite_runner.backends import Backend, Growing, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions, TokenBatch
 from lite_runner.native.packed_model import pack

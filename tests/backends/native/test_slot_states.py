@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native import slot_states
 from lite_runner.backends.native.slot_states import SNAPSHOTS, SlotStates
 

@@ -23,7 +23,7 @@ from lite_runner.app import main
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.reference import forward
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError

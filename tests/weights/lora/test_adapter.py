@@ -15,7 +15,7 @@ import safetensors.numpy as st
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.errors import ArtifactError
 from lite_runner.native.packed_model import pack

@@ -8,7 +8,7 @@ from typing import Literal
 
 from lite_runner import architectures, progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.base import cache_length
+from lite_runner.backends import cache_length
 from lite_runner.backends.lite.engine import (
     Device,
     EngineOptions,

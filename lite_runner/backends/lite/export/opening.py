@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.architectures import network_code
-from lite_runner.backends.base import Backend
+from lite_runner.backends import Backend
 from lite_runner.backends.collectives import barrier, broadcast
 from lite_runner.backends.lite.engine import EngineOptions, engine_for
 from lite_runner.backends.lite.export.job import (

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lite_runner import native, progress
 from lite_runner.architectures import architecture_of
-from lite_runner.backends.base import Backend, Row
+from lite_runner.backends import Backend, Row
 from lite_runner.backends.collectives import barrier, broadcast, gather_text
 from lite_runner.backends.lite.engine import check_reads, ge_to_write
 from lite_runner.backends.lite.export.job import ExportJob, check_room

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends.base import Row
+from lite_runner.backends import Row
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.export import writer as module
 from lite_runner.errors import ArtifactError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lite_runner.backends.base import LOGITS_BYTES, cache_length, chunk_length, rows_at_once
+from lite_runner.backends import LOGITS_BYTES, cache_length, chunk_length, rows_at_once
 
 
 @pytest.mark.parametrize(
