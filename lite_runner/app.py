@@ -27,8 +27,8 @@ from lite_runner.system import memory
 from lite_runner.system.signals import Terminated, handled
 
 if TYPE_CHECKING:
+    from lite_runner.config import Note
     from lite_runner.config.argv import CommandLine
-    from lite_runner.config.fields import Note
     from lite_runner.config.schema import RunConfig
 
 GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S

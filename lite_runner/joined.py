@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 from lite_runner import profiler, progress
 from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
+from lite_runner.config import Note, raise_errors
 from lite_runner.config.compose import kept
-from lite_runner.config.fields import Note, raise_errors
 from lite_runner.config.parallel import placed, ranks_of, starts_ranks
 from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import RunConfig

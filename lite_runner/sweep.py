@@ -39,6 +39,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lite_runner.bench import charts
 from lite_runner.bench.report import Spread, number
+from lite_runner.config import Note, accepts, annotation_of, leaves, raise_errors
 from lite_runner.config.argv import (
     CommandLine,
     ConfigFile,
@@ -49,7 +50,6 @@ from lite_runner.config.argv import (
 )
 from lite_runner.config.compose import user_folders
 from lite_runner.config.config_file import OF_HYDRA, read_config, take_hydra
-from lite_runner.config.fields import Note, accepts, annotation_of, leaves, raise_errors
 from lite_runner.config.grammar import is_sweep, swept_values
 from lite_runner.config.groups import (
     GROUPS,

@@ -23,10 +23,11 @@ from typing import Any
 
 import yaml
 
+from lite_runner.config import leaves
+
 # Everything of the package that this file needs, and that may move.
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import kept
-from lite_runner.config.fields import leaves
 from lite_runner.config.prompts import with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner import __version__, app, run_modes
-from lite_runner.config.fields import Note
+from lite_runner.config import Note
 from lite_runner.config.prompts import read_prompts
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError

@@ -222,7 +222,7 @@ NAMES = {module_name(path) for path in MODULES}
 
 
 def part_of(module: str) -> str:
-    """`lite_runner.config.fields` is of the part `config`."""
+    """`lite_runner.config` is of the part `config`."""
     return [*module.split("."), ""][1]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lite_runner import app
+from lite_runner.config import leaves
 from lite_runner.config.argv import parse
-from lite_runner.config.fields import leaves
 from lite_runner.config.groups import GROUPS, options_of
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, schemas

@@ -7,7 +7,7 @@ from typing import Any
 
 from lite_runner.api.settings import resolve_source
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.fields import did_you_mean, nearest, show
+from lite_runner.config import did_you_mean, nearest, show
 from lite_runner.config.groups import options_of
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate

@@ -11,9 +11,7 @@ from typing import Any
 from lite_runner import progress
 from lite_runner.api.context import chosen, of_these_ranks
 from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, resolve_source, top_level_keys
-from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.checks import with_backend
-from lite_runner.config.fields import (
+from lite_runner.config import (
     Invalid,
     Note,
     did_you_mean,
@@ -23,6 +21,8 @@ from lite_runner.config.fields import (
     raise_errors,
     read,
 )
+from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.checks import with_backend
 from lite_runner.config.generation import decided
 from lite_runner.config.groups import options_of, own_source, values_of
 from lite_runner.config.mindformers import IGNORED

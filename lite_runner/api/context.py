@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lite_runner.backends.mindspore.device import choose_ascend_settings
-from lite_runner.config.fields import Invalid, did_you_mean, hints_of, nearest, read
+from lite_runner.config import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.mindformers import IGNORED
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompts import with_seed as with_drawn_seed

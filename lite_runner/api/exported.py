@@ -11,7 +11,7 @@ from lite_runner.api.config import PretrainedConfig
 from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.settings import resolve_source
 from lite_runner.architectures import architecture_of
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.config.groups import graphs_of_model, options_of
 from lite_runner.config.model_dir import only_yaml
 from lite_runner.config.sections import MANIFEST

@@ -17,7 +17,7 @@ from lite_runner.api.loaded_model import AdapterIds
 from lite_runner.api.model import texts_of
 from lite_runner.api.options import stop_texts
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.fields import show
+from lite_runner.config import show
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass

@@ -8,8 +8,7 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.api.config import PretrainedConfig
-from lite_runner.config import generation
-from lite_runner.config.fields import did_you_mean, nearest, show
+from lite_runner.config import did_you_mean, generation, nearest, show
 from lite_runner.config.generation import STRUCTURED_KEYS, decided, sampled, without_effect
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ConfigError

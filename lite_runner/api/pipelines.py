@@ -16,7 +16,7 @@ from lite_runner.api.options import checked_options, is_option, merged_options, 
 from lite_runner.api.settings import read_batch_size
 from lite_runner.api.streamers import Streamer
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.config.prompt import with_ending
 from lite_runner.errors import ConfigError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
+from lite_runner.config import Invalid, did_you_mean, hints_of, leaves, nearest, put_at, read
 from lite_runner.config.argv import CommandLine, Setting
-from lite_runner.config.fields import Invalid, did_you_mean, hints_of, leaves, nearest, put_at, read
 from lite_runner.config.groups import options_of
 from lite_runner.config.mindformers import IGNORED, translate
 from lite_runner.config.model_dir import only_yaml

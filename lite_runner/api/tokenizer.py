@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import show
+from lite_runner.config import show
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import Tokenizer

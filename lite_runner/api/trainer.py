@@ -14,7 +14,7 @@ from lite_runner.api.model import PreTrainedModel
 from lite_runner.api.pipelines import TextGenerationPipeline, check_task
 from lite_runner.api.settings import read_batch_size
 from lite_runner.api.tokenizer import PreTrainedTokenizer
-from lite_runner.config.fields import at, did_you_mean, nearest
+from lite_runner.config import at, did_you_mean, nearest
 from lite_runner.config.mindformers_training import evaluation_of
 from lite_runner.config.sections import MANIFEST, RANDOM
 from lite_runner.errors import ConfigError

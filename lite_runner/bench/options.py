@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from lite_runner.architectures.quantization import Quant
+from lite_runner.config import Invalid, invalid, raise_errors, read
 from lite_runner.config.checks import offline_errors, quantization_errors, strategy_errors
-from lite_runner.config.fields import Invalid, invalid, raise_errors, read
 from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
 from lite_runner.plugins import registered
 from lite_runner.records import Count, Index, InputPath, Range, dataclass

@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any, Protocol
 
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import read_json_object

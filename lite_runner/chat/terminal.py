@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.chat.conversation import Conversation
+from lite_runner.config import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.argv import value_of
-from lite_runner.config.fields import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.generation import SAMPLING
 from lite_runner.config.prompt import OWN, Request
 from lite_runner.errors import ConfigError, RunnerError

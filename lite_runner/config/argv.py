@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
-from lite_runner.config.fields import (
+from lite_runner.config import (
     NEAR_NAME,
     Invalid,
     accepts,

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lite_runner.config.fields import Invalid, invalid, show
+from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import samples
 from lite_runner.config.schema import (

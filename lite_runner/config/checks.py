@@ -14,7 +14,7 @@ from lite_runner.architectures import of_mindformers
 from lite_runner.architectures.quantization import matrices_of, schemes
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import (
+from lite_runner.config import (
     Invalid,
     Note,
     invalid,

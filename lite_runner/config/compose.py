@@ -18,18 +18,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from lite_runner.config.argv import (
-    CHECKPOINTS,
-    SEARCHPATH,
-    CommandLine,
-    ConfigFile,
-    Setting,
-    command_meant,
-    equivalent_of,
-    value_of,
-)
-from lite_runner.config.checks import typed_errors, with_backend
-from lite_runner.config.fields import (
+from lite_runner.config import (
     Invalid,
     Note,
     accepts,
@@ -50,6 +39,17 @@ from lite_runner.config.fields import (
     read,
     show,
 )
+from lite_runner.config.argv import (
+    CHECKPOINTS,
+    SEARCHPATH,
+    CommandLine,
+    ConfigFile,
+    Setting,
+    command_meant,
+    equivalent_of,
+    value_of,
+)
+from lite_runner.config.checks import typed_errors, with_backend
 from lite_runner.config.generation import without_effect
 from lite_runner.config.groups import (
     GROUPS,

@@ -18,8 +18,7 @@ import yaml
 
 from lite_runner.architectures import networks
 from lite_runner.architectures.settings import Settings
-from lite_runner.config.argv import MODEL_KEYS, CommandLine, ConfigFile, Setting, value_of
-from lite_runner.config.fields import (
+from lite_runner.config import (
     MAX_DEPTH,
     Invalid,
     Note,
@@ -34,6 +33,7 @@ from lite_runner.config.fields import (
     show,
     without,
 )
+from lite_runner.config.argv import MODEL_KEYS, CommandLine, ConfigFile, Setting, value_of
 from lite_runner.config.grammar import with_environment, with_references
 from lite_runner.config.groups import (
     GROUPS,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from lite_runner.config.fields import Invalid, invalid, read
+from lite_runner.config import Invalid, invalid, read
 from lite_runner.records import (
     Count,
     CountPenalty,

@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from lite_runner.config.fields import Invalid, accepts, show
+from lite_runner.config import Invalid, accepts, show
 from lite_runner.config.prompt import Request, is_prompt
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass

@@ -15,9 +15,9 @@ from pathlib import Path
 import yaml
 
 from lite_runner import __version__
+from lite_runner.config import at, did_you_mean, nearest, put_at, raise_errors
 from lite_runner.config.argv import CommandLine, ConfigFile
 from lite_runner.config.compose import Schemas, compose_line, user_folders
-from lite_runner.config.fields import at, did_you_mean, nearest, put_at, raise_errors
 from lite_runner.config.groups import (
     GROUPS,
     conf_dir,

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 
+from lite_runner.config import hints_of, members_of
 from lite_runner.config.compose import Schemas
-from lite_runner.config.fields import hints_of, members_of
 from lite_runner.config.groups import options_of
 from lite_runner.config.help import Key, key_tables
 from lite_runner.config.mindformers import IGNORED
@@ -66,7 +66,7 @@ class _Maker:
         self.sections: dict[str, dict[str, Any]] = {}
 
     def schema(self, annotation: Any) -> dict[str, Any]:
-        """The schema of a type, as `lite_runner.config.fields.read` takes it."""
+        """The schema of a type, as `lite_runner.config.read` takes it."""
         origin, inner = get_origin(annotation), get_args(annotation)
         if origin is Annotated and isinstance(inner[1], Variants):
             return _any_of(map(self._section, inner[1]))

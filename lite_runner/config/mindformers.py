@@ -13,7 +13,7 @@ from typing import Any
 from lite_runner.architectures import networks, of_mindformers, of_yaml
 from lite_runner.architectures.experts import has_experts, unsupported
 from lite_runner.architectures.settings import PREFIX, Translation
-from lite_runner.config.fields import at, did_you_mean, nearest_key, show
+from lite_runner.config import at, did_you_mean, nearest_key, show
 
 _IGNORED = {
     "": """

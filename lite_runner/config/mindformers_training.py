@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from lite_runner.config import at, put_at, show
 from lite_runner.config.argv import CommandLine, ConfigFile, Setting
-from lite_runner.config.fields import at, put_at, show
 from lite_runner.config.sections import RANDOM
 
 # Keys of MindFormers by ours; several may mean the same, of which the last that is given counts.

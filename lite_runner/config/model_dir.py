@@ -11,8 +11,8 @@ import yaml
 
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config import at
 from lite_runner.config.argv import CommandLine, ConfigFile, Setting
-from lite_runner.config.fields import at
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import ArtifactError, ConfigError

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lite_runner.architectures import custom_network, undivided
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Invalid, raise_errors
+from lite_runner.config import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
 from lite_runner.records import dataclass

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
-from lite_runner.config.argv import value_of
-from lite_runner.config.fields import (
+from lite_runner.config import (
     NEAR_NAME,
     Invalid,
     accepts,
@@ -29,6 +28,7 @@ from lite_runner.config.fields import (
     read,
     show,
 )
+from lite_runner.config.argv import value_of
 from lite_runner.config.generation import SAMPLING, GenerationConfig, sampled, sampling_errors
 from lite_runner.config.prompt import (
     Item,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.architectures.settings import TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Invalid, read
+from lite_runner.config import Invalid, read
 from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
 from lite_runner.config.groups import from_chosen_hub
 from lite_runner.config.prompt import Items, Request

@@ -16,7 +16,7 @@ from lite_runner.architectures import ModelSettings, can_untie_head, model_of
 from lite_runner.architectures.quantization import Quant, QuantGroup, Quantization
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import Invalid, did_you_mean, invalid, nearest, show, size_errors
+from lite_runner.config import Invalid, did_you_mean, invalid, nearest, show, size_errors
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
 RANDOM = "random"  # of load_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lite_runner import progress
-from lite_runner.config.fields import Invalid, invalid, raise_errors
+from lite_runner.config import Invalid, invalid, raise_errors
 from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.config.sections import Context, Parallel, hccl_timeouts
 from lite_runner.errors import ConfigError

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner.config.fields import Invalid
+from lite_runner.config import Invalid
 from lite_runner.config.parallel import Ranks
 from lite_runner.distributed import started_by_launcher
 from lite_runner.errors import EnvironmentFault

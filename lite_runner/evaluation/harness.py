@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.config.fields import Invalid, invalid
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, NonFiniteError
 from lite_runner.evaluation.metrics import (

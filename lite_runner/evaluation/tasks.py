@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from lite_runner.config.fields import Invalid, did_you_mean, nearest, read
+from lite_runner.config import Invalid, did_you_mean, nearest, read
 from lite_runner.errors import ConfigError
 from lite_runner.records import Count, Index, Range, dataclass
 from lite_runner.system.yaml_file import Tagged, read_yaml

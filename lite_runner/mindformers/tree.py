@@ -15,7 +15,7 @@ from typing import Any
 
 import lite_runner
 from lite_runner.api import golden_stick
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 
 ROOT = "lite_runner.mindformers"
 

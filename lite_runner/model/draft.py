@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from lite_runner.architectures import model_of
-from lite_runner.config.fields import Invalid, raise_errors, read
+from lite_runner.config import Invalid, raise_errors, read
 from lite_runner.config.groups import compose_groups, from_chosen_hub, options_of
 from lite_runner.config.sections import Model, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError

@@ -14,8 +14,8 @@ from lite_runner import progress
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config import raise_errors
 from lite_runner.config.checks import unavailable
-from lite_runner.config.fields import raise_errors
 from lite_runner.config.sections import RANDOM, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles

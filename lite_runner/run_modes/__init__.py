@@ -15,11 +15,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lite_runner.config import compose
+from lite_runner.config import Invalid, Note, compose, show
 from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_errors, mindformers_available_errors
 from lite_runner.config.compose import Schemas
-from lite_runner.config.fields import Invalid, Note, show
 from lite_runner.config.groups import options_of
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import ExportedOptions, RunConfig

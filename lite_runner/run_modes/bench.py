@@ -8,7 +8,7 @@ from lite_runner import progress
 from lite_runner.bench import bench
 from lite_runner.bench.options import BenchOptions, CellOptions, grid_errors
 from lite_runner.bench.report import Report
-from lite_runner.config.fields import Invalid
+from lite_runner.config import Invalid
 from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.output import Result, RunFolder, Timing

@@ -15,8 +15,8 @@ import numpy as np
 from lite_runner.chat.conversation import Answer, ChatModel, ContextFull, Conversation, Messages
 from lite_runner.chat.remote import RemoteModel
 from lite_runner.chat.terminal import SETTABLE, converse
+from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.checks import session_errors
-from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.prompt import Request as Options
 from lite_runner.config.prompt import with_ending
 from lite_runner.config.schema import SessionOptions

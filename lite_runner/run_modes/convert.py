@@ -13,8 +13,8 @@ from typing import ClassVar, get_args
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import adapter_errors
-from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.schema import AdapterOptions, OverwriteOptions
 from lite_runner.config.sections import RANDOM, AdapterFormat, CheckpointFormat, Release
 from lite_runner.errors import ArtifactError, ConfigError

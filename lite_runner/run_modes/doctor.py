@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lite_runner.backends.mindformers.releases import choose_release
-from lite_runner.config.fields import Invalid
+from lite_runner.config import Invalid
 from lite_runner.config.parallel import cluster_of, ranks_of
 from lite_runner.config.schema import (
     BatchOptions,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from lite_runner import progress
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import adapter_errors
-from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.schema import AdapterOptions
 from lite_runner.config.sections import RANDOM
 from lite_runner.model.adapters import adapter_place, adapters_of

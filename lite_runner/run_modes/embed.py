@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.backends import Backend
+from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.checks import session_errors
-from lite_runner.config.fields import Invalid, invalid, show
 from lite_runner.config.generation import GenerationConfig, Pooling
 from lite_runner.config.prompts import read_texts
 from lite_runner.config.schema import (

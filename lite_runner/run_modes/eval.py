@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config import Invalid, invalid, raise_errors
 from lite_runner.config.backend_checks import (
     COMPARE,
     mindformers_model_errors,
@@ -24,7 +25,6 @@ from lite_runner.config.checks import (
     strategy_errors,
 )
 from lite_runner.config.compose import kept
-from lite_runner.config.fields import Invalid, invalid, raise_errors
 from lite_runner.config.generation import GenerationConfig, beyond_context
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.config.prompts import MAX_PROMPT_BYTES, decoded, is_file

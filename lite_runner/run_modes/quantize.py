@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.architectures.quantization import Quantization
-from lite_runner.config.fields import Invalid, invalid
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles

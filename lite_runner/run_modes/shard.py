@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from lite_runner import progress
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits, strategy_errors
-from lite_runner.config.fields import Invalid, invalid
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.model.locate import locate_for_plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import SloraOptions as Config
 from lite_runner.config.checks import completion_errors
-from lite_runner.config.fields import Invalid, invalid
 from lite_runner.run_modes.predict import plan, run
 
 __all__ = ["Config", "errors", "plan", "run"]

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from lite_runner.config import Invalid, invalid, show, size_errors
 from lite_runner.config.checks import session_errors
-from lite_runner.config.fields import Invalid, invalid, show, size_errors
 from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
 from lite_runner.config.sections import AdapterSource

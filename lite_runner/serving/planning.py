@@ -6,7 +6,7 @@ import socket
 import ssl
 from dataclasses import replace
 
-from lite_runner.config.fields import bytes_of
+from lite_runner.config import bytes_of
 from lite_runner.config.generation import sampled
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.plan import Plan

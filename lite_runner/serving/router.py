@@ -29,7 +29,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from lite_runner import progress
-from lite_runner.config.fields import bytes_of
+from lite_runner.config import bytes_of
 from lite_runner.errors import EnvironmentFault
 from lite_runner.plugins import registered
 from lite_runner.records import dataclass

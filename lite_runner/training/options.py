@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from lite_runner.config.fields import Invalid, invalid
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.prompts import is_file
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.config.sections import AdapterFormat, ModelSource

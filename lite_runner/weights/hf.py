@@ -10,7 +10,7 @@ from lite_runner import progress
 from lite_runner.architectures import KNOWN, architecture_of, named_in
 from lite_runner.architectures.fields import NO_EFFECT, Fields, refuse_variants
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from lite_runner import progress
-from lite_runner.config.fields import Invalid, read
+from lite_runner.config import Invalid, read
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write

@@ -18,7 +18,7 @@ from lite_runner.architectures.spec import (
     RopeScaling,
     Rotary,
 )
-from lite_runner.config.fields import Invalid, read
+from lite_runner.config import Invalid, read
 from tests import references
 from tests.each import each
 from tests.models import reference_model

@@ -15,8 +15,8 @@ from lite_runner.bench.options import (
     varying,
     why_left_out,
 )
+from lite_runner.config import Invalid, hints_of, read
 from lite_runner.config.argv import value_of
-from lite_runner.config.fields import Invalid, hints_of, read
 
 PLAIN: dict[str, Any] = {
     **{"batch": [1, 8], "prompt": 128, "new": [16], "threads": None, "quant": [None]},

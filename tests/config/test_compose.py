@@ -8,9 +8,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lite_runner import run_modes
-from lite_runner.config import groups
+from lite_runner.config import Note, groups
 from lite_runner.config.argv import Setting, parse
-from lite_runner.config.fields import Note
 from lite_runner.config.prompts import prompt_file
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError, EnvironmentFault

@@ -15,8 +15,8 @@ import yaml
 from lite_runner.architectures import ModelSettings
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import RopeScaling
+from lite_runner.config import free_mapping, hints_of, leaves
 from lite_runner.config import schema as options
-from lite_runner.config.fields import free_mapping, hints_of, leaves
 from lite_runner.config.generation import StructuredOptions
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
 from lite_runner.config.schema import RunConfig

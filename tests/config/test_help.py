@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner import app
-from lite_runner.config.fields import leaves
+from lite_runner.config import leaves
 from lite_runner.config.groups import compose_groups, conf_dir, options_of
 from lite_runner.config.help import _wrapped, key_tables, keys_in
 from lite_runner.run_modes import schemas

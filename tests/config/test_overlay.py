@@ -13,9 +13,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lite_runner.config import at, put_at
 from lite_runner.config.argv import parse
 from lite_runner.config.config_file import merged
-from lite_runner.config.fields import at, put_at
 from lite_runner.config.groups import GROUPS, options_of
 from lite_runner.config.schema import RunConfig, SamplingOptions
 from lite_runner.errors import ConfigError

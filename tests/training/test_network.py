@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures import reference
-from lite_runner.config.fields import read
+from lite_runner.config import read
 from lite_runner.training.adapter import TrainedLora, opened_lora
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import FinetuneOptions

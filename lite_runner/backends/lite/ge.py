@@ -13,7 +13,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from lite_runner.config.fields import Invalid, did_you_mean, nearest, show
+from lite_runner.config import Invalid, did_you_mean, nearest, show
 from lite_runner.config.sections import Infer
 from lite_runner.errors import ConfigError
 from lite_runner.model.exported_model import FILE_NAME as FILE_NAME

@@ -24,7 +24,7 @@ from lite_runner.backends.native.packed_cache import (
     packed_model,
 )
 from lite_runner.backends.seat import RunOptions, Seat, draft_of
-from lite_runner.config.fields import bytes_of
+from lite_runner.config import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.model import ModelFiles
 from lite_runner.native import fingerprint

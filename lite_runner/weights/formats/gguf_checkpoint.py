@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import GGUF, KNOWN, Parameter, of_gguf, parameters
 from lite_runner.architectures.positions import longrope_attention_factor
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.formats.gguf_file import Array, GGUFFile
 from lite_runner.weights.hf import model_config_from_hf

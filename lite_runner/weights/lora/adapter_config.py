@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lite_runner.architectures.fields import Fields
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.json_file import read_json_object

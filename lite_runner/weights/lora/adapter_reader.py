@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.fields import did_you_mean, nearest
+from lite_runner.config import did_you_mean, nearest
 from lite_runner.config.prompt import adapter_name
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of

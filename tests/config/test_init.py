@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.config.fields import (
+from lite_runner.config import (
     Invalid,
     Scalar,
     annotation_of,
