@@ -32,12 +32,12 @@ from lite_runner.native.packed_model import pack
 from lite_runner.native.peers import meet_peers
 from lite_runner.native.structs import WHOLE, Share
 from lite_runner.run_modes import heads, resolve
+from lite_runner.weights import LazyBlocks, LazyTensor
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.sharding.partition import pieces
-from lite_runner.weights.tensor import LazyBlocks, LazyTensor
 
 RANKS, PROMPT, STEPS = 2, 512, 48
 WEIGHTS = ("none", "a16w8", "a16w4", "Q4_K")

@@ -9,7 +9,7 @@ from lite_runner.config.argv import parse
 from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, resolve, run_mode
 from lite_runner.text import load_tokenizer
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights import LazyTensor
 
 Read = Callable[[Path], object]
 TEXT = "Words, and ünïcödé 😀 <s>\n\tof 2 lines"

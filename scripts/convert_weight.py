@@ -35,8 +35,8 @@ from lite_runner.app import guarded
 from lite_runner.architectures import architecture_of, bloom, gpt2
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.weights import DType, LazyTensor
 from lite_runner.weights.checkpoint import PICKLES, model_config_of, tensors_at
-from lite_runner.weights.tensor import DType, LazyTensor
 from lite_runner.weights.write import convert, files_folder
 
 DTYPES: dict[str, DType] = {

@@ -26,12 +26,12 @@ if __name__ == "__main__":
 from lite_runner import progress, str2bool
 from lite_runner.app import guarded
 from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.sharding.partition import Strategy
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.sharding.shards import open_shard, open_shards, unsharded
 from lite_runner.weights.sharding.strategy import read_strategy
-from lite_runner.weights.tensor import LazyTensor
 
 
 def parser() -> argparse.ArgumentParser:

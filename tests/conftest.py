@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lite_runner.backends.mindspore.backend import MindSporeBackend
     from lite_runner.backends.native.backend import NativeBackend
     from lite_runner.config.schema import DType, RunConfig
-    from lite_runner.weights.tensor import LazyTensor
+    from lite_runner.weights import LazyTensor
 
 
 # Derandomized: a run of the tests says the same today and tomorrow. No deadline: machines differ.
@@ -246,10 +246,10 @@ def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     but for the arrays given. There is no tokenizer in it."""
     from lite_runner.config.argv import parse
     from lite_runner.run_modes import heads, resolve
+    from lite_runner.weights import LazyTensor
     from lite_runner.weights.formats.safetensors_file import write_safetensors
     from lite_runner.weights.hf import hf_from_model_config
     from lite_runner.weights.layouts import expected_tensors
-    from lite_runner.weights.tensor import LazyTensor
 
     def write(
         name: str, sizes: Mapping[str, int] | None = None, /, **given: NDArray[np.float32]

@@ -19,12 +19,12 @@ from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOp
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.lora.adapter import merged
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert
 from tests.paths import FIXTURES
 

@@ -45,9 +45,9 @@ from lite_runner.records import dataclass
 from lite_runner.system import environment
 from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_reader import adapter_folders, shards_of
-from lite_runner.weights.tensor import LazyTensor
 
 if TYPE_CHECKING:
     from mindspore import Parameter

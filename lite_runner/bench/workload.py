@@ -20,8 +20,8 @@ from lite_runner.generation import Engine, Request
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.plan import Job
 from lite_runner.records import dataclass
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
-from lite_runner.weights.tensor import LazyTensor
 
 RANK = 8
 Prompts = Sequence[Sequence[int]] | NDArray[np.int32]

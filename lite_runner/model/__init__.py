@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.config.schema import DType
     from lite_runner.model.exported_model import ExportedModel
+    from lite_runner.weights import LazyTensor
     from lite_runner.weights.formats.gguf_file import GGUFFile
     from lite_runner.weights.lora.adapter import Adapter
-    from lite_runner.weights.tensor import LazyTensor
 
 # Suffixes of files that hold weights; the second where there are none of the first.
 WEIGHTS = ((".safetensors", ".ckpt", ".gguf"), PICKLES)
@@ -230,7 +230,7 @@ def explained_nonfinite(files: ModelFiles, ranks: Ranks | None = None) -> Iterat
 
 
 def _first_nonfinite(files: ModelFiles, ranks: Ranks | None) -> str | None:
-    from lite_runner.weights.tensor import CHUNK, widened
+    from lite_runner.weights import CHUNK, widened
 
     for name, tensor in files.tensors(ranks).items():
         if not all(np.isfinite(widened(chunk)).all() for chunk in tensor.chunks(CHUNK)):

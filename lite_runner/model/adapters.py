@@ -22,6 +22,7 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing import BYTES_OF
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import open_with_lora
 from lite_runner.weights.lora.adapter import (
     HEAD,
@@ -45,7 +46,6 @@ from lite_runner.weights.lora.adapter_reader import (
 from lite_runner.weights.lora.adapter_shards import adapter_pieces, cached_shards, open_shards
 from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.source import fetch, is_on_hub
-from lite_runner.weights.tensor import LazyTensor
 
 # Name, time of change in ns, bytes and inode of each file.
 AdapterFiles: TypeAlias = tuple[tuple[str, int, int, int], ...]

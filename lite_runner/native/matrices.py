@@ -27,9 +27,9 @@ from lite_runner.native.structs import (
     copied,
 )
 from lite_runner.records import dataclass
+from lite_runner.weights import drop_pages, widened
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
-from lite_runner.weights.tensor import drop_pages, widened
 
 T = TypeVar("T")
 _SCALES = {

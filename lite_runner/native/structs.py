@@ -422,7 +422,7 @@ class PoolLayout:
 
     def row(self, adapter: Adapter) -> NDArray[Any]:
         """An adapter's values for a slot [width]."""
-        from lite_runner.weights.tensor import to_bfloat16
+        from lite_runner.weights import to_bfloat16
 
         parts: list[NDArray[np.float32]] = []
         for one in self.targets:

@@ -49,9 +49,9 @@ from lite_runner.networks.layers import (
     parameter,
 )
 from lite_runner.networks.tensor_parallel import Combine
+from lite_runner.weights import widened
 from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize, unpacked
 from lite_runner.weights.read_ahead import QuantizedWeights
-from lite_runner.weights.tensor import widened
 
 BLOCK = 64  # a multiple of 16; with the largest head, 256, the most that PagedAttention takes
 HEAD_DIM_STEP = 16  # FlashAttentionScore requires a multiple of this

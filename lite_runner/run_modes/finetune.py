@@ -51,12 +51,12 @@ from lite_runner.training.trainer import (
     step_count,
     step_size,
 )
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
 from lite_runner.weights.lora.adapter_gguf import write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import FILES as ADAPTER_FILES
 from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.sharding.partition import sliced
-from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import check_folder, replaced_folder, write_hugging_face
 
 __all__ = ["Config", "errors", "plan", "run"]

@@ -14,10 +14,10 @@ from lite_runner.records import dataclass
 from lite_runner.training.kernels import Array
 from lite_runner.training.network import Delta
 from lite_runner.training.options import LoraOptions
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModule, by_module
 from lite_runner.weights.lora.adapter_config import lora_settings
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.tensor import LazyTensor
 
 NAME = "finetune"
 

@@ -26,7 +26,7 @@ from lite_runner.training.kernels import Array
 from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
 from lite_runner.training.shard import ModelShard, PartOf
 from lite_runner.training.tape import Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
-from lite_runner.weights.tensor import Index
+from lite_runner.weights import Index
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
 _EXPERTS = ("expert_gate", "expert_up", "expert_down")

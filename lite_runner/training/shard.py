@@ -12,8 +12,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.training.kernels import Array
 from lite_runner.training.tape import Slot, Tape, Value
+from lite_runner.weights import Index
 from lite_runner.weights.sharding.partition import strategy_of
-from lite_runner.weights.tensor import Index
 
 AllGather: TypeAlias = Callable[[Array], Array]  # [n] of each rank of the model: [ranks, n]
 

@@ -25,7 +25,7 @@ from lite_runner.training.kernels import (
     softmax,
     turned,
 )
-from lite_runner.weights.tensor import narrowed
+from lite_runner.weights import narrowed
 
 BLOCK = 64  # rows of an elementwise operation
 LOGIT_ROWS = 128  # whose logits are computed at a time

@@ -12,6 +12,7 @@ from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
+from lite_runner.weights import first_bytes
 from lite_runner.weights.formats import INDEX, TORCH_INDEX
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import (
@@ -28,12 +29,11 @@ from lite_runner.weights.formats.safetensors_file import (
     stored_tensors,
 )
 from lite_runner.weights.hf import model_config_from_hf
-from lite_runner.weights.tensor import first_bytes
 
 # The readers of tensors are imported by the functions that open them: a run from packed layers
 # opens none.
 if TYPE_CHECKING:
-    from lite_runner.weights.tensor import LazyTensor
+    from lite_runner.weights import LazyTensor
 
 LFS_POINTER = b"version https://git-lfs."
 _SLIM_INDEX = "quant_model_weight*.safetensors.index.json"  # of msModelSlim

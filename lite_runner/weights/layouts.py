@@ -14,7 +14,7 @@ from lite_runner.architectures import Parameter as Parameter  # users' code has 
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights import LazyTensor
 
 
 def expected_tensors(config: Decoder) -> dict[str, tuple[int, ...]]:

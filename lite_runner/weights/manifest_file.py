@@ -1,6 +1,6 @@
 """Manifests: JSON files that describe an artifact of ours, each with a checksum of itself.
 
-The fields are those of a dataclass, as in configs (config/fields.py), beside `schema` and
+The fields are those of a dataclass, as in configs (config/__init__.py), beside `schema` and
 `checksum`: the SHA-256 of all others as JSON without spaces, with sorted keys.
 """
 

@@ -17,9 +17,9 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.weights import LazyIntegers, LazyTensor, drop_pages, widened
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.quantization.quantized import QuantizedTensor
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor, drop_pages, widened
 
 Matrix: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 T = TypeVar("T")

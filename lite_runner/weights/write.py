@@ -18,6 +18,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.sections import CheckpointFormat, Release
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system.files import atomic_write, make_folder, sync_folder, temporary_folder
+from lite_runner.weights import DType, LazyTensor, cast, narrowed, watched, widened
 from lite_runner.weights.checkpoint import FILES, config_folder, gguf_at, open_checkpoint
 from lite_runner.weights.formats import INDEX, TOKENIZER_FILES
 from lite_runner.weights.formats.ckpt_file import write_ckpt
@@ -26,7 +27,6 @@ from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.lora.adapter import Adapter, merged, merged_model
-from lite_runner.weights.tensor import DType, LazyTensor, cast, narrowed, watched, widened
 
 HEAD = "lm_head.weight"
 HEAD_NOTE = (

@@ -48,12 +48,11 @@ from lite_runner.networks.layers import (
 from lite_runner.networks.tensor_parallel import summed
 from lite_runner.sizing import parameter_count
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights import hf
+from lite_runner.weights import LazyTensor, hf
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import Parameter
 from lite_runner.weights.read_ahead import ReadAhead
-from lite_runner.weights.tensor import LazyTensor
 from tests.paths import ROOT
 from tests.refusals import refused
 from tests.sizes import ModelConfig

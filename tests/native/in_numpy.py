@@ -15,8 +15,8 @@ from lite_runner.native.structs import (
     NormValues,
     Residual,
 )
+from lite_runner.weights import narrowed, widened
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
-from lite_runner.weights.tensor import narrowed, widened
 
 # Numbers are around one, and go through a few hundred roundings of 6e-8 each.
 CLOSE = 2e-5

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing, structs
+from lite_runner.weights import DType, narrowed, widened
 from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize
-from lite_runner.weights.tensor import DType, narrowed, widened
 from tests.native.in_numpy import step_words
 from tests.packed_folders import E4M3, bfloat16
 

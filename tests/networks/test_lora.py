@@ -26,11 +26,11 @@ from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.networks import decoder
 from lite_runner.networks.decoder import DecoderCell
+from lite_runner.weights import DType, LazyTensor
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.tensor import DType, LazyTensor
 from tests.paths import FIXTURES
 
 FAMILIES = ("bloom", "gpt2", "llama", "qwen2")

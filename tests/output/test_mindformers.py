@@ -17,8 +17,8 @@ from lite_runner.backends.mindformers.run import write_checkpoint
 from lite_runner.config.argv import parse
 from lite_runner.model import RANDOM, ModelFiles
 from lite_runner.run_modes import heads, resolve
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
-from lite_runner.weights.tensor import LazyTensor
 from tests.stand_in_mindformers import python_of
 
 MODEL = ("model=tiny_bloom", "backend=mindformers", "load_checkpoint=random", "eos_token_id=[]")

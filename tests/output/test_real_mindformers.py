@@ -33,8 +33,8 @@ from lite_runner.generation import Engine, Generator, Request
 from lite_runner.model import ModelFiles
 from lite_runner.native.packed_model import pack
 from lite_runner.output.mindformers import MindFormersGenerator
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.read_ahead import QuantizedWeights
-from lite_runner.weights.tensor import LazyTensor
 from tests.models import reference_model
 from tests.paths import FIXTURES, REFERENCE
 from tests.test_real_mindformers import CONFIGS

@@ -20,8 +20,8 @@ from lite_runner.config.argv import parse
 from lite_runner.model.adapters import with_adapter
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import write_ckpt
-from lite_runner.weights.tensor import LazyTensor
 from tests.paths import FIXTURES
 
 LLAMA = ["model=auto", f"load_checkpoint={FIXTURES}/reference/llama"]

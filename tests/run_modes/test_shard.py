@@ -194,7 +194,7 @@ from pathlib import Path
 from lite_runner.config.parallel import Ranks
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
-from lite_runner.weights.tensor import LazyTensor
+from lite_runner.weights import LazyTensor
 from tests.models import model_named
 model = model_named("tiny_llama")
 def slow(tensor):

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.sharding.partition import Layout, Strategy
 from lite_runner.weights.sharding.strategy import write_strategy
-from lite_runner.weights.tensor import LazyTensor
 from tests.scripts.running import Done, run_program, run_script
 
 SCRIPT = "transform_checkpoint.py"

@@ -17,11 +17,11 @@ from lite_runner.training.adapter import TrainedLora, opened_lora
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import FinetuneOptions
 from lite_runner.training.trainer import Trainer
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats.fused import fuse
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.lora.adapter import by_module
-from lite_runner.weights.tensor import LazyTensor
 from tests.each import each
 from tests.models import reference_model
 from tests.paths import FIXTURES, REFERENCE

@@ -13,7 +13,7 @@ from lite_runner.training import mixture
 from lite_runner.training import tape as ops
 from lite_runner.training.kernels import Array, product, use_threads
 from lite_runner.training.tape import Slot, Tape, Value
-from lite_runner.weights.tensor import narrowed, widened
+from lite_runner.weights import narrowed, widened
 
 GENERATOR = np.random.default_rng(0)
 

@@ -12,8 +12,8 @@ import pytest
 
 from lite_runner.architectures import llama_like
 from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.tensor import LazyTensor
 from tests.sizes import ModelConfig
 
 SIZES: dict[str, Any] = {

@@ -12,6 +12,7 @@ import pytest
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import (
     model_config_in,
     model_config_of,
@@ -23,7 +24,6 @@ from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import full_name, is_buffer, to_hugging_face
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
 from lite_runner.weights.hf import hf_from_model_config
-from lite_runner.weights.tensor import LazyTensor
 from tests import references
 from tests.paths import REFERENCE
 from tests.sizes import resized

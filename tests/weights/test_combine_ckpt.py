@@ -11,12 +11,12 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.sharding.shards import open_shards
 from lite_runner.weights.sharding.strategy import merge_strategies
-from lite_runner.weights.tensor import LazyTensor
 from tests.paths import FIXTURES
 
 BLOOM = FIXTURES / "reference/bloom"

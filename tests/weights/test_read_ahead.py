@@ -11,10 +11,10 @@ import pytest
 
 from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyIntegers, LazyTensor
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 from tests.models import model_named
 
 

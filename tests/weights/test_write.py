@@ -14,11 +14,11 @@ from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.sections import Release
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
+from lite_runner.weights import DType, LazyTensor, narrowed, widened
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
-from lite_runner.weights.tensor import DType, LazyTensor, narrowed, widened
 from lite_runner.weights.write import convert
 from tests import references
 

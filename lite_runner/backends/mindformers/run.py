@@ -58,9 +58,9 @@ from lite_runner.sizing import (
 )
 from lite_runner.system.environment import seen_ids
 from lite_runner.system.files import atomic_write, temporary_folder
+from lite_runner.weights import LazyTensor, cast
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.mindformers import to_mindformers
-from lite_runner.weights.tensor import LazyTensor, cast
 from lite_runner.weights.write import HEAD
 
 _CACHE = ("key_past", "value_past")

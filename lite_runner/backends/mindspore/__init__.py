@@ -32,6 +32,7 @@ from lite_runner.sizing import (
     weight_bytes,
 )
 from lite_runner.system import environment, memory, packages
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.quantization.quantize import describe, describe_dtype
 from lite_runner.weights.read_ahead import (
     QuantizedWeights,
@@ -39,7 +40,6 @@ from lite_runner.weights.read_ahead import (
     loading_peak,
     mindspore_bytes,
 )
-from lite_runner.weights.tensor import LazyTensor
 
 MAX_HEAD_DIM = 256  # of MindSpore's PagedAttention
 # Measured on CPU with MindSpore 2.10: a constant of the graphs, and what each layer adds.

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor, widened
 from lite_runner.weights.formats.packed_layouts import (
     FLOATS,
     PackedLayout,
@@ -43,7 +44,6 @@ from lite_runner.weights.formats.packed_matrix import (
     bytes_of,
 )
 from lite_runner.weights.quantization.quantized import E2M1, packed, powers_of_two
-from lite_runner.weights.tensor import LazyTensor, widened
 
 # What Golden Stick's cells add to names, and their parameters.
 _CELLS = (

@@ -23,12 +23,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.protobuf import field, fields, opening, read_varint, varint
-from lite_runner.weights.formats.safetensors_file import (
-    ITEM_BYTES,
-    StoredTensor,
-    view_tensor,
-)
-from lite_runner.weights.tensor import (
+from lite_runner.weights import (
     CHUNK,
     DType,
     Index,
@@ -36,6 +31,11 @@ from lite_runner.weights.tensor import (
     drop_pages,
     first_bytes,
     map_file,
+)
+from lite_runner.weights.formats.safetensors_file import (
+    ITEM_BYTES,
+    StoredTensor,
+    view_tensor,
 )
 
 SLICE = 512 * 2**20  # bytes of a tensor in one value, as MindSpore splits them

@@ -22,6 +22,7 @@ from lite_runner.architectures import Parameter, architecture_of, parameters
 from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
+from lite_runner.weights import CHUNK, LazyTensor, cast
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, Entry, write_entries
 from lite_runner.weights.hf import hf_from_model_config
@@ -31,7 +32,6 @@ from lite_runner.weights.quantization.quantized import (
     quantize,
     quantize_around_zero,
 )
-from lite_runner.weights.tensor import CHUNK, LazyTensor, cast
 
 FORMAT = "compressed-tensors"
 _HINT = "quantize.format=folder, or a GGUF file"

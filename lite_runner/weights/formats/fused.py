@@ -18,7 +18,7 @@ from lite_runner.architectures import Parameter, by_expert, parameters, stored_r
 from lite_runner.architectures.naming import FusedExperts, Role, Rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.tensor import Index, LazyTensor, with_rows
+from lite_runner.weights import Index, LazyTensor, with_rows
 
 # Where an expert's matrix is in transformers' tensors [experts, rows, in]: gate lies before up.
 _FUSED: dict[Role, tuple[str, int, int]] = {  # module, part, parts of the rows

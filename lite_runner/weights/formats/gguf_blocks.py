@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.weights import drop_pages
 from lite_runner.weights.quantization.quantized import (
     E2M1,
     QuantizedTensor,
@@ -25,7 +26,6 @@ from lite_runner.weights.quantization.quantized import (
     powers_of_two,
     unpacked,
 )
-from lite_runner.weights.tensor import drop_pages
 
 GROUP = 32  # values of a block
 SCHEMES = {"Q8_0": Scheme(8, GROUP), "Q4_0": Scheme(4, GROUP), "Q4_1": Scheme(4, GROUP)}

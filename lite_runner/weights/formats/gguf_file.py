@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.weights import DType, LazyBlocks, LazyIntegers, LazyTensor, first_bytes
 from lite_runner.weights.formats.safetensors_file import view_tensor
-from lite_runner.weights.tensor import DType, LazyBlocks, LazyIntegers, LazyTensor, first_bytes
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -15,12 +15,12 @@ from lite_runner.architectures import KNOWN, Parameter, architecture_of, paramet
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json
+from lite_runner.weights import LazyTensor, derived, same_values, shifted, transposed
 from lite_runner.weights.formats import TORCH_INDEX
 from lite_runner.weights.formats.fused import by_name, fuse, fused_experts, separated, split
 from lite_runner.weights.formats.packed_matrices import unpack
 from lite_runner.weights.formats.safetensors_file import StoredTensor, open_safetensors
 from lite_runner.weights.layouts import check_tensors
-from lite_runner.weights.tensor import LazyTensor, derived, same_values, shifted, transposed
 
 MAX_INDEX = 100_000_000  # bytes
 # Buffers that older releases of transformers saved; the network computes them itself.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lite_runner.architectures import Parameter
 from lite_runner.architectures.spec import Decoder
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.fused import by_name, fuse, separated, split, stacked
 from lite_runner.weights.formats.hugging_face import (
     check_tied_head,
@@ -15,7 +16,6 @@ from lite_runner.weights.formats.hugging_face import (
     with_normed_rows,
 )
 from lite_runner.weights.layouts import check_tensors, expected_tensors
-from lite_runner.weights.tensor import LazyTensor
 
 
 def _name(parameter: Parameter) -> str:

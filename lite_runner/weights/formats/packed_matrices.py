@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import parse_json
+from lite_runner.weights import LazyTensor, widened
 from lite_runner.weights.formats.ascend import unpack_ascend
 from lite_runner.weights.formats.packed_layouts import (
     ASCEND_TOOLS,
@@ -67,7 +68,6 @@ from lite_runner.weights.quantization.quantized import (
     powers_of_two,
     unpacked,
 )
-from lite_runner.weights.tensor import LazyTensor, widened
 
 if TYPE_CHECKING:
     from lite_runner.weights.formats.safetensors_file import StoredTensor

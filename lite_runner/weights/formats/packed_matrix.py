@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.weights import LazyIntegers, LazyTensor, widened
 from lite_runner.weights.formats.packed_layouts import PackedLayout
 from lite_runner.weights.quantization.quantized import Codes, QuantizedTensor
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor, widened
 
 if TYPE_CHECKING:
     from lite_runner.weights.formats.safetensors_file import StoredTensor

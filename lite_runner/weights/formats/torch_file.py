@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
+from lite_runner.weights import DType, Index, LazyTensor, drop_pages, first_bytes, map_file
 from lite_runner.weights.formats.packed_layouts import tensor_type_error
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, NUMPY_TYPES, view_tensor
-from lite_runner.weights.tensor import DType, Index, LazyTensor, drop_pages, first_bytes, map_file
 
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _LEGACY_MAGIC, _LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001

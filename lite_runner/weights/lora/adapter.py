@@ -23,7 +23,7 @@ from lite_runner.architectures.naming import HEAD as HEAD
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.weights.tensor import LazyTensor, drop_pages, narrowed, same_values, widened
+from lite_runner.weights import LazyTensor, drop_pages, narrowed, same_values, widened
 
 LINEAR = ("query", "key", "value", "attention_out", "gate", "up", "down")  # roles
 _HEAD_WEIGHT = f"{HEAD}.weight"

@@ -18,6 +18,7 @@ from lite_runner.config.prompt import adapter_name
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
 from lite_runner.system.json_file import read_json_object
+from lite_runner.weights import LazyTensor, same_values
 from lite_runner.weights.checkpoint import LORA, PICKLES, rank_folders, weights_file
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.fused import split
@@ -28,7 +29,6 @@ from lite_runner.weights.lora.adapter import HEAD, Adapter, LoraPair, TargetModu
 from lite_runner.weights.lora.adapter_config import NAMES, LoraSettings, read_settings
 from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
 from lite_runner.weights.lora.adapter_gguf import open_lora_gguf
-from lite_runner.weights.tensor import LazyTensor, same_values
 
 PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
 FILES = (*NAMES, PEFT_FILE, MINDFORMERS_FILE)  # that may be read in an adapter's folder

@@ -16,6 +16,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.sections import AdapterFormat, Release
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import make_folder
+from lite_runner.weights import LazyTensor, same_values
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.fused import fuse
 from lite_runner.weights.formats.safetensors_file import write_safetensors
@@ -23,7 +24,6 @@ from lite_runner.weights.lora.adapter import Adapter, LoraPair, TargetModule, by
 from lite_runner.weights.lora.adapter_config import NAMES
 from lite_runner.weights.lora.adapter_gguf import SUFFIX, write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import LISTING, MINDFORMERS_FILE, PEFT_FILE, PREFIX
-from lite_runner.weights.tensor import LazyTensor, same_values
 from lite_runner.weights.write import check_folder, check_free, replaced_folder, write_files
 
 # Files of another conversion in a folder, which would be read in place of those written.

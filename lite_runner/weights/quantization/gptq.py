@@ -28,6 +28,7 @@ from lite_runner.architectures.reference import forward
 from lite_runner.architectures.spec import Block, Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import atomic_write, make_folder
+from lite_runner.weights import LazyIntegers, LazyTensor
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
@@ -35,7 +36,6 @@ from lite_runner.weights.quantization.quantized import (
     quantize,
     quantize_around_zero,
 )
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor
 
 Floats = NDArray[np.float32]
 DAMPING = 0.01  # of the mean of the gram's diagonal, added to it

@@ -21,9 +21,9 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import read_small, temporary_folder
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
 from lite_runner.weights.quantization.gptq import layers_on
-from lite_runner.weights.tensor import LazyTensor
 
 Importance = dict[str, NDArray[np.float32]]  # name of a GGUF file -> [experts or 1, in]
 MAX_BYTES = 1 << 30

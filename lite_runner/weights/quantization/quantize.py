@@ -18,20 +18,20 @@ from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import schema
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
-from lite_runner.weights.quantization.quantized import (
-    VALUES_AT_ONCE,
-    QuantizedTensor,
-    check_columns,
-    quantize_rows,
-)
-from lite_runner.weights.tensor import (
+from lite_runner.weights import (
     DType,
     LazyIntegers,
     LazyTensor,
     drop_pages,
     narrowed,
     widened,
+)
+from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
+from lite_runner.weights.quantization.quantized import (
+    VALUES_AT_ONCE,
+    QuantizedTensor,
+    check_columns,
+    quantize_rows,
 )
 
 PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap

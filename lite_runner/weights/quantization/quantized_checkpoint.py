@@ -27,6 +27,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import sha256_of
 from lite_runner.system.user_cache import digest_of
+from lite_runner.weights import LazyIntegers, LazyTensor, watched
 from lite_runner.weights.formats.safetensors_file import (
     Entry,
     StoredTensor,
@@ -38,7 +39,6 @@ from lite_runner.weights.layouts import check_tensors
 from lite_runner.weights.manifest_file import FileName, Sha256, read_manifest, write_manifest
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns
-from lite_runner.weights.tensor import LazyIntegers, LazyTensor, watched
 
 MANIFEST, WEIGHTS = "quantization.json", "model.safetensors"
 SCHEMA = 1

@@ -18,9 +18,9 @@ from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.records import dataclass
+from lite_runner.weights import Index, LazyTensor
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix, block_columns
 from lite_runner.weights.quantization.quantized import QuantizedTensor
-from lite_runner.weights.tensor import Index, LazyTensor
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, new_folder, require_space, sha256_of
+from lite_runner.weights import LazyTensor, watched
 from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
@@ -25,7 +26,6 @@ from lite_runner.weights.sharding.shard_manifest import (
     read_shard_manifest,
 )
 from lite_runner.weights.sharding.strategy import write_strategy
-from lite_runner.weights.tensor import LazyTensor, watched
 from lite_runner.weights.write import check_free, write_files
 
 ShardFormat = Literal["ckpt", "safetensors"]

@@ -17,6 +17,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.user_cache import digest_of
+from lite_runner.weights import Index, LazyTensor, drop_pages, same_values
 from lite_runner.weights.checkpoint import is_not_weight, open_checkpoint, rank_folders
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.hugging_face import check_tied_head
@@ -29,7 +30,6 @@ from lite_runner.weights.sharding.shard_manifest import (
     read_shard_manifest,
 )
 from lite_runner.weights.sharding.strategy import read_strategy
-from lite_runner.weights.tensor import Index, LazyTensor, drop_pages, same_values
 
 HASH_THREADS = 4
 COPY_AGAIN = "copy the whole set again, or cut the checkpoint again (run_mode=shard)"

@@ -14,9 +14,9 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.system import memory
+from lite_runner.weights import cast
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.tensor import cast
 from tests.backends.shared import hints_of, need_of
 from tests.models import model_named
 from tests.paths import REFERENCE, ROOT

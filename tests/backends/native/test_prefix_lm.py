@@ -15,10 +15,10 @@ from lite_runner.backends import Backend, Growing, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions, TokenBatch
 from lite_runner.native.packed_model import pack
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
-from lite_runner.weights.tensor import LazyTensor
 
 TOLERANCE = 1e-4
 GMASK, MASK, SOP = 97, 96, 98

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats import ckpt_file
 from lite_runner.weights.formats.ckpt_file import looks_like_ckpt, open_ckpt, write_ckpt
-from lite_runner.weights.tensor import LazyTensor
 
 
 def lazy(array: np.ndarray, dtype: Any = "F32") -> LazyTensor:

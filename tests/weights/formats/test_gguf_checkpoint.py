@@ -11,10 +11,10 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf, llama3_factors
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.tensor import LazyTensor
 from tests.sizes import ModelConfig, resized
 
 WriteGguf = Callable[..., Path]

@@ -10,6 +10,7 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.formats import INDEX
 from lite_runner.weights.formats.hugging_face import (
@@ -19,7 +20,6 @@ from lite_runner.weights.formats.hugging_face import (
     to_hugging_face,
 )
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.tensor import LazyTensor
 from tests.paths import REFERENCE
 
 Values = Callable[..., dict[str, LazyTensor]]

@@ -10,11 +10,11 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.tensor import LazyTensor
 from lite_runner.weights.write import convert
 from tests.paths import REFERENCE
 

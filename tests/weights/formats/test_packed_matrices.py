@@ -30,6 +30,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import Packed
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, tensors_at
 from lite_runner.weights.hf import model_config_from_hf
 from lite_runner.weights.quantization.quantize import (
@@ -39,7 +40,6 @@ from lite_runner.weights.quantization.quantize import (
 )
 from lite_runner.weights.read_ahead import QuantizedWeights, native_bytes
 from lite_runner.weights.sharding.partition import pieces
-from lite_runner.weights.tensor import LazyTensor
 from tests.backends.native.ranks import logits_of
 from tests.packed_folders import (
     KEPT,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from safetensors import numpy as library
 
 from lite_runner.errors import ArtifactError, EnvironmentFault
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.safetensors_file import (
     looks_like_safetensors,
     open_safetensors,
     write_safetensors,
 )
-from lite_runner.weights.tensor import LazyTensor
 
 
 def lazy(array: np.ndarray, dtype: Any = "F32") -> LazyTensor:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import architecture_of, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_in
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import GGUFFile, GGUFHeader, GGUFTensor
@@ -22,7 +23,6 @@ from lite_runner.weights.lora.adapter import Adapter, LoraPair
 from lite_runner.weights.lora.adapter_gguf import open_lora_gguf, write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.lora.adapter_writer import write_adapters
-from lite_runner.weights.tensor import LazyTensor
 from tests.paths import FIXTURES
 
 FAMILIES = ("llama", "bloom", "gpt2", "gpt_neox", "qwen3", "gemma2", "starcoder2", "phi3")

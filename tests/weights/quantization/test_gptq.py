@@ -12,12 +12,12 @@ from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.reference import Weights, capped, forward, norm
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.gptq import KeptLayers, _Layer, calibrated, gptq
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
-from lite_runner.weights.tensor import LazyTensor
 from tests.packed_folders import MODEL
 from tests.paths import REFERENCE
 

@@ -14,6 +14,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config import schema
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
+from lite_runner.weights import DType, LazyBlocks, LazyTensor, narrowed, widened
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.formats.safetensors_file import (
@@ -26,7 +27,6 @@ from lite_runner.weights.quantization.quantize import describe, with_matrices_in
 from lite_runner.weights.quantization.quantized import VALUES_AT_ONCE, QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.sharding.partition import pieces
-from lite_runner.weights.tensor import DType, LazyBlocks, LazyTensor, narrowed, widened
 
 QUANTS: list[Quant] = ["none", "a16w8", "a16w4", "a8w8"]
 

@@ -15,6 +15,7 @@ from lite_runner.architectures.quantization import Quant, Quantization, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization import quantized_checkpoint
@@ -27,7 +28,6 @@ from lite_runner.weights.quantization.quantized_checkpoint import (
     weights_bytes,
     write_quantized,
 )
-from lite_runner.weights.tensor import LazyTensor
 from tests.mutations import mutated
 
 Write = Callable[..., dict[str, LazyTensor]]

@@ -21,11 +21,11 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system import files
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.layouts import expected_tensors
 from lite_runner.weights.sharding import shard_writer
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights.sharding.shards import whole_tensors
-from lite_runner.weights.tensor import LazyTensor
 from tests.paths import ROOT
 from tests.sizes import resized
 from tests.weights.sharding.test_shards import cut

@@ -16,6 +16,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import random_checkpoint
@@ -34,7 +35,6 @@ from lite_runner.weights.sharding.shards import (
     whole_tensors,
 )
 from lite_runner.weights.sharding.strategy import write_strategy
-from lite_runner.weights.tensor import LazyTensor
 from tests.sizes import resized
 
 Configs = Mapping[str, Decoder]

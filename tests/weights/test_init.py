@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.weights.tensor import drop_pages, map_file
+from lite_runner.weights import drop_pages, map_file
 
 PAGE = 4096
 STARTS = 16  # that a mapping can have within the 64 KiB that the kernel looks at
