@@ -13,9 +13,9 @@ import numpy as np
 
 from lite_runner.architectures.chatglm_6b import from_settings
 from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.hf import hf_from_model_config
 
 TARGET = Path(__file__).parent.parent / "tests" / "fixtures" / "reference" / "chatglm_6b"
 # Each is a case's number, and how many of its tokens are the prompt; four more are forced.

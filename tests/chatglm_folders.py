@@ -11,9 +11,9 @@ import sentencepiece
 
 from lite_runner.architectures import chatglm, chatglm_6b
 from lite_runner.architectures.spec import Decoder
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import FIXTURES
 

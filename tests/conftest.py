@@ -247,8 +247,8 @@ def write_tiny_llama(tmp_path: Path) -> Callable[..., Path]:
     from lite_runner.config.argv import parse
     from lite_runner.run_modes import heads, resolve
     from lite_runner.weights import LazyTensor
+    from lite_runner.weights.formats import hf_from_model_config
     from lite_runner.weights.formats.safetensors_file import write_safetensors
-    from lite_runner.weights.hf import hf_from_model_config
     from lite_runner.weights.layouts import expected_tensors
 
     def write(

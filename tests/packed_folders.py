@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 
 from lite_runner.architectures import llama_like, parameters
 from lite_runner.architectures.spec import Decoder, Rotary
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.safetensors_file import Entry, write_entries
-from lite_runner.weights.hf import hf_from_model_config
 
 Array = NDArray[Any]
 MODEL = llama_like.decoder(

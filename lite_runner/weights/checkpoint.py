@@ -13,7 +13,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.json_file import read_json_object
 from lite_runner.weights import first_bytes
-from lite_runner.weights.formats import INDEX, TORCH_INDEX
+from lite_runner.weights.formats import INDEX, TORCH_INDEX, model_config_from_hf
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import (
     GGUFFile,
@@ -28,7 +28,6 @@ from lite_runner.weights.formats.safetensors_file import (
     open_safetensors,
     stored_tensors,
 )
-from lite_runner.weights.hf import model_config_from_hf
 
 # The readers of tensors are imported by the functions that open them: a run from packed layers
 # opens none.

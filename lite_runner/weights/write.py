@@ -20,12 +20,11 @@ from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.system.files import atomic_write, make_folder, sync_folder, temporary_folder
 from lite_runner.weights import DType, LazyTensor, cast, narrowed, watched, widened
 from lite_runner.weights.checkpoint import FILES, config_folder, gguf_at, open_checkpoint
-from lite_runner.weights.formats import INDEX, TOKENIZER_FILES
+from lite_runner.weights.formats import INDEX, TOKENIZER_FILES, hf_from_model_config
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.mindformers import to_mindformers
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.lora.adapter import Adapter, merged, merged_model
 
 HEAD = "lm_head.weight"

@@ -48,7 +48,7 @@ from lite_runner.networks.layers import (
 from lite_runner.networks.tensor_parallel import summed
 from lite_runner.sizing import parameter_count
 from lite_runner.text.tokenizer import byte_tokenizer
-from lite_runner.weights import LazyTensor, hf
+from lite_runner.weights import LazyTensor, formats
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import Parameter
@@ -373,7 +373,7 @@ def test_layouts_that_a_registered_network_lacks(folder: Path, tmp_path: Path) -
         export_resizable(config, weights, tmp_path, "toy", batch_size=1, seq_length=LENGTH)
     weights.close()
     with pytest.raises(ConfigError, match="toy: a registered family"):
-        hf.hf_from_model_config(config)
+        formats.hf_from_model_config(config)
 
 
 def test_invalid_registration() -> None:

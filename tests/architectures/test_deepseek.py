@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.hf import model_config_from_hf
+from lite_runner.weights.formats import model_config_from_hf
 from tests.paths import REFERENCE
 
 

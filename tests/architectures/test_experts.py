@@ -9,7 +9,7 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder, Experts, FeedForward
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 
 QWEN3_MOE: dict[str, Any] = {
     "model_type": "qwen3_moe",

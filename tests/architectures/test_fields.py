@@ -14,7 +14,7 @@ from lite_runner.architectures import KNOWN, Architecture, of_gguf, of_mindforme
 from lite_runner.architectures.fields import NO_EFFECT
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from tests.paths import FIXTURES
 
 ARCHITECTURES = Path(architectures.__file__).parent

@@ -8,7 +8,7 @@ import pytest
 
 from lite_runner.architectures import gpt2
 from lite_runner.errors import ConfigError
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from tests.models import reference_model
 
 SIZES = {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 2}

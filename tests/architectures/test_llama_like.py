@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
-from tests.weights.test_hf import LLAMA, read
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
+from tests.weights.formats.test_init import LLAMA, read
 
 
 @pytest.mark.parametrize(

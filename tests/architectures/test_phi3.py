@@ -8,7 +8,7 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.hf import model_config_from_hf
+from lite_runner.weights.formats import model_config_from_hf
 
 
 def read(raw: dict[str, Any], **changes: Any) -> Decoder:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from lite_runner.architectures import baichuan
 from lite_runner.architectures.reference import forward
 from lite_runner.weights import LazyTensor
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from lite_runner.weights.formats.hugging_face import (
     from_hugging_face,
     shapes_in_files,
     to_hugging_face,
 )
 from lite_runner.weights.formats.mindformers import to_mindformers, with_canonical_names
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]

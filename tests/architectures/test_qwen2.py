@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.weights.test_hf import QWEN2, QWEN3, read
+from tests.weights.formats.test_init import QWEN2, QWEN3, read
 
 QWEN2_VL: dict[str, Any] = {
     "model_type": "qwen2_5_vl",

@@ -9,7 +9,7 @@ import pytest
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.weights.hf import model_config_from_hf
+from lite_runner.weights.formats import model_config_from_hf
 from tests.paths import REFERENCE
 
 RAW = json.loads((REFERENCE / "qwen3_next/config.json").read_text("utf-8"))

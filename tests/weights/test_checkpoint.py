@@ -19,11 +19,10 @@ from lite_runner.weights.checkpoint import (
     open_checkpoint,
     weights_file,
 )
-from lite_runner.weights.formats import INDEX
+from lite_runner.weights.formats import INDEX, hf_from_model_config
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.hugging_face import full_name, is_buffer, to_hugging_face
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
-from lite_runner.weights.hf import hf_from_model_config
 from tests import references
 from tests.paths import REFERENCE
 from tests.sizes import resized

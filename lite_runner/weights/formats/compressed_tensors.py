@@ -23,9 +23,9 @@ from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
 from lite_runner.weights import CHUNK, LazyTensor, cast
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.hugging_face import to_hugging_face
 from lite_runner.weights.formats.safetensors_file import ITEM_BYTES, Entry, write_entries
-from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
     check_columns,

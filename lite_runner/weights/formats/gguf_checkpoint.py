@@ -17,8 +17,8 @@ from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import LazyTensor, transposed, with_rows
+from lite_runner.weights.formats import model_config_from_hf
 from lite_runner.weights.formats.gguf_file import Array, GGUFFile
-from lite_runner.weights.hf import model_config_from_hf
 
 NEXT_TOKEN = "nextn_predict_layers"
 FREQUENCIES = "rope_freqs.weight"

@@ -19,13 +19,13 @@ from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.files import require_space, temporary_folder
 from lite_runner.weights import LazyTensor
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.gguf_checkpoint import (
     FREQUENCIES,
     config_of_gguf,
     llama3_factors,
 )
 from lite_runner.weights.formats.gguf_file import TYPES, GGUFFile, GGUFHeader, GGUFTensor
-from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.quantization.k_quants import blocks_of, blocks_of_integers
 
 GGUFKind = Literal["Q8_0", "Q4_0", "Q4_1", "Q4_K_M"]

@@ -22,8 +22,8 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
 from lite_runner.system.files import make_folder, sha256_of
 from lite_runner.system.user_cache import digest_of
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.safetensors_file import open_safetensors, write_safetensors
-from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.lora.adapter import Adapter, LoraPair, sites
 from lite_runner.weights.lora.adapter_reader import check_inside, check_listed, digest
 from lite_runner.weights.manifest_file import Sha256, read_manifest, write_manifest

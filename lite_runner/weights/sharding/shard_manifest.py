@@ -14,7 +14,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
-from lite_runner.weights.hf import model_config_from_hf
+from lite_runner.weights.formats import model_config_from_hf
 from lite_runner.weights.manifest_file import FileName, Sha256, read_manifest, write_manifest
 
 MANIFEST = "manifest.json"

@@ -17,9 +17,9 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, new_folder, require_space, sha256_of
 from lite_runner.weights import LazyTensor, watched
 from lite_runner.weights.checkpoint import rank_folders
+from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
-from lite_runner.weights.hf import hf_from_model_config
 from lite_runner.weights.sharding.partition import Strategy, sliced, strategy_of
 from lite_runner.weights.sharding.shard_manifest import (
     ShardManifest,

@@ -32,7 +32,7 @@ from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import Packed
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint, tensors_at
-from lite_runner.weights.hf import model_config_from_hf
+from lite_runner.weights.formats import model_config_from_hf
 from lite_runner.weights.quantization.quantize import (
     block_types,
     describe_blocks,

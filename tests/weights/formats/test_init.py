@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lite_runner.architectures.spec import Decoder, Norm, RopeScaling, Rotary
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.weights.hf import hf_from_model_config, model_config_from_hf
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from tests.each import each
 from tests.sizes import ModelConfig
 
