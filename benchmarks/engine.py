@@ -10,8 +10,7 @@ from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ComputeOptions
 from lite_runner.model import ModelFiles
-from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate, tokenizer_of
 from lite_runner.plan import Job
 from lite_runner.plan.resources import open_backend, resolve_backend, run_options
 from lite_runner.run_modes import heads, resolve

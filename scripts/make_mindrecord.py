@@ -31,8 +31,7 @@ from lite_runner import progress
 from lite_runner.app import guarded
 from lite_runner.config.argv import parse
 from lite_runner.errors import ConfigError
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate_for_plan, tokenizer_of
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system.files import make_folder
 from lite_runner.training.data import read_data

@@ -10,8 +10,7 @@ from lite_runner.api.tokenizer import PreTrainedTokenizer
 from lite_runner.config import did_you_mean, nearest, show
 from lite_runner.config.groups import options_of
 from lite_runner.errors import ConfigError
-from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import downloaded_tokenizer, tokenizer_of
+from lite_runner.model.locate import downloaded_tokenizer, locate, tokenizer_of
 from lite_runner.text import CHAT_FORMS, load_tokenizer
 from lite_runner.text.chatglm_chat import ChatForm
 from lite_runner.text.tokenizer import Tokenizer

@@ -37,8 +37,7 @@ from lite_runner.model.adapters import (
     only_adapter,
     open_adapter_job,
 )
-from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate, tokenizer_of
 from lite_runner.plan import Job, fit, with_ends
 from lite_runner.plan.resources import grow_backend, open_backend, resolve_backend, run_options
 from lite_runner.records import dataclass

@@ -21,8 +21,7 @@ from lite_runner.backends.lite.export.opening import folder_of_run
 from lite_runner.bench.options import CellJob, CellOptions, check_cell
 from lite_runner.bench.report import FIGURES, Measured, Spread
 from lite_runner.bench.workload import timed, workload
-from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate, tokenizer_of
 from lite_runner.native import costs
 from lite_runner.plan import Job
 from lite_runner.plan.resources import choose, open_backend, run_options

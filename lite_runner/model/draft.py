@@ -12,8 +12,7 @@ from lite_runner.config.groups import compose_groups, from_chosen_hub, options_o
 from lite_runner.config.sections import Model, ModelSource
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_place
+from lite_runner.model.locate import locate_for_plan, tokenizer_place
 from lite_runner.text import holds_tokenizer, load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.generation import Adjustments, Guide, check_lengths, max_sequence_of, truncate_left
 from lite_runner.generation import Request as GenerationRequest
 from lite_runner.model import ModelFiles
-from lite_runner.model.tokenizer import end_tokens
+from lite_runner.model.locate import end_tokens
 from lite_runner.records import dataclass
 from lite_runner.sizing import (
     Memory,

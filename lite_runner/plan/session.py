@@ -10,8 +10,7 @@ from typing import Literal
 from lite_runner import progress
 from lite_runner.config.schema import SessionOptions
 from lite_runner.errors import ConfigError
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.plan import Job, Plan, with_ends
 from lite_runner.plan.resources import (
     check_before_fetching,

@@ -20,8 +20,7 @@ from lite_runner.config.sections import RANDOM, AdapterFormat, CheckpointFormat,
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.model.adapters import adapters_of, with_adapter
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import side_files
+from lite_runner.model.locate import locate_for_plan, side_files
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.records import OutputPath, dataclass

@@ -20,8 +20,7 @@ from lite_runner.doctor import machine
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.errors import EnvironmentFault
 from lite_runner.generation import max_sequence_of
-from lite_runner.model.locate import locate_cached
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate_cached, tokenizer_of
 from lite_runner.plan import Job, Plan, slots_for
 from lite_runner.plan.resources import check_machine, job_memory, memory_hints, run_options
 from lite_runner.records import dataclass

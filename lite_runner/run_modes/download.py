@@ -12,8 +12,7 @@ from lite_runner.config.checks import adapter_errors
 from lite_runner.config.schema import AdapterOptions
 from lite_runner.config.sections import RANDOM
 from lite_runner.model.adapters import adapter_place, adapters_of
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.records import dataclass

@@ -48,8 +48,7 @@ from lite_runner.evaluation.prompts import Sample
 from lite_runner.generation import Engine
 from lite_runner.model import explained_nonfinite
 from lite_runner.model.adapters import with_adapter
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.output import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.comparison import compared
 from lite_runner.output.scoring import score

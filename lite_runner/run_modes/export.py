@@ -29,8 +29,7 @@ from lite_runner.config.schema import (
 )
 from lite_runner.model import ModelFiles
 from lite_runner.model.adapters import with_adapter
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate_for_plan, tokenizer_of
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Job, Plan, described
 from lite_runner.plan.resources import files_to_fetch, with_seat

@@ -23,8 +23,7 @@ from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import side_files, tokenizer_for_plan
+from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_plan
 from lite_runner.output import Result, RunFolder, Timing
 from lite_runner.plan import Plan
 from lite_runner.records import dataclass

@@ -22,8 +22,7 @@ from lite_runner.config.prompts import prompt_file, read_requests
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import tokenizer_for_plan
+from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.output import Result, RunFolder
 from lite_runner.output.completions import complete
 from lite_runner.plan import Job, Plan, encoded, estimate, fit, grammars_of, with_ends

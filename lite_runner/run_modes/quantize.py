@@ -19,8 +19,7 @@ from lite_runner.config import Invalid, invalid
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import side_files, tokenizer_for_plan
+from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_plan
 from lite_runner.output import Result, RunFolder
 from lite_runner.output.fidelity import WINDOW, fidelity
 from lite_runner.plan import Plan

@@ -12,8 +12,7 @@ from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits, strategy_errors
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import OverwriteOptions, SaveStrategyOptions, StrategyOptions
-from lite_runner.model.locate import locate_for_plan
-from lite_runner.model.tokenizer import side_files
+from lite_runner.model.locate import locate_for_plan, side_files
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.records import Count, Index, OutputPath, dataclass

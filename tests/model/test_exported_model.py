@@ -18,8 +18,7 @@ from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.model.exported_model import exported_model, graphs_in
-from lite_runner.model.locate import locate
-from lite_runner.model.tokenizer import tokenizer_of
+from lite_runner.model.locate import locate, tokenizer_of
 from lite_runner.run_modes import heads, resolve
 from tests.paths import ROOT
 from tests.refusals import refused
