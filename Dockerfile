@@ -4,7 +4,8 @@
 #   docker run -p 8000:8000 -v lite-runner:/cache -e KEY=... lite-runner run_mode=serve \
 #     model=smollm2_135m serve.host=0.0.0.0 serve.port=8000 serve.api_key=env:KEY
 #
-# Packages are those of requirements/lock.txt, by their hashes. Python is the system's.
+# Packages are those of requirements/lock.txt, by their hashes. Python is the system's; pip stays,
+# since models are fetched from its index.
 ARG BASE=debian:12-slim
 
 FROM ${BASE} AS build
@@ -22,7 +23,7 @@ COPY LICENSE MANIFEST.in README.md pyproject.toml run_lite.py setup.cfg setup.py
 COPY conf conf
 COPY lite_runner lite_runner
 RUN /opt/lite-runner/bin/python -m pip install --no-deps --no-build-isolation . \
- && /opt/lite-runner/bin/python -m pip uninstall --yes setuptools pip
+ && /opt/lite-runner/bin/python -m pip uninstall --yes setuptools
 COPY scripts/sbom.py scripts/sbom.py
 
 FROM ${BASE}

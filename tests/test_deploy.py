@@ -100,6 +100,8 @@ def test_what_an_image_copies_and_cuts_is_there(name: str) -> None:
     lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8").splitlines()
     cuts = re.findall(r"sed '/\^(# \w+)\$/q'", text)
     assert len(cuts) == 2 and all(lock.count(cut) == 1 for cut in cuts)
+    # pip stays: it says where the index is from which smollm2_135m comes.
+    assert not re.search(r"pip uninstall .*\bpip\b", text)
 
 
 def test_the_image_for_ascend_starts_with_canns_environment(tmp_path: Path) -> None:

@@ -1,17 +1,19 @@
 """serve.engine=ray: a deployment of Ray Serve, which starts, routes to and replaces replicas.
 
-A replica is the whole ASGI application over a model of its own. The ingress reads what a request is
-routed by, and passes the messages of ASGI on; it asks all replicas where a request concerns each:
-adapters that come and go, and metrics. Everything else, such as keys and limits, is the
-application's.
+A replica is the whole ASGI application over a model of its own. The door, in the process that was
+started, reads what a request is routed by, and passes the messages of ASGI on; it asks all replicas
+where a request concerns each: adapters that come and go, and metrics. Everything else, such as keys
+and limits, is the application's. Ray's own HTTP proxy is not used: where the process behind it
+dies, it answers in plain text.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
-import threading
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -21,10 +23,11 @@ import ray
 from ray import serve as ray_serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import RayServeException, RequestCancelledError
 from ray.serve.request_router import RequestRouter
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from lite_runner import progress
@@ -33,23 +36,23 @@ from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins, registered
 from lite_runner.serving.adapters import load_lora, unload_lora
-from lite_runner.serving.app import application, event
+from lite_runner.serving.app import application, disconnected, event
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.middleware import read_body
-from lite_runner.serving.options import ServeOptions
+from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.serving.routing import key_of_body, ranked
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
-from lite_runner.serving.server import open_server
+from lite_runner.serving.server import http_server, open_server, serve_until_stopped
+from lite_runner.serving.state import Gone, or_gone
 from lite_runner.system.json_file import parse_json
 from lite_runner.system.secret import read_key
-from lite_runner.system.signals import offered
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.request_router import PendingRequest, RunningReplica
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
 APP = "lite-runner"
 _RETRIES = 2  # of a replica that cannot be started
@@ -66,57 +69,44 @@ _SCOPE = (
 def serve_on_ray(plan: Plan) -> None:
     """Serve on the Ray cluster of this machine until SIGTERM or Ctrl-C; where there is none, on a
     cluster of this machine alone. Raises RunnerError."""
-    config = plan.config
+    config, adapters = plan.config, plan.work.adapters
     assert isinstance(config, ServeOptions)
     key = read_key("serve.api_key", config.serve.api_key)
-    with closing(listen(config.serve.host, config.serve.port)) as bound:
-        host, port = bound.getsockname()[:2]  # it is free; Ray binds it anew
     # As quiet as the server here: Guard logs the requests.
     logs = {"log_level": "WARNING", "enable_access_log": False}
-    with _cluster(), _stopping() as stopping:
-        options = {"host": host, "port": port}
-        ray_serve.start(proxy_location="HeadOnly", http_options=options, logging_config=logs)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # of this process
+    with closing(listen(config.serve.host, config.serve.port)) as bound, _cluster():
+        ray_serve.start(proxy_location="Disabled", logging_config=logs)
         if others := sorted(ray_serve.status().applications):
             raise EnvironmentFault(
                 f"serve.engine=ray: the cluster serves {', '.join(others)} already",
                 "serve shutdown ends what Ray Serve runs there",
             )
         try:
-            _deploy(config, key, logs)
-            shown = f"[{host}]" if ":" in host else host
-            progress.note(
-                f"serving {config.served_names[0]} on http://{shown}:{port} with"
-                f" {config.serve.replicas} replicas on Ray (Ctrl-C ends it)"
-            )
-            stopping.wait()
-            progress.note("ending: running requests are completed; Ctrl-C again ends them")
+            replicas = _deploy(config, key, logs)
+            names = [one.name for one in adapters.adapters] if adapters else []
+            asyncio.run(_serve(config, Door(replicas, config.serve, names), bound))
         finally:
             ray_serve.delete(APP)
             ray_serve.shutdown()
 
 
-def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) -> None:
-    """Start replicas and ingress, and wait until they are ready."""
-    ending = {
-        "graceful_shutdown_timeout_s": config.serve.drain_timeout,
-        "graceful_shutdown_wait_loop_s": 0.1,
-        "max_constructor_retry_count": _RETRIES,
-        "max_ongoing_requests": _ONGOING,
-    }
+def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) -> DeploymentHandle:
+    """Start replicas, and wait until they are ready."""
     replicas = ray_serve.deployment(
         Replica,
         num_replicas=config.serve.replicas,
         ray_actor_options={"num_cpus": config.context.threads or 1},
         health_check_period_s=1,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        **ending,
-    )
-    ingress = ray_serve.deployment(
-        ray_serve.ingress()(Ingress), ray_actor_options={"num_cpus": 0}, **ending
+        graceful_shutdown_timeout_s=config.serve.drain_timeout,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_constructor_retry_count=_RETRIES,
+        max_ongoing_requests=_ONGOING,
     )
     bound = replicas.bind(config.to_dict(), registered(), str(Path.cwd()), key)
     try:
-        ray_serve.run(ingress.bind(bound), name=APP, logging_config=logs)
+        return ray_serve.run(bound, name=APP, route_prefix=None, logging_config=logs)
     except RuntimeError as error:
         raise EnvironmentFault(
             f"serve.engine=ray: the replicas do not start: {str(error).strip()}",
@@ -124,9 +114,15 @@ def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) ->
         ) from error
 
 
+async def _serve(config: ServeOptions, door: Door, bound: socket.socket) -> None:
+    http, told = http_server(door, config.serve), f"{config.serve.replicas} replicas on Ray"
+    await serve_until_stopped(http, door, bound, config.served_names[0], door.close, told)
+
+
 @contextmanager
 def _cluster() -> Iterator[None]:
     """A connection to the cluster of this machine. Raises EnvironmentFault."""
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(include_dashboard=False, logging_level="warning")
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -134,29 +130,11 @@ def _cluster() -> Iterator[None]:
             f"serve.engine=ray: no connection to the cluster: {str(error).strip()}",
             "ray start --head on this machine, ray start --address=... on workers",
         ) from error
+    signal.signal(signal.SIGTERM, before)  # Ray's own ends the process with another exit code
     try:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Set by SIGTERM or the first Ctrl-C; the second one raises KeyboardInterrupt."""
-    stopping = threading.Event()
-
-    def take() -> bool:
-        if stopping.is_set():
-            return False
-        stopping.set()
-        return True
-
-    before = signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    try:
-        with offered(take):
-            yield stopping
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's
@@ -223,10 +201,6 @@ class Replica:
         if self._server.engine.failure is not None:
             raise RuntimeError("the engine has failed")
 
-    async def adapters(self) -> AdapterFolders:
-        """Those that this replica was told to have."""
-        return self._adapters
-
     async def follow(self, adapters: AdapterFolders) -> None:
         """Load and unload what others have while this replica was not there."""
         async with self._following:
@@ -282,22 +256,29 @@ class Replica:
             await asyncio.wait({task})
 
 
-class Ingress:
-    """The door: one for all replicas."""
+class Door:
+    """The ASGI application in front of all replicas."""
 
-    def __init__(self, replicas: DeploymentHandle) -> None:
+    def __init__(
+        self, replicas: DeploymentHandle, settings: Serve, adapters: Sequence[str]
+    ) -> None:
+        """`adapters`: the names of those that are there from the start."""
+        self.settings, self.draining = settings, False
         self._replicas = replicas
-        self._adapters: AdapterFolders | None = None  # None: the replicas know
+        self._adapters = AdapterFolders(0, dict.fromkeys(adapters))
         self._changing = asyncio.Lock()
+        self._running: set[Any] = set()  # what answers wait for
 
-    def __serve_build_asgi_app__(self) -> ASGIApp:
-        async def forward(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
-                await self._forward(scope, receive, send)
-            else:
-                await Starlette()(scope, receive, send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._forward(scope, receive, send)
+        else:
+            await Starlette()(scope, receive, send)
 
-        return forward
+    def close(self) -> None:
+        """End the answers that still run, with an error."""
+        for messages in list(self._running):
+            messages.cancel()
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, answer = scope["path"], None
@@ -305,9 +286,11 @@ class Ingress:
             data = bytearray()
             await read_body(_parts(receive), data)
             body, asked = bytes(data), {name: scope.get(name) for name in _SCOPE}
-            adapters = await self._known()
+            adapters = self._adapters
             key = await asyncio.to_thread(key_of_body, path, body, adapters.folders)
-            if path in (_LOAD, _UNLOAD):
+            if path == "/ready" and self.draining:
+                answer = Response(status_code=503)
+            elif path in (_LOAD, _UNLOAD):
                 answer = await self._change(asked, body)
             elif path == "/metrics":
                 answer = await self._metrics(asked)
@@ -318,8 +301,15 @@ class Ingress:
         if answer is not None:
             await answer(scope, receive, send)
             return
-        call = self._replicas.options(stream=True).answer
-        await self._pass(call.remote(asked, body, adapters, key), scope, receive, send)
+        messages = self._replicas.options(stream=True).answer.remote(asked, body, adapters, key)
+        self._running.add(messages)
+        try:
+            left = disconnected(Request(scope, receive))
+            await or_gone(self._pass(messages, scope, receive, send), left)
+        except Gone:
+            messages.cancel()
+        finally:
+            self._running.remove(messages)
 
     async def _pass(self, messages: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the messages of a replica as they come."""
@@ -330,32 +320,30 @@ class Ingress:
                     headers = MutableHeaders(scope=message)
                     # /health has none.
                     streams = headers.get("Content-Type", "").startswith("text/event-stream")
-                    del headers["X-Request-Id"]  # Ray's proxy adds it
                 await send(message)
+                if message["type"] == "http.response.body" and not message.get("more_body"):
+                    return  # at once: what is received from now on is a disconnect
+        except RequestCancelledError:
+            if not self.draining:
+                return  # the client has left
+            await self._end(_STOPPED, streams, scope, receive, send)
         except (RayError, RayServeException) as failure:
-            error = _failed(failure)
-            if streams is None:
-                await _refusal(error, scope["path"])(scope, receive, send)
-                return
-            last = event(error.body(scope["path"])) if streams else b""
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-        finally:
-            messages.cancel()  # of effect where the client has left
+            await self._end(_failed(failure), streams, scope, receive, send)
 
-    async def _known(self) -> AdapterFolders:
-        """The adapters that all replicas are to have."""
-        if self._adapters is None:
-            told = await self._replicas.broadcast("adapters").results_async(return_exceptions=True)
-            found = [one for one in told if isinstance(one, AdapterFolders)]
-            if not found:
-                raise _UNAVAILABLE
-            if self._adapters is None:  # nobody else has asked meanwhile
-                self._adapters = max(found, key=lambda one: one.version)
-        return self._adapters
+    @staticmethod
+    async def _end(
+        error: ApiError, streams: bool | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """End an answer with an error; `streams`: it has begun as events; None: not at all."""
+        if streams is None:
+            await _refusal(error, scope["path"])(scope, receive, send)
+            return
+        last = event(error.body(scope["path"])) if streams else b""
+        await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _all(self, asked: Scope, body: bytes, seconds: float | None = None) -> list[Whole]:
         """The answers of all replicas but those that fail. Raises ApiError where none answers."""
-        calls = self._replicas.broadcast("whole", asked, body, await self._known())
+        calls = self._replicas.broadcast("whole", asked, body, self._adapters)
         try:
             found = await calls.results_async(timeout_s=seconds, return_exceptions=True)
         except TimeoutError:
@@ -385,7 +373,7 @@ class Ingress:
             refused = [one for one in answers if not one.done]
             if not done:
                 return _response(refused[0])
-            version, folders = await self._known()
+            version, folders = self._adapters
             folders = {**folders}
             undone = asked["path"] == _LOAD and refused
             if not undone:
@@ -398,6 +386,7 @@ class Ingress:
 
 
 _UNAVAILABLE = ApiError(503, "the replica of this request has failed", code="unavailable")
+_STOPPED = ApiError(503, "the server is shutting down", code="unavailable")
 
 
 def _failed(failure: Exception) -> ApiError:
@@ -411,7 +400,7 @@ def _refusal(error: ApiError, path: str) -> Response:
 
 def _response(answer: Whole) -> Response:
     made = Response(answer.body, answer.start["status"])
-    made.raw_headers = [one for one in answer.start["headers"] if one[0] != b"x-request-id"]
+    made.raw_headers = [*answer.start["headers"]]
     return made
 
 

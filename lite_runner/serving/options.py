@@ -167,11 +167,6 @@ class Serve:
                 f"serve.max_lora_rank={self.max_lora_rank} has an effect only with"
                 " serve.watch_adapters= or serve.load_adapters=true",
             )
-        if self.engine == "ray" and self.drain_delay:
-            yield invalid(
-                "serve.drain_delay",
-                "serve.drain_delay needs serve.engine=local: replicas on a Ray cluster do not wait",
-            )
         if self.is_public and not self.api_key:
             yield invalid(
                 ("serve.host", "serve.api_key"),
@@ -183,11 +178,6 @@ class Serve:
                 ("serve.tls_cert", "serve.tls_key"),
                 "serve.tls_cert and serve.tls_key, PEM files of a certificate and its key, need"
                 " each other",
-            )
-        if self.engine == "ray" and self.tls_cert:
-            yield invalid(
-                "serve.tls_cert",
-                "serve.tls_cert needs serve.engine=local: on a Ray cluster Ray answers",
             )
         for origin in self.cors_origins:
             if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):

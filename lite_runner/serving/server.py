@@ -289,10 +289,10 @@ class _Ending:
     async def _end(self, delay: float) -> None:
         self._server.draining = True
         if delay:
-            progress.note(f"ending: requests are taken for {delay:g} s more; /ready is 503")
+            _tell(f"ending: requests are taken for {delay:g} s more; /ready is 503")
             await self._pause(delay)
         self._http.should_exit = True
-        progress.note("ending: running requests are completed; Ctrl-C again ends them")
+        _tell("ending: running requests are completed; Ctrl-C again ends them")
         await self._pause(self._server.settings.drain_timeout)
         await asyncio.to_thread(self._close)
         await self._pause(_LAST_S)
@@ -306,3 +306,9 @@ class _Ending:
         self._signal.clear()
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._signal.wait(), seconds)
+
+
+def _tell(text: str) -> None:
+    """A note, though nobody may read standard error any more: the end goes on."""
+    with suppress(OSError):
+        progress.note(text)

@@ -119,7 +119,7 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
         )
-        found = self.until(rf"serving {name} on (http://\S+) with 2 replicas on Ray")
+        found = self.until(rf"serving {name} on (http://\S+) \(2 replicas on Ray;")
         self.url = f"{found[1]}/v1"
 
     def __enter__(self) -> Served:

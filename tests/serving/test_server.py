@@ -103,6 +103,15 @@ def test_requests_are_taken_for_a_while_after_sigterm(launch: Launch) -> None:
     assert process.wait(60) == 0
 
 
+def test_it_ends_though_nobody_reads_its_log_any_more(launch: Launch) -> None:
+    process, _ = launch("serve.drain_delay=0.1")
+    assert process.stderr is not None
+    process.stderr.close()
+    process.stderr = None  # else it is read in the end
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
 WAITS = {"prompt": "hello", "max_tokens": 1}
 
 
