@@ -4,19 +4,28 @@ how it was made."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 
 from lite_runner import AutoModel, GLMChatModel, GLMConfig, GLMForPreTraining
+from lite_runner.app import main
 from lite_runner.architectures import chatglm
+from lite_runner.architectures.quantization import CacheType
+from lite_runner.architectures.reference import forward
+from lite_runner.architectures.settings import LearnedKeySettings
 from lite_runner.backends import Backend, Row
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.errors import ArtifactError, ConfigError
+from lite_runner.model import ModelFiles
+from lite_runner.model.learned_keys import learned_keys, with_learned_keys
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.weights import LazyTensor
@@ -176,3 +185,81 @@ def test_a_chatglm_6b_by_mindformers_names() -> None:
         (found,) = kind(config).generate(expected["prompts"][:1], max_new_tokens=14)
         assert found == expected["prompts"][0] + expected["tokens"][0]
     assert type(AutoModel.from_config(config)) is GLMForPreTraining
+
+
+PTUNING = {"pet_type": "ptuning2", "pre_seq_len": 5, "prefix_projection": True, "projection_dim": 6}
+
+
+@pytest.fixture(scope="module")
+def tuned() -> ModelFiles:
+    """A ChatGLM2 with p-tuning v2, as scripts/make_glm2_reference.py makes it."""
+    files = ModelFiles("", GLM2 / "ptuning2" / "glm2.ckpt", CONFIG, 0)
+    return with_learned_keys(files, LearnedKeySettings(**PTUNING))
+
+
+def texts_with_logits() -> Iterator[tuple[NDArray[np.int32], int, NDArray[np.float32]]]:
+    """Tokens, those of the prompt, and the logits behind it."""
+    expected = np.load(GLM2 / "ptuning2" / "expected.npz")
+    names = ("prompts", "lengths", "continuations", "logits")
+    for prompt, length, more, logits in zip(*(expected[name] for name in names), strict=True):
+        yield np.concatenate([prompt[:length], more]), length, logits
+
+
+@pytest.mark.parametrize(("cache", "most"), [("fp32", 1e-5), ("fp16", 2e-3), ("int8", 5e-2)])
+def test_learned_keys(
+    tuned: ModelFiles, cache: CacheType, most: float, relative_error: Error
+) -> None:
+    """In slots that are used again and copied, in chunks, and beside others."""
+    weights = QuantizedWeights(tuned.tensors(), CONFIG)
+    assert tuned.learned_keys is not None
+    learned = learned_keys(tuned.learned_keys, tuned.model)
+    options = NativeOptions(slots=3, length=43, cache=cache)
+    model = NativeBackend(tuned.model, pack(CONFIG, weights), options, learned=learned)
+    texts = list(texts_with_logits())
+    for slot, (tokens, length, _) in enumerate(texts):
+        model.forward([Row(slot, tokens[:length], 0)])
+    for slot, (tokens, length, logits) in enumerate(texts):
+        found = [model.forward([Row(slot, tokens[length - 1 : length], length - 1)])[0]]
+        model.release(slot, length - 1)
+        model.copy([slot], [(slot + 1) % 3])  # over another's text, which is written again
+        rows = [Row((slot + 1) % 3, tokens[length - 1 :], length - 1, logits=len(logits))]
+        np.testing.assert_array_equal(model.forward(rows)[0], found[0])
+        assert relative_error(model.forward(rows), logits) <= most
+        model.release(slot, 0)
+        other = texts[(slot + 1) % 3]
+        model.forward([Row((slot + 1) % 3, other[0][: other[1]], 0), Row(slot, tokens[:length], 0)])
+    if cache == "fp32":
+        by_name = {name: one.float32() for name, one in tuned.tensors().items()}
+        for tokens, length, logits in texts:
+            wanted = forward(tuned.model, by_name, tokens, learned)[length - 1 :]
+            assert relative_error(wanted, logits) <= 1e-5
+
+
+def test_a_yaml_with_learned_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Greedy tokens by MindFormers' yaml; without its pet_config the checkpoint is refused, and
+    what cannot hold learned keys says so."""
+    raw = yaml.safe_load((GLM2 / "plain" / "glm2.yaml").read_text(encoding="utf-8"))
+    model, checkpoint = raw["model"], tmp_path / "glm2.ckpt"
+    model["arch"]["type"] = "ChatGLM2WithPtuning2"
+    model["model_config"] |= {"pre_seq_len": 5, "prefix_projection": True, "pet_config": PTUNING}
+    shutil.copy(GLM2 / "ptuning2" / "glm2.ckpt", checkpoint)
+    file = tmp_path / "glm2.yaml"
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    tuned = AutoModel.from_pretrained(tmp_path)
+    for tokens, length, logits in texts_with_logits():
+        (found,) = tuned.generate([tokens[:length].tolist()], max_new_tokens=1)
+        assert found[length:] == [int(logits[0].argmax())]
+    line = ["--config", str(file), "--load_checkpoint", str(checkpoint), "run_mode=convert"]
+    assert main([*line, "convert_format=ckpt", f"convert_output={tmp_path / 'c.ckpt'}"]) == 4
+    assert "holds learned keys" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="learned keys in front of each sequence's are of"):
+        AutoModel.from_pretrained(tmp_path, backend="ms").generate([[3]])
+    model["model_config"]["pet_config"] = PTUNING | {"pre_seq_len": 4}
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="its learned keys are"):
+        AutoModel.from_pretrained(tmp_path)
+    del model["model_config"]["pet_config"]
+    del model["model_config"]["pre_seq_len"], model["model_config"]["prefix_projection"]
+    file.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    with pytest.raises(ArtifactError, match="holds learned keys"):
+        AutoModel.from_pretrained(tmp_path).generate([[3]])

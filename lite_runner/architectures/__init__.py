@@ -388,6 +388,8 @@ def by_expert(
 
 def undivided(model: Decoder) -> str:
     """Why tensor-parallel ranks cannot share a model; empty if they can."""
+    if model.learned_keys:
+        return "has learned keys, which are not divided yet"
     if model.attention.latent is not None:
         return "has latent attention, which is not divided yet"
     if model.recurrent is not None or model.attention.gated:
@@ -413,6 +415,17 @@ def unsupported(model: Decoder, *, recurrent: bool = False) -> list[str]:
         reasons.append("recurrent layers are of backend=native")
     if not recurrent and any(one.gated for one in attentions):
         reasons.append("gates of attention are of backend=native")
+    if not recurrent and model.learned_keys:
+        reasons.append("learned keys in front of each sequence's are of backend=native")
+    placed = model.length_dependent or model.learned_positions
+    if model.learned_keys and (
+        placed
+        or any(
+            one.alibi or one.window or one.chunk or one.temperature or one.latent
+            for one in attentions
+        )
+    ):
+        reasons.append("learned keys are in front of rotary positions over the whole text alone")
     if not recurrent and any(one.chunk or one.temperature for one in attentions):
         reasons.append("attention in chunks, and its temperature, are of backend=native")
     if any(one.chunk and one.window for one in attentions):

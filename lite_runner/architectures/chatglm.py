@@ -271,6 +271,7 @@ CHATGLM = Architecture(
             "ffn_hidden_size": "intermediate_size",
         },
         model="glm2_6b",
+        also=("ChatGLM2WithPtuning2",),
         translated=frozenset({"add_qkv_bias"}),
         translate=translate,
     ),

@@ -41,9 +41,13 @@ Floats = NDArray[np.float64]
 
 
 def forward(
-    model: Decoder, tensors: Mapping[str, NDArray[Any]], tokens: NDArray[np.int32]
+    model: Decoder,
+    tensors: Mapping[str, NDArray[Any]],
+    tokens: NDArray[np.int32],
+    learned: NDArray[np.float32] | None = None,
 ) -> Floats:
-    """Logits [T, vocab_size] after each of `tokens` [T]; `tensors` by canonical name.
+    """Logits [T, vocab_size] after each of `tokens` [T]; `tensors` by canonical name, and the
+    model's learned keys and values [layers, 2, kv_heads, P, head_dim].
 
     Matrices have the layout that `parameters` gives. Dynamic scaling uses the length T for all
     positions.
@@ -61,7 +65,8 @@ def forward(
         if block.recurrent is not None:
             added = recurrent(block.recurrent, normed, weights, layer)
         else:
-            added = attention(block.attention, normed, weights, layer, prefix)
+            ahead = None if learned is None else learned[layer].astype(np.float64)
+            added = attention(block.attention, normed, weights, layer, prefix, ahead)
         added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
         start, x = x, residual(block, x, normed) + block.residual_scale * added
         start = start if block.parallel else x
@@ -137,9 +142,15 @@ def residual(block: Block, x: Floats, normed: Floats) -> Floats:
 
 
 def attention(
-    given: Attention, x: Floats, weights: Weights, layer: int, prefix: PromptPrefix | None = None
+    given: Attention,
+    x: Floats,
+    weights: Weights,
+    layer: int,
+    prefix: PromptPrefix | None = None,
+    learned: Floats | None = None,
 ) -> Floats:
-    """x [T, hidden_size] -> [T, hidden_size]"""
+    """x [T, hidden_size] -> [T, hidden_size], with learned keys and values [2, kv_heads, P,
+    head_dim] that every token sees."""
 
     def heads(role: Role, count: int) -> Floats:
         """[T, count, head_dim]"""
@@ -168,11 +179,19 @@ def attention(
     if given.temperature is not None:
         spans = np.floor((np.arange(len(x)) + 1) / given.temperature.span)
         query = query * (1 + given.temperature.weight * np.log1p(spans))[:, None, None]
+    ahead = 0 if learned is None else learned.shape[2]
+    if learned is not None:
+        key, value = (
+            np.concatenate([first.swapaxes(0, 1), own])
+            for first, own in zip(learned, (key, value), strict=True)
+        )
     # Grouped-query attention: consecutive query heads share a key/value head.
     key, value = (np.repeat(one, given.heads // given.kv_heads, axis=1) for one in (key, value))
     scale = given.head_dim**-0.5 if given.scale is None else given.scale
     scores = capped(np.einsum("qhd,khd->hqk", query, key) * scale, given.softcap)
-    distance = np.arange(len(x))[:, None] - np.arange(len(x))  # query position - key position
+    # Query position - key position; learned keys have none, and are seen as that of a token itself.
+    distance = np.arange(len(x))[:, None] - np.arange(-ahead, len(x))
+    distance = np.where(np.arange(-ahead, len(x)) < 0, 0, distance)
     if given.alibi:
         slopes = alibi_slopes(given.heads) * given.alibi_scale
         scores = scores - slopes[:, None, None] * distance
@@ -188,7 +207,7 @@ def attention(
         sinks = weights["sinks", layer, "weight"][:, None, None]
         scores = np.concatenate([scores, np.broadcast_to(sinks, (*scores.shape[:2], 1))], -1)
     probabilities = np.exp(scores - scores.max(-1, keepdims=True))
-    probabilities = (probabilities / probabilities.sum(-1, keepdims=True))[..., : len(x)]
+    probabilities = (probabilities / probabilities.sum(-1, keepdims=True))[..., : len(key)]
     mixed = np.einsum("hqk,khd->qhd", probabilities, value)
     if given.gated:
         mixed = mixed * sigmoid(gates)

@@ -30,13 +30,27 @@ Error = tuple[tuple[str, ...], str]  # dotted keys, and a sentence about them
 
 
 @dataclass(frozen=True, kw_only=True)
-class PetSettings:
+class PetLoraSettings:
     """One LoRA adapter that is trained into the checkpoint, as MindFormers' yaml tells of it."""
 
     pet_type: Literal["lora"]
     lora_rank: Count = 8
     lora_alpha: Positive = 16.0
     target_modules: str | tuple[str, ...]  # a regular expression, or names
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedKeySettings:
+    """Keys and values in front of each sequence's that are trained into the checkpoint: p-tuning
+    v2, by whose names they are told, or prefix tuning."""
+
+    pet_type: Literal["ptuning2", "prefixtuning"]
+    pre_seq_len: Count = 128
+    prefix_projection: bool = False  # they are made by a network of two layers
+    projection_dim: Count = 128  # its width
+
+
+PetSettings = PetLoraSettings | LearnedKeySettings
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

@@ -255,6 +255,9 @@ class Decoder:
     head_bias: bool = False  # of an untied head
     normed_head: bool = False  # files have a head whose rows are divided by their lengths
     prefix: Prefix | None = None  # None: causal attention throughout
+    # Learned keys and values in front of each sequence's, which all tokens see. They have no
+    # position: the first token is at 0.
+    learned_keys: int = 0
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None

@@ -218,7 +218,10 @@ def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
             "ranks that share a model to export",
         ),
         "adapter_path": (adapter, "adapters of each prompt"),
-        "model.model_config.pet_config": (config.merges_adapter, "an adapter in the checkpoint"),
+        "model.model_config.pet_config": (
+            config.model.model_config.pet_config is not None,
+            "an adapter or learned keys in the checkpoint",
+        ),
         "quant": (config.quant not in (None, "none"), "quantized weights"),
         "kv_cache": (config.narrow_cache, "a cache of another type"),
         "context.mode": (config.context.mode == 1, "pynative mode"),

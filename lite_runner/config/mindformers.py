@@ -86,7 +86,7 @@ IGNORED = frozenset(
 # Values that mean "off", and a hint for any other, which is not supported.
 _NOT_HERE = "of no model that runs here"
 _OF_CHATGLM2 = "only a ChatGLM2 may have it"
-_NO_PREFIX = "prefix tuning does not run here"
+_OF_PET = "pet_config says what is tuned, with pet_type ptuning2"
 _OF_THE_FILES = "the tokenizer is as its files say"
 OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "plugins": (("", None, []), "it runs code, so it is taken from the command line only"),
@@ -99,8 +99,8 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
         "MindFormers then leaves out the scale of scores, Hugging Face does not",
     ),
     "model.model_config.apply_residual_connection_post_layernorm": ((False, None), _NOT_HERE),
-    "model.model_config.pre_seq_len": ((None, "None", 0), _NO_PREFIX),
-    "model.model_config.prefix_projection": ((False, None), _NO_PREFIX),
+    "model.model_config.pre_seq_len": ((None, "None", 0), _OF_PET),
+    "model.model_config.prefix_projection": ((False, None), _OF_PET),
     "model.model_config.quantization_bit": ((0, None), "quant=a16w8 or a16w4 quantizes here"),
     "model.model_config.interleaved_qkv": ((False, None), _NOT_HERE),
     "model.model_config.rotary_percent": ((0.5, None), "a ChatGLM2 rotates half of each head"),
@@ -125,8 +125,8 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "model.model_config.quant": (("", None), "quant=a16w8, a16w4 or a8w8 quantizes here"),
     "model.model_config.quant_config": ((None,), "quant=a16w8, a16w4 or a8w8 quantizes here"),
     "model.model_config.pet_config.pet_type": (
-        ("lora", "slora", "", None),
-        "of adapters there are lora and slora",
+        ("lora", "slora", "ptuning2", "prefixtuning", "", None),
+        "there are lora, slora, ptuning2 and prefixtuning",
     ),
     "processor.tokenizer.clean_up_tokenization_spaces": ((False, None), _OF_THE_FILES),
     "processor.tokenizer.do_lower_case": ((False, None), _OF_THE_FILES),
@@ -205,7 +205,18 @@ _RENAMED_VALUES: dict[str, Mapping[str, Any]] = {
 # dtypes of quantization_config.
 _FLOATS = (None, "", "none", "None", "fp16", "bf16", "float16", "bfloat16")
 _QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int8"): "a8w8"}
-_LORA = ("pet_type", "lora_rank", "lora_alpha", "target_modules")
+# Settings of pet_config by pet_type, and our names of them.
+_LORA = {name: name for name in ("pet_type", "lora_rank", "lora_alpha", "target_modules")}
+_PTUNING = ("pet_type", "pre_seq_len", "prefix_projection", "projection_dim")
+_PET = {
+    "lora": _LORA,
+    "ptuning2": {name: name for name in _PTUNING},
+    "prefixtuning": {
+        "pet_type": "pet_type",
+        "prefix_token_num": "pre_seq_len",
+        "mid_dim": "projection_dim",
+    },
+}
 _TOKENIZER = "processor.tokenizer."
 _TOKENS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
 # Keys that each class of MindFormers never reads: a ChatGLM's prompt has a form of its own, and
@@ -349,15 +360,22 @@ def _translate_model(
 
 
 def _translate_adapter(given: Any, result: Translation) -> None:
-    """LoRA weights in the checkpoint (lora), or adapters in their own folders (slora)."""
+    """LoRA weights (lora) or learned keys in the checkpoint, or adapters in their own folders
+    (slora)."""
     section = f"{PREFIX}pet_config"
     if given is None:
         return
     if not isinstance(given, Mapping):
         result.errors.append(f"{section}: got {show(given)}, expected a section")
-    elif given.get("pet_type") == "lora":
-        result.assignments[section] = {name: given[name] for name in given if name in _LORA}
-        result.ignored += [f"{section}.{name}" for name in given if name not in _LORA]
+    elif (names := _PET.get(given.get("pet_type", ""))) is not None:
+        found = {names[name]: value for name, value in given.items() if name in names}
+        if found["pet_type"] == "prefixtuning":  # always with a network
+            found = {"prefix_projection": True, "projection_dim": 512} | found
+        if found["pet_type"] != "lora" and result.assignments.get(f"{PREFIX}use_past") is False:
+            result.assignments[f"{PREFIX}use_past"] = True  # learned keys are in a cache
+            result.ignored.append(f"{PREFIX}use_past")
+        result.assignments[section] = found
+        result.ignored += [f"{section}.{name}" for name in given if name not in names]
         if given.get("exclude_layers"):
             result.errors.append(
                 f"{section}.exclude_layers: got {show(given['exclude_layers'])}, expected null:"
@@ -469,7 +487,10 @@ def _leaves(
 
 def _check_disabled(raw: Mapping[str, Any], known: Collection[str], result: Translation) -> None:
     """Refuse other values than "off" of keys that the model does not know."""
+    tuned = at(raw, f"{PREFIX}pet_config.pet_type") == "ptuning2"
     for key, (off, instead) in OFF.items():
+        if tuned and instead == _OF_PET:  # a ChatGLM2 has them twice
+            continue
         value = at(raw, key)
         if key not in known and not any(
             type(value) is type(entry) and value == entry for entry in off

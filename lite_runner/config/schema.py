@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup, Quantization
-from lite_runner.architectures.settings import TokenIds, token_ids
+from lite_runner.architectures.settings import PetLoraSettings, TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, read
 from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
@@ -231,7 +231,7 @@ class RunConfig:
     @property
     def merges_adapter(self) -> bool:
         """True if one adapter is a part of the weights (pet_type=lora), not beside them (slora)."""
-        return self.model.model_config.pet_config is not None
+        return isinstance(self.model.model_config.pet_config, PetLoraSettings)
 
     @property
     def use_past(self) -> bool:

@@ -134,7 +134,7 @@ class ModelSource:
     floats_only: tuple[str, ...]  # settings that do not go with quantized weights
     strategy: str  # of a sharded checkpoint; "": beside it, or none
     auto_trans: bool
-    pet: PetSettings | None  # an adapter is merged into the weights
+    pet: PetSettings | None  # an adapter or learned keys in the checkpoint
     adapters: AdapterSource | None
     exported: Infer | None  # the exported model that is run in place of a checkpoint
     device_target: str

@@ -18,7 +18,7 @@ from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.sizing import readable
 from lite_runner.system.files import sampled_digest
-from lite_runner.weights.checkpoint import PICKLES, open_with_lora, rank_folders
+from lite_runner.weights.checkpoint import LEARNED_KEYS, LORA, PICKLES, open_with, rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 
 # The readers of tensors are imported by the methods that open them: a run from packed layers
@@ -49,6 +49,7 @@ class ModelFiles:
     verified: bool = False  # whether `verify` has been called, maybe by another process
     base: Decoder | None = None  # with an adapter: the model that it is merged into
     adapter: Adapter | None = None
+    learned_keys: Mapping[str, LazyTensor] | None = None  # of the checkpoint: see learned_keys.py
     quantization: Quantization = Quantization()
     held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
     stored: Literal["F32", "F16"] = "F32"  # of weights that are not here
@@ -89,6 +90,16 @@ class ModelFiles:
 
     def whole(self) -> Mapping[str, LazyTensor]:
         """Every tensor of the model: shards joined, the adapter merged. Raises ArtifactError."""
+        if self.learned_keys is not None:
+            raise ArtifactError(
+                f"{self.source}: has learned keys (pet_config), for which other checkpoints have no"
+                " place",
+                "predict, chat and serve with backend=native compute them; without pet_config it is"
+                " the base model",
+            )
+        return self._whole()
+
+    def _whole(self) -> Mapping[str, LazyTensor]:
         from lite_runner.weights.lora.adapter import merged
         from lite_runner.weights.quantization.quantize import with_quantization
 
@@ -109,7 +120,9 @@ class ModelFiles:
         if self.path is None:
             return random_checkpoint(base, self.seed, self.stored)
         if self.adapter is not None and self.adapter.folder == self.path:
-            return open_with_lora(self.path, base)[0]
+            return open_with(LORA, self.path, base)[0]
+        if self.learned_keys is not None:
+            return open_with(LEARNED_KEYS, self.path, base)[0]
         from lite_runner.weights.sharding.shards import whole_tensors
 
         return whole_tensors(self.path, base, self.strategy)
@@ -126,7 +139,7 @@ class ModelFiles:
 
         Raises ArtifactError.
         """
-        if self.path is None or self.adapter is not None:
+        if self.path is None or self.adapter is not None or self.learned_keys is not None:
             return self
         from lite_runner.weights.sharding.shards import verify_shards
 
@@ -179,9 +192,10 @@ class ModelFiles:
         if self.held is not None:
             return with_quantization(self.held, self.model, self.quantization)
         self._check_has_weights()
-        if self.path is None or self.adapter is not None or self.quantization.rounds:
+        changed = self.adapter is not None or self.learned_keys is not None
+        if self.path is None or changed or self.quantization.rounds:
             # Whole matrices are quantized, then sharded: all ranks get the same integers.
-            return pieces(self.whole(), self.model, ranks, vocab_parallel=vocab_parallel)
+            return pieces(self._whole(), self.model, ranks, vocab_parallel=vocab_parallel)
         # Not for those who read no weights: it imports protobuf, for strategy files.
         from lite_runner.weights.sharding.shards import tensors_for
 

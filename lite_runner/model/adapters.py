@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from lite_runner.architectures.settings import PetSettings
+from lite_runner.architectures.settings import PetLoraSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompts import adapter_names
@@ -23,7 +23,7 @@ from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 from lite_runner.sizing import BYTES_OF
 from lite_runner.weights import LazyTensor
-from lite_runner.weights.checkpoint import open_with_lora
+from lite_runner.weights.checkpoint import LORA, open_with
 from lite_runner.weights.lora.adapter import (
     HEAD,
     Adapter,
@@ -103,7 +103,9 @@ def with_adapter(files: ModelFiles, asked: AdapterSource) -> ModelFiles:
     return _merged(files, adapter)
 
 
-def with_pet_lora(files: ModelFiles, pet: PetSettings, asked: AdapterSource | None) -> ModelFiles:
+def with_pet_lora(
+    files: ModelFiles, pet: PetLoraSettings, asked: AdapterSource | None
+) -> ModelFiles:
     """Of a run with pet_type=lora, the adapter merged: that of adapter_path, or the checkpoint's
     own; zeros where the weights are random, for a script to load others into.
 
@@ -114,7 +116,7 @@ def with_pet_lora(files: ModelFiles, pet: PetSettings, asked: AdapterSource | No
         return with_adapter(files, asked)
     if path is None:
         return _merged(files, _zeros(pet, files.model))
-    _, lora = open_with_lora(path, files.model)
+    _, lora = open_with(LORA, path, files.model)
     if not lora:
         raise ArtifactError(
             f"{path}: pet_config.pet_type=lora, but the checkpoint holds no LoRA weights (names "
@@ -159,7 +161,7 @@ def _names(weight: str) -> tuple[str, str]:
     return f"{start}a", f"{start}b"
 
 
-def _zeros(pet: PetSettings, model: Decoder) -> Adapter:
+def _zeros(pet: PetLoraSettings, model: Decoder) -> Adapter:
     """The adapter of a network that nothing is loaded into. Raises ArtifactError where the model
     has no such modules."""
     where = Path("pet_config")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lite_runner import progress
 from lite_runner.architectures import architecture_of
 from lite_runner.architectures.quantization import Quantization
+from lite_runner.architectures.settings import LearnedKeySettings, PetLoraSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import raise_errors
 from lite_runner.config.checks import unavailable
@@ -95,6 +96,10 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
 def _with_own_adapter(files: ModelFiles, source: ModelSource) -> ModelFiles:
     if source.pet is None:
         return files
+    if isinstance(source.pet, LearnedKeySettings):
+        from lite_runner.model.learned_keys import with_learned_keys  # not for other runs
+
+        return with_learned_keys(files, source.pet)
     from lite_runner.model.adapters import with_pet_lora  # not for other runs
 
     return with_pet_lora(files, source.pet, source.adapters)
@@ -129,7 +134,8 @@ def locate_for_plan(source: ModelSource) -> ModelFiles:
     """The files of a run, an adapter of adapter_path not merged; with dry_run=true nothing is
     fetched. Raises ArtifactError, ConfigError."""
     named = source.adapters is not None and source.adapters.path  # a script may load them later
-    if source.pet is not None and source.checkpoint == RANDOM and not named:
+    lora = isinstance(source.pet, PetLoraSettings)
+    if lora and source.checkpoint == RANDOM and not named:
         raise ConfigError(
             "model.model_config.pet_config.pet_type=lora: random weights have no LoRA weights",
             "load_checkpoint= a checkpoint that holds them, or adapter_path= an adapter's folder",

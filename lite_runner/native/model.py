@@ -292,6 +292,28 @@ class NativeModel:
             part[...] = numbers.reshape(part.shape)
             at += part.nbytes
 
+    def write_keys(self, slot: int, numbers: NDArray[np.float32]) -> None:
+        """Write the first keys and values of a slot: [layers, 2, kv_heads, tokens, head_dim]."""
+        tokens = numbers.shape[3]
+        whole = np.zeros((*numbers.shape[:3], -(-tokens // PANEL) * PANEL, numbers.shape[4]))
+        whole[:, :, :, :tokens] = numbers
+        scales = np.abs(whole).max(-1) / 127
+        if self._number_bytes == 1:
+            whole = np.rint(whole / np.where(scales, scales, 1)[..., None])
+        parts = []
+        for (keys, values), (key_scales, value_scales) in zip(whole, scales, strict=True):
+            heads, count, dim = keys.shape
+            wide = np.zeros((heads, count, -(-dim // PANEL) * PANEL))
+            wide[:, :, :dim] = values
+            parts += [
+                keys.reshape(heads, -1, PANEL, dim).swapaxes(2, 3),
+                wide.reshape(heads, count, -1, PANEL).swapaxes(1, 2),
+                *((key_scales, value_scales) if self._number_bytes == 1 else ()),
+            ]
+        for cache, part in zip(self._caches, parts, strict=True):
+            place = cache.positions(slot, 0, whole.shape[3])
+            place[...] = part.reshape(place.shape)
+
     def close(self) -> None:
         """Release the memory."""
         self._blocks, self._caches = [], []

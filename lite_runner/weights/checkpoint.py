@@ -39,6 +39,12 @@ _SLIM_INDEX = "quant_model_weight*.safetensors.index.json"  # of msModelSlim
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 FILES = ".files"  # suffix of the folder with config and tokenizer of a weights file
 LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' names
+# Of p-tuning v2 and prefix tuning: a table, a network of two layers, and indices 0, 1, ...; a layer
+# is called as what has it first, which differs between releases.
+LEARNED_KEYS = re.compile(
+    r"(?:.+\.)?mindpet_delta_(?:ptuning2|prefixtuning)_"
+    r"(embedding\.embedding_table|(?:trans\.[02]|dense_in|dense_out)\.(?:weight|bias)|prefix)"
+)
 # Tensors that MindSpore saves beside the weights: optimizer and training state, the KV cache of a
 # network built with use_past, and the causal masks of gpt2 that MindFormers' conversion keeps.
 _TRAINING_STATE = re.compile(
@@ -79,6 +85,12 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     if left_out:
         names = f"{', '.join(left_out[:3])}{' ...' if left_out[3:] else ''}"
         progress.note(f"{file}: {len(left_out)} tensors are no weights and are left out: {names}")
+    if learned := next((name for name in found if LEARNED_KEYS.fullmatch(name)), None):
+        raise ArtifactError(
+            f"{file}: holds learned keys and values beside the model's weights, such as {learned}",
+            "predict, chat, serve and eval take them by model.model_config.pet_config of a yaml,"
+            " with pet_type ptuning2 or prefixtuning",
+        )
     lora = next((name for name in found if LORA.fullmatch(name)), None)
     if lora is not None:
         raise ArtifactError(
@@ -90,11 +102,11 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     return with_canonical_names(found, config, str(file))
 
 
-def open_with_lora(
-    path: Path, config: Decoder
+def open_with(
+    names: re.Pattern[str], path: Path, config: Decoder
 ) -> tuple[dict[str, LazyTensor], dict[str, LazyTensor]]:
-    """The model's tensors, as of `open_checkpoint`, and MindFormers' LoRA weights by their names in
-    the file, empty where it has none."""
+    """The model's tensors, as of `open_checkpoint`, and those of MindFormers' LORA or LEARNED_KEYS
+    by their names in the file, empty where it has none."""
     from lite_runner.weights.formats.mindformers import with_canonical_names
     from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
 
@@ -102,11 +114,11 @@ def open_with_lora(
     # MindFormers does not write these formats.
     others = file.name.endswith(".index.json") or looks_like_gguf(file) or read_quantization(file)
     found = {} if others else _tensors_in(file)
-    lora = {name: tensor for name, tensor in found.items() if LORA.fullmatch(name)}
-    if not lora:
+    apart = {name: tensor for name, tensor in found.items() if names.fullmatch(name)}
+    if not apart:
         return open_checkpoint(path, config), {}
-    rest = {name: tensor for name, tensor in found.items() if name not in lora}
-    return with_canonical_names(rest, config, str(file)), lora
+    rest = {name: tensor for name, tensor in found.items() if name not in apart}
+    return with_canonical_names(rest, config, str(file)), apart
 
 
 def check_file(path: Path) -> None:

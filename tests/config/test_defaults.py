@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from lite_runner.architectures import ModelSettings
-from lite_runner.architectures.settings import PetSettings
+from lite_runner.architectures.settings import LearnedKeySettings, PetLoraSettings
 from lite_runner.architectures.spec import RopeScaling
 from lite_runner.config import free_mapping, hints_of, leaves
 from lite_runner.config import schema as options
@@ -36,7 +36,11 @@ OF_SOME_MODELS = {
     if field.default is not dataclasses.MISSING and field.name != "type"
 } | {
     f"model.model_config.{section}.{field.name}"
-    for section, settings in (("pet_config", PetSettings), ("rope_scaling", RopeScaling))
+    for section, settings in (
+        ("pet_config", PetLoraSettings),
+        ("pet_config", LearnedKeySettings),
+        ("rope_scaling", RopeScaling),
+    )
     for field in dataclasses.fields(settings)
 }
 # The header of an option's yaml says what it means.

@@ -182,8 +182,8 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
             "pet_config.target_modules: missing; expected a text or a list",
         ),
         (
-            ["use_past: False", "pet_config: {pet_type: ptuning2}"],
-            "pet_type: 'ptuning2' is not available: of adapters there are lora and slora",
+            ["use_past: False", "pet_config: {pet_type: lora2}"],
+            "pet_type: 'lora2' is not available: there are lora, slora, ptuning2 and prefixtuning",
         ),
         (["seed: 7", "register_path: ./mine"], "it is taken from the command line only"),
         (["run_mode: 'predict'", "run_mode: train"], "finetune_output is empty"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,9 +65,8 @@ def test_the_page_counts_them() -> None:
     told = " ".join(page[page.index("## Yaml files") : page.index("- Keys for training")].split())
     assert f"contain {every} yaml files of decoder models. {run} of them pass" in told
     assert f"and {lora} more with a checkpoint that has LoRA weights" in told
-    assert f"{every - run - lora} need one thing" in told
-    packages, repository = told.split("MindFormers' repository")
-    assert sum(map(int, re.findall(r"\| (\d+) \|", packages))) == every - run - lora
+    assert run + lora == every
+    repository = told.split("MindFormers' repository")[1]
     held = [said for _, said, _ in mindformers_repository.files()]
     run = held.count("runs")
     foreign = sum("is not supported" in said for said in held)

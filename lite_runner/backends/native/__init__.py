@@ -96,7 +96,7 @@ class Native(Seat):
         weights, loading = packed_memory(
             _as_computed(files, options), options.ranks, share, cached=cached
         )
-        positions = cache_length(length, model.seq_length)
+        positions = cache_length(length, model.seq_length) + model.learned_keys
         rows = slots
         if options.prompt_logits:
             capacity = step_capacity(slots, unchunked(model, length))
@@ -164,6 +164,11 @@ class Native(Seat):
             ranks=options.ranks,
             share=_share(options),
         )
+        learned = None
+        if files.learned_keys is not None:
+            from lite_runner.model.learned_keys import learned_keys
+
+            learned = learned_keys(files.learned_keys, files.model)
         cache = config.kv_cache or CACHE
         sizes = NativeOptions(options.slots, options.length, cache, lora, options.cache_bytes)
         store = None
@@ -179,6 +184,7 @@ class Native(Seat):
             store=store,
             reproducible=config.context.reproducible,
             draft=draft,
+            learned=learned,
         )
 
 
@@ -208,7 +214,8 @@ def _share(options: RunOptions) -> Share:
 
 def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
     """True if prefixes of prompts are kept in files: beside packed layers in the cache."""
-    if files.model.recurrent is not None:  # a state is as large as the keys of many blocks
+    # A state is as large as the keys of many blocks, and learned keys are of no file's name.
+    if files.model.recurrent is not None or files.learned_keys is not None:
         return False
     share, cached = _share(options), options.config.context.cache
     return options.stores_prefixes and is_cached(files, share, cached=cached)

@@ -66,15 +66,19 @@ class NativeBackend:
         store: StoreSettings | None = None,
         reproducible: bool = False,
         draft: NativeBackend | None = None,
+        learned: NDArray[np.float32] | None = None,
     ) -> None:
         """`layers`: as `pack` returns them; `adapters`: the initial ones, if `options` have adapter
         slots; `threads` None: one per processor available to this process; `peers`: the ranks that
         have the rest of each layer; `store`: where prefixes are to be kept in files;
         `reproducible`: the same bits on every processor; `draft`: a smaller model, which
-        drafts tokens."""
+        drafts tokens; `learned`: the model's learned keys and values: see model/learned_keys.py."""
         native.set_threads(threads)
         native.choose_kernels(reproducible=reproducible)
         self._config, self._reproducible = config, reproducible
+        # In each slot's cache they are in front of its tokens, at positions that only this class
+        # knows.
+        self._learned, self._ahead = learned, config.learned_keys
         self._model: NativeModel | None = None  # what close() ends, however far this came
         self.stored: PrefixFiles | None = None
         self.draft = draft
@@ -103,18 +107,22 @@ class NativeBackend:
         self._options = options = replace(options, length=length)
         memory, block_bytes = None, self._model.block_bytes(options.cache)
         if options.cache_bytes is not None:
-            one = -(-length // BLOCK)  # a sequence of full length fits in any case
+            one = -(-(length + self._ahead) // BLOCK)  # a sequence of full length fits in any case
             states = options.slots * state_bytes(config)
             blocks = max(one, (options.cache_bytes - states) // max(1, block_bytes))
             memory = CacheMemory(BLOCK, blocks) if blocks < options.slots * one else None
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
         self._metadata = BatchMetadata(
-            config, length, self._capacity, reproducible=self._reproducible
+            config, length + self._ahead, self._capacity, reproducible=self._reproducible
         )
         self._written = [0] * options.slots  # tokens of each slot that have been computed
         self._states: SlotStates | None = None  # before others are allocated
-        self._model.resize(options, self._capacity, self._metadata.table)
+        whole_length = replace(options, length=length + self._ahead)
+        self._model.resize(whole_length, self._capacity, self._metadata.table)
+        if self._learned is not None:
+            for slot in range(options.slots):
+                self._model.write_keys(slot, self._learned)
         if config.recurrent is not None:
             from lite_runner.backends.native.slot_states import SlotStates
 
@@ -179,7 +187,7 @@ class NativeBackend:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
         assert self._model is not None
         lengths = [self._written[source] for source in sources]
-        self._model.copy(sources, targets, lengths)
+        self._model.copy(sources, targets, [self._ahead + length for length in lengths])
         self._metadata.copy(sources, targets)
         if self._states is not None:
             self._states.copy(sources, targets)
@@ -189,7 +197,7 @@ class NativeBackend:
     def release(self, slot: int, length: int) -> None:
         """Give back the memory of a slot's tokens from `length` on."""
         assert self._model is not None
-        self._model.release(slot, length)
+        self._model.release(slot, self._ahead + length)
         if self._states is not None:
             self._states.release(slot, length)
         self._written[slot] = min(self._written[slot], length)
@@ -218,9 +226,11 @@ class NativeBackend:
         for row in rows:
             self._wrote(row.slot, row.position + len(row.tokens))
         if self._states is not None and (before := self._states.seek(rows)):
-            again = TokenBatch.of(before)
+            again = TokenBatch.of(before)  # without learned keys: a recurrent model has none
             for part, _ in self._parts(again, 1):
                 self._run(again, part, again.wanted)
+        if self._ahead:
+            rows = [replace(row, position=row.position + self._ahead) for row in rows]
         return TokenBatch.of(rows)
 
     def _parts(self, every: TokenBatch, most_logits: int) -> Iterator[tuple[slice, slice]]:
@@ -412,7 +422,9 @@ class _Angles:
             (self._angles,) = angles
             self.table = np.zeros((capacity, config.head_dim), np.float32)
         elif angles:
-            self.table = np.concatenate([one for each in angles for one in each.table(length)], 1)
+            ahead = config.learned_keys
+            every = [one for each in angles for one in each.table(length - ahead)]
+            self.table = np.pad(np.concatenate(every, 1), ((ahead, 0), (0, 0)))
 
     def of(
         self, position: NDArray[np.int32], lengths: NDArray[np.int64], rows: NDArray[np.int32]
