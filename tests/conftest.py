@@ -48,6 +48,9 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 USERS_CACHE = "users"  # in the cache of a session a link to the user's, for downloads only
 
+# Files of minutes: commands of documents, the kernels compiled once more.
+LONGEST = ("test_docs.py", "test_sanitizers.py", "test_arm.py")
+
 # Why tests are left out. Of the first setup.sh says it, where there is no Python 3.7.
 NO_ARM = "without a compiler for ARM and qemu-aarch64"
 NO_BROWSER = "without a browser"
@@ -83,8 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[left_behind.DOWNLOADS] = left_behind.files(users / PACKAGES)
 
 
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """`-m "not network"` leaves out what is downloaded."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m "not network"` leaves out what is downloaded. The longest files come first: a worker that
+    begins one at the end would compute alone."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     for item in items:
         if not set(DOWNLOADS).isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker("network")
