@@ -1,10 +1,10 @@
 """Disturbs a server under load: `python -m fuzz.chaos` (make chaos).
 
 It is stopped, killed and started again, short of memory and of disk, its clock is moved, and its
-adapters are swapped. Every answer has to be the one
-that the request gets alone, or an error that says so: a status and a message, or a connection that
-ends early. A wrong text, a stream that ends as if it were whole, or no answer in a minute is a
-finding.
+adapters are swapped; then the same befalls two replicas on Ray, but for the clock. Every answer has
+to be the one that the request gets alone, or an error that says so: a status and a message, or a
+connection that ends early. A wrong text, a stream that ends as if it were whole, or no answer in a
+minute is a finding.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import random
 import re
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
@@ -37,6 +39,7 @@ from tests.paths import ROOT
 from tests.tiny_gguf import write_tiny_gguf
 
 HANG_S = 60.0
+REPLACED_S = 300.0  # Ray starts another process, with a model of its own
 CLIENTS = 6
 ADAPTERS = ("first", "second")  # folders of what is served as SWAPPED in turn
 SWAPPED = "swapped"
@@ -44,6 +47,7 @@ OPTIONS = (
     *("run_mode=serve", "model=tiny.gguf", "serve.port=0", "seed=1", "prefix_cache=disk"),
     *("adapter_path=first", "serve.load_adapters=true", "adapter_root=.", "max_loaded_adapters=3"),
 )
+RAY = ("serve.engine=ray", "serve.replicas=2", "context.threads=1")
 DAY = 86400
 # Loaded before libc: the time of day is what that says, and as many seconds more as a file holds.
 CLOCK = """
@@ -83,8 +87,9 @@ extern "C" time_t time(time_t* now) noexcept {
 class Chaos:
     """One server, clients that compare its answers, and what was found."""
 
-    def __init__(self, folder: Path, seed: int, seconds: float) -> None:
-        self.folder, self.seconds = folder, seconds
+    def __init__(self, folder: Path, seed: int, seconds: float, ray: Path | None) -> None:
+        """`ray`: a Python with Ray, for a server of two replicas."""
+        self.folder, self.seconds, self._ray = folder, seconds, ray
         self.findings: list[str] = []
         self.done: dict[str, Counter[str]] = {}  # fault -> outcomes
         self._random = random.Random(seed)
@@ -98,10 +103,11 @@ class Chaos:
         try:
             async with httpx2.AsyncClient(timeout=HANG_S) as http:
                 await self._learn(http)
-                faults = [self.stopped, self.clock_moved, self.short_of_disk, self.adapters_swapped]
-                for fault in faults:
+                faults = [self.stopped, self.short_of_disk, self.adapters_swapped]
+                for fault in faults if self._ray else [*faults, self.clock_moved]:
                     await self._under(fault, http)
-                for fault in (self.short_of_memory, self.killed):
+                killed = self.replica_killed if self._ray else self.killed
+                for fault in (self.short_of_memory, killed):
                     await self._under(fault, http)
                     await self._under(self.undisturbed, http)
                 self._process.send_signal(SIGTERM)
@@ -118,10 +124,10 @@ class Chaos:
     async def stopped(self, http: httpx2.AsyncClient) -> None:
         """The process does not run for a while, three times."""
         for _ in range(3):
-            self._process.send_signal(SIGSTOP)
-            await asyncio.sleep(self.seconds / 6)
-            self._process.send_signal(SIGCONT)
-            await asyncio.sleep(self.seconds / 6)
+            for signal in (SIGSTOP, SIGCONT):
+                for process in self._computing():
+                    process.send_signal(signal)
+                await asyncio.sleep(self.seconds / 6)
 
     async def killed(self, http: httpx2.AsyncClient) -> None:
         """Killed in the middle of answers, then started again on what it left."""
@@ -132,6 +138,18 @@ class Chaos:
         await asyncio.sleep(0.2)
         await asyncio.to_thread(self._start)
         await self._load(http, ADAPTERS[0])
+
+    async def replica_killed(self, http: httpx2.AsyncClient) -> None:
+        """Killed in the middle of answers, until there is another one."""
+        await asyncio.sleep(self.seconds / 2)
+        await self._answered()
+        before = self._computing()
+        before[0].kill()
+        ends = time.monotonic() + REPLACED_S
+        while not (len(after := self._computing()) == len(before) and before[0] not in after):
+            assert time.monotonic() < ends, "the replica was not replaced"
+            await asyncio.sleep(0.1)
+        self._outcomes["replaced"] += 1
 
     async def clock_moved(self, http: httpx2.AsyncClient) -> None:
         """The time of day is that of tomorrow, then of yesterday, while all else goes on."""
@@ -150,7 +168,7 @@ class Chaos:
 
     async def short_of_memory(self, http: httpx2.AsyncClient) -> None:
         """No more address space than it has now."""
-        await self._limited(resource.RLIMIT_AS, psutil.Process(self._process.pid).memory_info().vms)
+        await self._limited(resource.RLIMIT_AS, None)
 
     async def adapters_swapped(self, http: httpx2.AsyncClient) -> None:
         """Another adapter under the same name, again and again."""
@@ -161,22 +179,46 @@ class Chaos:
             await self._load(http, ADAPTERS[place % 2])
             self._outcomes["swaps"] += 1
 
-    async def _limited(self, kind: int, most: int) -> None:
-        before = resource.prlimit(self._process.pid, kind)
-        resource.prlimit(self._process.pid, kind, (most, before[1]))
+    async def _limited(self, kind: int, most: int | None) -> None:
+        """`most`: None: what each process has."""
+        limited = self._computing()
+        before = resource.prlimit(limited[0].pid, kind)
+        for process in limited:
+            has = process.memory_info().vms if most is None else most
+            resource.prlimit(process.pid, kind, (has, before[1]))
         await asyncio.sleep(self.seconds)
-        resource.prlimit(self._process.pid, kind, before)
+        for process in limited:
+            with suppress(ProcessLookupError):  # it has ended, and Ray has started another one
+                resource.prlimit(process.pid, kind, before)
+
+    def _computing(self) -> list[psutil.Process]:
+        """The processes with a model: the server, or its replicas."""
+        server = psutil.Process(self._process.pid)
+        if self._ray is None:
+            return [server]
+        found = []
+        for process in server.children(recursive=True):
+            with suppress(psutil.Error):  # it ends
+                if "".join(process.cmdline()).startswith("ray::ServeReplica:"):
+                    found.append(process)
+        return found
 
     def _start(self) -> None:
-        command = [sys.executable, str(ROOT / "run_lite.py"), *OPTIONS]
-        environment = {
-            **os.environ,
-            "LITE_RUNNER_CACHE": str(self.folder / "cache"),
-            "LD_PRELOAD": str(self._library()),
-            "CLOCK": str(self._clock),
-        }
+        command = [self._ray or sys.executable, ROOT / "run_lite.py", *OPTIONS]
+        environment = {**os.environ, "LITE_RUNNER_CACHE": str(self.folder / "cache")}
+        if self._ray:
+            command += RAY
+            environment |= {"RAY_TMPDIR": str(self.folder), "RAY_USAGE_STATS_ENABLED": "0"}
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        else:
+            environment |= {"LD_PRELOAD": str(self._library()), "CLOCK": str(self._clock)}
         self._process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stderr is not None
         lines = self._process.stderr
@@ -292,12 +334,12 @@ class Chaos:
         return "right" if text in self._alone[json.dumps(body)] else "wrong"
 
 
-def chaos(folder: Path, seed: int, seconds: float) -> Chaos:
-    """A server in `folder`, with each fault for so long."""
+def chaos(folder: Path, seed: int, seconds: float, ray: Path | None = None) -> Chaos:
+    """A server in `folder`, or replicas on Ray, with each fault for so long."""
     write_tiny_gguf(folder / "tiny.gguf")
     for number, name in enumerate(ADAPTERS):
         write_adapter(folder / name, number)
-    made = Chaos(folder, seed, seconds)
+    made = Chaos(folder, seed, seconds, ray)
     asyncio.run(made.run())
     return made
 
@@ -309,8 +351,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6)
     given = parser.parse_args()
     print(f"seed {given.seed}")
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        found = chaos(Path(folder), given.seed, given.seconds).findings
+    found = []
+    for ray in (None, ROOT / ".venv-ray/bin/python"):
+        if ray is not None:
+            print("replicas on Ray")
+        # Ray's sockets are below it, and their paths must be short.
+        with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as folder:
+            found += chaos(Path(folder), given.seed, given.seconds, ray).findings
     print(*dict.fromkeys(found), f"{len(found)} findings", sep="\n")
     return 1 if found else 0
 
