@@ -26,8 +26,10 @@ from lite_runner.plan import Plan
 from lite_runner.records import Count, InputPath, OutputPath, dataclass
 from lite_runner.sizing import float32_bytes, model_lines, readable, weight_bytes
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space
+from lite_runner.system.processor import cores
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
+from lite_runner.training.kernels import product, use_threads
 from lite_runner.weights.formats.compressed_tensors import (
     FORMAT,
     compressed_bytes,
@@ -209,6 +211,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if settings is not None:
         assert plan.tokenizer is not None
         texts, held_out = _windows(plan.tokenizer, settings)
+        use_threads(cores())
         if settings.method == "imatrix":
             importance = _importance(files, texts, settings)
         else:
@@ -260,6 +263,7 @@ def _calibrate(
             texts,
             around_zero=around_zero,
             kept=kept,
+            product=product,
             advance=step.advance,
         )
     quantization = Quantization("file") if around_zero else wanted
@@ -282,7 +286,7 @@ def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibrati
         return read_importance(Path(settings.data).expanduser(), files.model)
     plain = replace(files, quantization=Quantization())
     with progress.step("calibrate", total=files.model.num_layers, unit="layers") as step:
-        return measured_importance(plain.whole(), files.model, texts, step.advance)
+        return measured_importance(plain.whole(), files.model, texts, product, step.advance)
 
 
 def _receipt(

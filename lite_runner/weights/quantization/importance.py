@@ -23,7 +23,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.system.files import read_small, temporary_folder
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
-from lite_runner.weights.quantization.gptq import layers_on
+from lite_runner.weights.quantization.calibration import Product, layers_on
 
 Importance = dict[str, NDArray[np.float32]]  # name of a GGUF file -> [experts or 1, in]
 MAX_BYTES = 1 << 30
@@ -34,18 +34,21 @@ def measured_importance(
     tensors: Mapping[str, LazyTensor],
     model: Decoder,
     texts: NDArray[np.int32],
+    product: Product = np.matmul,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Importance:
     """Of the linear layers, for the token ids of `texts` [n, T]. A layer at a time is in memory as
     floats; `advance` is told of each. Raises ArtifactError."""
     found: dict[str, dict[int, NDArray[np.float32]]] = {}
-    for layer, ours in layers_on(tensors, model, texts, whole=False):
+    for layer, ours in layers_on(tensors, model, texts, whole=False, product=product):
         for one in ours:
             if one.is_linear and one.gguf:
-                squares = layer.matrix(one).gram.astype(np.float32) / texts.size
+                matrix = layer.matrix(one)
                 # Of an expert that no token was sent to nothing is known.
-                known = squares if squares.any() else np.ones_like(squares)
-                found.setdefault(one.gguf, {})[one.expert or 0] = known
+                squares = np.ones(matrix.values.shape[1], np.float32)
+                if matrix.inputs is not None:
+                    squares = matrix.inputs.gram.astype(np.float32) / texts.size
+                found.setdefault(one.gguf, {})[one.expert or 0] = squares
         advance(1)
     return {name: np.stack([each[k] for k in sorted(each)]) for name, each in found.items()}
 

@@ -11,11 +11,13 @@ also a minimum), itself an integer times a float16 of the block.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lite_runner.system.processor import cores
 from lite_runner.weights.quantization.quantized import (
     VALUES_AT_ONCE,
     QuantizedTensor,
@@ -36,9 +38,9 @@ def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) 
         own |= {"Q4_0": _q4_0, "Q4_1": _q4_1}
     convert = own.get(type_name) or _by_library(type_name)
     step = max(1, VALUES_AT_ONCE // values.shape[1])
-    pieces = [
-        convert(values[start : start + step], importance) for start in range(0, len(values), step)
-    ]
+    parts = [values[start : start + step] for start in range(0, len(values), step)]
+    with ThreadPoolExecutor(cores()) as pool:
+        pieces = list(pool.map(lambda part: convert(part, importance), parts))
     return np.concatenate(pieces).reshape(len(values), -1)
 
 
@@ -133,14 +135,15 @@ def _with_minimum(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
     by these weights of errors; of 21 first scales each is fitted by least squares."""
     low = np.minimum(x.min(-1), 0)
     span = x.max(-1) - low
-    total, total_x = weights.sum(-1), (weights * x).sum(-1)
+    weights_x = weights * x
+    total, total_x = weights.sum(-1), weights_x.sum(-1)
+    above_low = x - low[..., None]
     best: Floats = np.full(low.shape, np.inf, np.float32)
     scale, minimum = np.zeros_like(low), low
     for levels in (15, *np.arange(14, 16.05, 0.1, dtype=np.float32)):
         inverse = levels / np.maximum(span, _TINY)
-        q = np.clip(np.rint(inverse[..., None] * (x - low[..., None])), 0, 15)
-        weighted = weights * q
-        sum_q, sum_qq, sum_qx = weighted.sum(-1), (weighted * q).sum(-1), (weighted * x).sum(-1)
+        q = _rounded(inverse[..., None], above_low, 0, 15)
+        sum_q, sum_qq, sum_qx = _dot(weights, q), _dot(weights, q, q), _dot(weights_x, q)
         spread = total * sum_qq - sum_q * sum_q
         safe = np.maximum(spread, _TINY)
         slope = (total * sum_qx - total_x * sum_q) / safe
@@ -148,7 +151,10 @@ def _with_minimum(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
         above = offset > 0
         slope = np.where(above, sum_qx / np.maximum(sum_qq, _TINY), slope)
         offset = np.where(above, 0, offset)
-        error = (weights * (slope[..., None] * q + offset[..., None] - x) ** 2).sum(-1)
+        q *= slope[..., None]
+        q += offset[..., None]
+        q -= x
+        error = _dot(weights, q, q)
         won = (spread > 0) & (error < best)
         best = np.where(won, error, best)
         scale, minimum = np.where(won, slope, scale), np.where(won, offset, minimum)
@@ -198,17 +204,31 @@ def _q5_0(values: Floats, importance: Floats | None) -> Bytes:
 def _symmetric(x: Floats, levels: int, weights: Floats) -> Floats:
     """The scales [...] of groups [..., n] whose integers -levels to levels - 1 are nearest by
     these weights of errors; the best of 19 first ones, fitted by least squares."""
-    largest = np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1)
+    inverse = _inverse(np.take_along_axis(x, np.abs(x).argmax(-1)[..., None], -1))
+    weights_x = weights * x
     best = np.zeros(x.shape[:-1], np.float32)
     scale = np.zeros_like(best)
     for step in np.arange(-0.9, 0.95, 0.1, dtype=np.float32):
-        inverse = -(levels + step) * _inverse(largest)
-        q = np.clip(np.rint(inverse * x), -levels, levels - 1)
-        product, square = (weights * x * q).sum(-1), (weights * q * q).sum(-1)
+        q = _rounded(-(levels + step) * inverse, x, -levels, levels - 1)
+        product, square = _dot(weights_x, q), _dot(weights, q, q)
         slope = np.divide(product, square, out=np.zeros_like(best), where=square > _TINY)
         won = slope * product > best
         best, scale = np.where(won, slope * product, best), np.where(won, slope, scale)
     return scale
+
+
+def _rounded(inverse: Floats, x: Floats, least: int, most: int) -> Floats:
+    """Integers nearest to x / scale."""
+    q = inverse * x
+    np.rint(q, out=q)
+    np.clip(q, least, most, out=q)
+    return q
+
+
+def _dot(*factors: Floats) -> Floats:
+    """The sums of products along the last axis."""
+    found: Floats = np.einsum(",".join(["...i"] * len(factors)), *factors)
+    return found
 
 
 def _inverse(values: Floats) -> Floats:

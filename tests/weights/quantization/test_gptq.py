@@ -15,7 +15,8 @@ from lite_runner.errors import ArtifactError
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.quantization.gptq import KeptLayers, _Layer, calibrated, gptq
+from lite_runner.weights.quantization.calibration import Layer
+from lite_runner.weights.quantization.gptq import Feedback, KeptLayers, calibrated, gptq
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
 from tests.packed_folders import MODEL
@@ -36,7 +37,7 @@ def test_outputs_are_closer_than_those_of_the_nearest_integers(minimums: bool) -
     weight = np.random.default_rng(0).standard_normal((48, 192)).astype(np.float32)
     inputs = correlated(512, 192)
     nearest = quantize(weight, 4, 64) if minimums else quantize_around_zero(weight, 64)
-    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), nearest)
+    found = gptq(weight, Feedback.of((inputs.T @ inputs).astype(np.float64)), nearest)
     errors = [np.square(inputs @ (one.float32() - weight).T).mean() for one in (found, nearest)]
     assert errors[0] < 0.4 * errors[1]
     assert found.scales is not None and np.array_equal(found.scales, nearest.scales)
@@ -46,14 +47,16 @@ def test_outputs_are_closer_than_those_of_the_nearest_integers(minimums: bool) -
 def test_inputs_that_tell_nothing_of_one_another(gram: np.ndarray) -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     nearest = quantize(weight, 4, 32)
-    np.testing.assert_array_equal(gptq(weight, gram, nearest).values, nearest.values)
+    np.testing.assert_array_equal(gptq(weight, Feedback.of(gram), nearest).values, nearest.values)
 
 
 def test_an_input_that_is_never_used() -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     inputs = correlated(100, 64)
     inputs[:, 5] = 0
-    found = gptq(weight, (inputs.T @ inputs).astype(np.float64), quantize(weight, 4, 32))
+    found = gptq(
+        weight, Feedback.of((inputs.T @ inputs).astype(np.float64)), quantize(weight, 4, 32)
+    )
     assert found.sound and np.isfinite(found.float32()).all()
 
 
@@ -64,7 +67,7 @@ def test_layers_one_after_the_other_are_the_model(case: str) -> None:
     tensors, state = random_checkpoint(model, 0), None
     for index, block in enumerate(model.blocks):
         own = {one: tensors[one.name] for one in parameters(model) if one.layer == index}
-        state = _Layer(model, block, own, tensors).run(TEXTS[0], state)
+        state = Layer(model, block, own, tensors).run(TEXTS[0], state)
     arrays = {name: one.read() for name, one in tensors.items()}
     weights = Weights(model, arrays)
     head: Role = "embedding" if model.tie_word_embeddings else "head"

@@ -38,7 +38,9 @@ def dat(importance: Importance, calls: int = 3) -> bytes:
 def test_experts_in_both_forms(tmp_path: Path) -> None:
     assert MODEL is not None and MODEL.sparse is not None and MODEL.sparse.experts is not None
     layers: list[int] = []
-    measured = measured_importance(random_checkpoint(MODEL, 0), MODEL, TOKENS, layers.append)
+    measured = measured_importance(
+        random_checkpoint(MODEL, 0), MODEL, TOKENS, advance=layers.append
+    )
     assert measured.keys() == {one.gguf for one in parameters(MODEL) if one.is_linear}
     gates = measured[GATES]
     assert len(gates) == MODEL.sparse.experts.count and len(layers) == MODEL.num_layers
