@@ -27,9 +27,9 @@ from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
 from lite_runner.sizing import readable
-from lite_runner.system import environment, packages
+from lite_runner.system import environment
+from lite_runner.system.environment import versions
 from lite_runner.system.files import memory_file
-from lite_runner.system.packages import versions
 from lite_runner.system.secret import KEY, encryption_key
 from lite_runner.system.user_cache import default_limit, trim
 
@@ -72,9 +72,9 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         return 0
     environment.check_packages()
     if starts:  # their groups are MindSpore's
-        packages.check_mindspore()
-    if told := packages.namesake():
-        progress.note(f"note: {told}\n  -> {packages.without_namesake()}")
+        environment.check_mindspore()
+    if told := environment.namesake():
+        progress.note(f"note: {told}\n  -> {environment.without_namesake()}")
     if config.computes_here:
         # Before anything is fetched: a yaml made for other machines needs an override.
         environment.resolve_device(config.context.device_target, several=config.use_parallel)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system import packages
+from lite_runner.system import environment
 from lite_runner.system.user_cache import remembered
 
 _registered: list[str] = []
@@ -22,7 +22,7 @@ GROUP = "lite_runner.plugins"  # of entry points: a module, which registers when
 def register_plugins(paths: Sequence[str] = ()) -> None:
     """Import what is installed as a plugin, then the Python files of `paths`, which call
     lite_runner.register. Raises EnvironmentFault, ConfigError where one fails."""
-    if remembered(f"plugins of {sys.prefix}", packages.state(), _are_installed):
+    if remembered(f"plugins of {sys.prefix}", environment.packages_state(), _are_installed):
         _register_installed()
     for path in paths:
         register_from(path)

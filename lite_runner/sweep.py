@@ -73,7 +73,7 @@ from lite_runner.errors import (
 from lite_runner.output import RESULT, RunFolder
 from lite_runner.records import dataclass
 from lite_runner.run_modes import resolve, schemas
-from lite_runner.system import packages
+from lite_runner.system import environment
 from lite_runner.system.json_yaml import parse_json, read_yaml
 from lite_runner.system.signals import Terminated
 
@@ -327,7 +327,7 @@ def _told() -> Iterator[None]:
         if absent := _ABSENT.search(told):
             raise EnvironmentFault(
                 f"{absent[1]}={absent[2]}: no such plugin of Hydra is installed",
-                packages.install_line(packages.required("cluster")),
+                environment.install_line(environment.required("cluster")),
             ) from None
         raise ConfigError(f"--multirun: {told}") from None
 

@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from lite_runner.system import memory, packages
+from lite_runner.system import environment, memory
 from lite_runner.weights import read_ahead
 from tests.paths import ROOT
 from tests.refusals import refused
@@ -391,7 +391,7 @@ def no_tokenizers(modules: Path) -> None:
     ("prepare", "expected", "install"),
     [
         (another_numpy, "numpy 2.1.0 is installed, expected >=1.25,<2", '"numpy>=1.25,<2"'),
-        (no_mindspore, "mindspore is not installed", packages.mindspore_line()),
+        (no_mindspore, "mindspore is not installed", environment.mindspore_line()),
         (
             broken_mindspore,
             "importing it fails: libmindspore_core.so: cannot open shared object file",

@@ -367,7 +367,7 @@ def test_an_earlier_installation_of_ours_is_no_namesake(installed: Path, tmp_pat
     put_namesake(tmp_path / "site", **{})
     scripts = "[console_scripts]\nrun-lite = lite_runner.app:console\n"
     (tmp_path / "site/lite_runner-0.2.0.dist-info/entry_points.txt").write_text(scripts)
-    look = "from lite_runner.system import packages; print([packages.namesake()])"
+    look = "from lite_runner.system import environment; print([environment.namesake()])"
     env = {"PYTHONPATH": str(tmp_path / "site"), "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
     assert run(installed / "python", "-c", look, cwd=tmp_path, **env).stdout == "['']\n"
 

@@ -18,7 +18,7 @@ from lite_runner.bench.report import FIGURES, Cell, Report, Spread, number
 from lite_runner.errors import EnvironmentFault
 from lite_runner.evaluation.metrics import scale_of
 from lite_runner.records import dataclass
-from lite_runner.system import packages
+from lite_runner.system import environment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,8 +94,8 @@ def check_available() -> None:
     if not available():
         raise EnvironmentFault(
             "bench.charts=true: charts need matplotlib, which is not installed",
-            f"{packages.install_line(packages.required('bench'))}; or bench.charts=false, which"
-            " leaves the table",
+            f"{environment.install_line(environment.required('bench'))}; or bench.charts=false,"
+            " which leaves the table",
         )
 
 

@@ -14,8 +14,7 @@ from lite_runner.distributed import SOCKET_VARIABLE
 from lite_runner.distributed.events import FOLDER_VARIABLE
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault
-from lite_runner.system import packages
-from lite_runner.system.environment import RANK_VARIABLES
+from lite_runner.system.environment import RANK_VARIABLES, reinstall_line
 from lite_runner.system.files import GROUP_MAY_READ
 from lite_runner.system.secret import without_keys
 
@@ -39,7 +38,7 @@ def command(
     if not msrun.is_file():
         raise EnvironmentFault(
             f"msrun, which starts several ranks, is not beside this Python ({beside})",
-            f"it comes with MindSpore: {packages.reinstall_line('mindspore')}",
+            f"it comes with MindSpore: {reinstall_line('mindspore')}",
         )
     words = [sys.executable, str(WRAPPER), str(msrun)]
     options = {

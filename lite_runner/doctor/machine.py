@@ -26,9 +26,9 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import compiler
 from lite_runner.output import PROBE_BYTES
 from lite_runner.sizing import PROCESS, Memory, readable, shortage
-from lite_runner.system import environment, memory, packages, processor
+from lite_runner.system import environment, memory, processor
+from lite_runner.system.environment import Requirement
 from lite_runner.system.files import cache_dir, folder_size
-from lite_runner.system.packages import Requirement
 from lite_runner.system.user_cache import (
     EXPORTS,
     GRAPHS,
@@ -54,7 +54,7 @@ def machine_checks(
     output_dir: Path, cache_limit: str | None = None, *, needs_mindformers: bool = False
 ) -> Iterator[Check]:
     """Of the machine, for runs that write below `output_dir`. Nothing is written there."""
-    cache, has_mindspore = cache_dir(), packages.installed(packages.MINDSPORE) is not None
+    cache, has_mindspore = cache_dir(), environment.installed(environment.MINDSPORE) is not None
     yield from requirement_checks()
     if has_mindspore:
         yield Check("import mindspore", mindspore)
@@ -95,17 +95,17 @@ def run(checks: Iterable[Check], form: Format) -> bool:
 def requirement_checks() -> Iterator[Check]:
     """One of the interpreter, and one of each package."""
     yield Check("python", python_version)
-    if packages.namesake():
+    if environment.namesake():
         yield Check("lite_runner", namesake)
-    for one in packages.required():
+    for one in environment.required():
         yield Check(one.name, partial(package, one))
-    if not packages.required():
+    if not environment.required():
         yield Check("packages", unknown)
 
 
 def python_version() -> Finding:
     """The interpreter that runs this."""
-    version, wanted = platform.python_version(), packages.required_python()
+    version, wanted = platform.python_version(), environment.required_python()
     found = f"{version} ({sys.executable})"
     if wanted.allows(version):
         return Finding("ok", found, wanted.bounds)
@@ -116,19 +116,19 @@ def python_version() -> Finding:
 
 def namesake() -> Finding:
     """Another project's package, in whose files ours may be lost."""
-    return Finding("warn", packages.namesake(), remedy=packages.without_namesake())
+    return Finding("warn", environment.namesake(), remedy=environment.without_namesake())
 
 
 def package(wanted: Requirement) -> Finding:
     """An installed package, looked up and not imported."""
-    version = packages.installed(wanted.name)
+    version = environment.installed(wanted.name)
     if version is not None and wanted.allows(version):
         return Finding("ok", version, wanted.bounds)
-    remedy = packages.install_line(packages.unmet())
+    remedy = environment.install_line(environment.unmet())
     missing = version or "not installed"
-    if (wanted.name, version) == (packages.MINDSPORE, None):
+    if (wanted.name, version) == (environment.MINDSPORE, None):
         missing += ": backend=native alone computes, on one rank, and nothing is exported"
-        return Finding("warn", missing, wanted.bounds, packages.mindspore_line())
+        return Finding("warn", missing, wanted.bounds, environment.mindspore_line())
     return Finding("fail", missing, wanted.bounds or "any version", remedy)
 
 

@@ -28,9 +28,9 @@ from lite_runner.config.schema import BACKENDS
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.system import memory, processor
+from lite_runner.system.environment import versions
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.json_yaml import dump_yaml
-from lite_runner.system.packages import versions
 
 if TYPE_CHECKING:
     from lite_runner.output.comparison import ScoreComparison, TextComparison

@@ -35,7 +35,7 @@ from lite_runner.plan import Job, Plan, described
 from lite_runner.plan.resources import files_to_fetch, with_seat
 from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing import check_memory
-from lite_runner.system import packages
+from lite_runner.system import environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def plan(config: Config) -> Plan:
     ranks = ranks_of(config)
     fetches = not config.in_mindformers
     if fetches and not config.dry_run:
-        packages.check_mindspore()  # it writes the graphs
+        environment.check_mindspore()  # it writes the graphs
     if fetches and (planned_files := files_to_fetch(config.source)) is not None:
         export, paths = _job_and_paths(config, with_adapter(planned_files, config.adapters), ranks)
         check_memory(export.memory)

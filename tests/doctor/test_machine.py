@@ -22,8 +22,8 @@ from lite_runner.backends.workers import python as workers
 from lite_runner.distributed import SOCKET_VARIABLE
 from lite_runner.doctor import machine, probe
 from lite_runner.doctor.check import Check, Finding
-from lite_runner.system import environment, memory, packages, processor
-from lite_runner.system.packages import Requirement
+from lite_runner.system import environment, memory, processor
+from lite_runner.system.environment import Requirement
 from tests.paths import ROOT
 
 PROGRAM = """
@@ -213,7 +213,7 @@ NUMPY = Requirement("numpy", ">=1.25,<2")
 
 def test_each_package_of_setup_cfg_has_a_check() -> None:
     checks = list(machine.requirement_checks())
-    assert [check.name for check in checks][1:] == [one.name for one in packages.required()]
+    assert [check.name for check in checks][1:] == [one.name for one in environment.required()]
     assert {check.finding().status for check in checks} == {"ok"}
 
 
@@ -221,8 +221,8 @@ def test_another_version_fails_with_the_line_that_installs_all_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has = {"numpy": "2.0.0", "mindspore": "2.2.0"}
-    real = packages.installed
-    monkeypatch.setattr(packages, "installed", lambda name: has.get(name) or real(name))
+    real = environment.installed
+    monkeypatch.setattr(environment, "installed", lambda name: has.get(name) or real(name))
     found = machine.package(NUMPY)
     assert (found.status, found.found, found.expected) == ("fail", "2.0.0", ">=1.25,<2")
     line = f'{sys.executable} -m pip install "mindspore>=2.10,<3" "numpy>=1.25,<2"'
@@ -230,7 +230,7 @@ def test_another_version_fails_with_the_line_that_installs_all_of_them(
 
 
 def test_a_missing_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", lambda name: None)
+    monkeypatch.setattr(environment, "installed", lambda name: None)
     found = machine.package(Requirement("jinja2", ""))
     assert (found.status, found.found, found.expected) == ("fail", "not installed", "any version")
 
@@ -244,7 +244,7 @@ def test_another_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_nothing_is_required_that_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "required", list)
+    monkeypatch.setattr(environment, "required", list)
     _, unknown = machine.requirement_checks()
     assert unknown.finding().status == "warn"
 
@@ -256,10 +256,10 @@ def test_an_empty_cache(tmp_path: Path) -> None:
 
 
 def test_the_command_that_empties_it_names_what_is_there(tmp_path: Path) -> None:
-    hub, packages = tmp_path / "the hub", tmp_path / "pypi"
+    hub, environment = tmp_path / "the hub", tmp_path / "pypi"
     hub.mkdir()
     (hub / "weights").write_bytes(bytes(2_000_000))
-    found = machine.cached(hub, packages)
+    found = machine.cached(hub, environment)
     assert found.status == "ok"
     assert found.found == f"2.0 MB in {hub}"
     assert found.remedy == f"to empty it: rm -r '{hub}'"
@@ -281,14 +281,14 @@ def test_what_is_used_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_mindspore_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "installed", lambda name: None)
-    (mindspore,) = (one for one in packages.required() if one.name == "mindspore")
+    monkeypatch.setattr(environment, "installed", lambda name: None)
+    (mindspore,) = (one for one in environment.required() if one.name == "mindspore")
     found = machine.package(mindspore)
     assert found.status == "warn"
     assert found.found.startswith("not installed: backend=native alone computes")
-    assert found.remedy == packages.mindspore_line()
+    assert found.remedy == environment.mindspore_line()
     monkeypatch.setattr(machine.sys, "prefix", "/an/environment")  # which make has not made
-    assert '"mindspore>=2.10,<3" "numpy>=1.25,<2"' in packages.mindspore_line()
+    assert '"mindspore>=2.10,<3" "numpy>=1.25,<2"' in environment.mindspore_line()
     names = {check.name for check in machine.machine_checks(tmp_path)}
     assert names.isdisjoint({"import mindspore", "msrun"})
 

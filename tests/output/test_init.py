@@ -18,7 +18,7 @@ import yaml
 
 from lite_runner.errors import EXIT_ENVIRONMENT, ArtifactError, EnvironmentFault
 from lite_runner.output import Result, RowResult, RunFolder, Timing, peak_rss_mib
-from lite_runner.system.packages import versions
+from lite_runner.system.environment import versions
 
 NOON = datetime(2026, 1, 31, 12, 0, 5)
 
@@ -233,7 +233,7 @@ def test_a_log_on_a_full_disk_does_not_stop_the_job(
 
 
 def test_versions_import_nothing() -> None:
-    script = "import sys\nfrom lite_runner.system.packages import versions\n"
+    script = "import sys\nfrom lite_runner.system.environment import versions\n"
     script += "print(versions(), sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "'mindspore':" in done.stdout and "<module 'mindspore'" not in done.stdout

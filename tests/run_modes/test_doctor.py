@@ -15,7 +15,7 @@ from lite_runner.doctor import machine as checkup
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.run_modes import doctor as run_mode
 from lite_runner.run_modes import heads, resolve
-from lite_runner.system import environment, memory, packages
+from lite_runner.system import environment, memory
 
 MODEL = ["model files", "tokenizer", "model memory"]
 
@@ -95,7 +95,7 @@ def test_a_model_that_is_named_is_checked(
 def test_packages_of_other_versions_do_not_stop_it(
     machine: list[Check], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "installed", lambda _: "0.1")
+    monkeypatch.setattr(environment, "installed", lambda _: "0.1")
     with pytest.raises(environment.EnvironmentFault):
         environment.check_packages()
     assert doctor() == 0

@@ -145,11 +145,11 @@ def test_errors_come_before_fetching(
 def test_without_the_package_the_command_that_installs_it_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: Run
 ) -> None:
-    from lite_runner.system import packages
+    from lite_runner.system import environment
 
-    missing = packages.Requirement("llguidance", ">=1.5")
-    monkeypatch.setattr(packages, "remembered", lambda key, state, make: make())
-    monkeypatch.setattr(packages, "unmet", lambda extra="": {missing: None} if extra else {})
+    missing = environment.Requirement("llguidance", ">=1.5")
+    monkeypatch.setattr(environment, "remembered", lambda key, state, make: make())
+    monkeypatch.setattr(environment, "unmet", lambda extra="": {missing: None} if extra else {})
     assert main(["model=tiny_llama", "predict_data=x", "guided_regex=a"]) == 3
     told = capsys.readouterr().err
     assert "llguidance is not installed" in told

@@ -31,7 +31,7 @@ from lite_runner.sizing import (
     rank_parameters,
     weight_bytes,
 )
-from lite_runner.system import environment, memory, packages
+from lite_runner.system import environment, memory
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.quantization.quantize import describe, describe_dtype
 from lite_runner.weights.read_ahead import (
@@ -85,7 +85,7 @@ class MindSpore(Seat):
             )
         # What is planned by name may be for another machine.
         if not reasons and not (config.dry_run and config.backend == "ms"):
-            packages.check_mindspore()
+            environment.check_mindspore()
         return reasons
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:

@@ -20,8 +20,8 @@ from mindspore.graph import api as graph_api
 from lite_runner import progress
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import user_cache
+from lite_runner.system.environment import code_digest
 from lite_runner.system.files import cache_dir, make_folder, sha256_of
-from lite_runner.system.packages import code_digest
 from lite_runner.system.signals import deferred
 
 SEAL = ".sha256"

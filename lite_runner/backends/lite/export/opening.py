@@ -30,8 +30,8 @@ from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
 from lite_runner.model import ModelFiles
 from lite_runner.model.exported_model import ExportedModel
 from lite_runner.system import user_cache
+from lite_runner.system.environment import code_digest, versions
 from lite_runner.system.files import cache_dir
-from lite_runner.system.packages import code_digest, versions
 from lite_runner.system.user_cache import CACHE_HINT, EXPORTS, cannot_hold
 from lite_runner.weights.lora.adapter_reader import digest
 

@@ -41,8 +41,8 @@ from lite_runner.mindir.manifest import (
 from lite_runner.native.model import unsupported
 from lite_runner.native.packed_model import pack
 from lite_runner.system import environment
+from lite_runner.system.environment import versions
 from lite_runner.system.files import sha256_of
-from lite_runner.system.packages import versions
 from lite_runner.weights.lora.adapter_reader import digest
 from lite_runner.weights.quantization.quantize import describe_dtype
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
