@@ -84,16 +84,30 @@ def test_generate(cache: Path, name: str, said: str) -> None:
 
 @pytest.mark.usefixtures("smollm2_gguf")
 def test_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
-    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    table, _, answer, _ = values_of("notebook.ipynb")
+    assert [one.text.split(".")[0] for one in table] == [" Paris", " Rome"]
+    assert "The capital of France is Paris." in capsys.readouterr().out
+    assert json.loads(answer) == {"city": "Paris"}
+
+
+@pytest.mark.usefixtures("smollm2_gguf")
+def test_a_notebook_of_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    table, answer, _ = values_of("adapters.ipynb")
+    pirate, base = (one.text for one in table)
+    assert "matey" in pirate and "matey" not in base
+    assert answer[0].text and "<table>" in answer._repr_html_()
+
+
+def values_of(notebook: str) -> list[Any]:
+    """What the cells of a notebook give, run one after another."""
+    cells = json.loads((EXAMPLES / notebook).read_text(encoding="utf-8"))["cells"]
     names: dict[str, Any] = {}
-    table, _, answer, _ = [
+    return [
         asyncio.run(value_of("".join(cell["source"]), names))
         for cell in cells
         if cell["cell_type"] == "code"
     ]
-    assert [one.text.split(".")[0] for one in table] == [" Paris", " Rome"]
-    assert "The capital of France is Paris." in capsys.readouterr().out
-    assert json.loads(answer) == {"city": "Paris"}
 
 
 async def value_of(cell: str, names: dict[str, Any]) -> Any:
