@@ -137,7 +137,7 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
 
 
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
-    from lite_runner.distributed import SOCKET_VARIABLE, started_by_launcher
+    from lite_runner.config.parallel import SOCKET_VARIABLE, started_by_launcher
     from lite_runner.launch import limited_cache
     from lite_runner.plugins import register_plugins
 

@@ -21,11 +21,10 @@ from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config import Note, raise_errors
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import placed, ranks_of, starts_ranks
+from lite_runner.config.parallel import SOCKET_VARIABLE, placed, ranks_of, starts_ranks
 from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings, Context, Parallel
-from lite_runner.distributed import SOCKET_VARIABLE
 from lite_runner.distributed.events import (
     FOLDER_VARIABLE,
     MET,

@@ -30,7 +30,6 @@ from lite_runner.sizing import readable
 from lite_runner.system import environment
 from lite_runner.system.environment import versions
 from lite_runner.system.files import memory_file
-from lite_runner.system.secret import KEY, encryption_key
 from lite_runner.system.user_cache import default_limit, trim
 
 if TYPE_CHECKING:
@@ -188,10 +187,13 @@ def _write(
 def _key_for_ranks(given: str) -> Iterator[list[str]]:
     """The setting that gives ranks the key of encrypted graphs, in the memory of this process: no
     command line, variable or file on a disk holds it."""
-    key = encryption_key(given)
-    if key is None:
+    if not given:
         yield []
         return
+    from lite_runner.system.secret import KEY, encryption_key
+
+    key = encryption_key(given)
+    assert key is not None
     with memory_file("key", key) as file:
         yield [f"{KEY}=file:{file}"]
 

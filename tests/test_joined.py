@@ -18,7 +18,7 @@ import yaml
 
 from lite_runner import app, joined
 from lite_runner.config.argv import parse
-from lite_runner.distributed import SOCKET_VARIABLE
+from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.distributed.events import FOLDER_VARIABLE, Event
 from lite_runner.distributed.join import Joined
 from lite_runner.distributed.rank_table import Device, RankTable, Server

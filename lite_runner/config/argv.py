@@ -25,7 +25,6 @@ from lite_runner.config import (
 )
 from lite_runner.records import dataclass
 from lite_runner.system.json_yaml import parse_json
-from lite_runner.system.secret import KEY, hidden
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
 
@@ -93,13 +92,16 @@ class Setting:
 
     def __str__(self) -> str:
         value = self.value if isinstance(self.value, str) else " ".join(self.value)
-        value = hidden(value) if _means_key(self.key) else value
+        if _means_key(self.key):
+            from lite_runner.system.secret import hidden
+
+            value = hidden(value)
         return f"--{self.key} {value}" if self.flag else f"{self.prefix}{self.key}={value}"
 
 
 def _means_key(name: str) -> bool:
     """True if a dotted key is `infer.enc_key`, or that misspelt: its value may be a key."""
-    return nearest(name.rpartition(".")[2], [KEY.rpartition(".")[2]], NEAR_NAME) is not None
+    return nearest(name.rpartition(".")[2], ["enc_key"], NEAR_NAME) is not None
 
 
 @dataclass

@@ -67,7 +67,6 @@ from lite_runner.config.schema import ExportedOptions, GenerateOptions, RunConfi
 from lite_runner.config.sections import RANDOM
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.secret import KEY
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")  # on the hub
 _OF_EXPORTS = ("infer.model_dir", "infer.prefill_model_path")  # they name an exported model
@@ -519,8 +518,9 @@ def kept(config: RunConfig) -> dict[str, Any]:
             put_at(raw, key, [_absolute(path, there=not kind.written) for path in value])
         elif value:
             put_at(raw, key, _absolute(value, there=not kind.written))
-    if str(at(raw, KEY)).startswith("file:"):
-        put_at(raw, KEY, f"file:{_absolute(at(raw, KEY)[5:])}")
+    key = "infer.enc_key"
+    if str(at(raw, key)).startswith("file:"):
+        put_at(raw, key, f"file:{_absolute(at(raw, key)[5:])}")
     if isinstance(config, GenerateOptions):
         path = prompt_file(config.predict_data)
         if path is not None and is_file(path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from lite_runner.architectures import custom_network, undivided
@@ -12,6 +13,8 @@ from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
 from lite_runner.records import dataclass
 from lite_runner.system import processor
+
+SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of our launcher's socket, if that started the rank
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ def starts_ranks(config: RunConfig) -> bool:
     several = config.on_ranks and ranks_of(config).size > 1
     alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
     return several and not alone
+
+
+def started_by_launcher(environ: Mapping[str, str] = os.environ) -> bool:
+    """True if this process may be a rank: see `membership`, which is for those alone."""
+    return "MS_ROLE" in environ or "RANK_ID" in environ
 
 
 def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:

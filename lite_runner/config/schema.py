@@ -44,7 +44,6 @@ from lite_runner.records import (
     Seed,
     dataclass,
 )
-from lite_runner.system.secret import hidden
 
 # By the name that backend= takes, the folder in lite_runner/backends/. To add one, add a row, its
 # folder and conf/backend/NAME.yaml.
@@ -400,6 +399,10 @@ class ExportedOptions(ComputeOptions):
         return dataclasses.replace(self, infer=infer)
 
     def without_secrets(self: Exported) -> Exported:
+        if not self.infer.enc_key:
+            return self
+        from lite_runner.system.secret import hidden
+
         infer = dataclasses.replace(self.infer, enc_key=hidden(self.infer.enc_key))
         return dataclasses.replace(self, infer=infer)
 

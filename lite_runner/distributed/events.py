@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lite_runner import progress
-from lite_runner.distributed import SOCKET_VARIABLE
+from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.errors import EXIT_FAILED, EnvironmentFault
 from lite_runner.records import dataclass
 

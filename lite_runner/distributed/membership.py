@@ -19,8 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner.config import Invalid
-from lite_runner.config.parallel import Ranks
-from lite_runner.distributed import started_by_launcher
+from lite_runner.config.parallel import Ranks, started_by_launcher
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.environment import index_of

@@ -19,7 +19,7 @@ from lite_runner.backends.lite.engines import lite
 from lite_runner.backends.lite.engines.lite_release import LITE
 from lite_runner.backends.mindformers.releases import RELEASES
 from lite_runner.backends.workers import python as workers
-from lite_runner.distributed import SOCKET_VARIABLE
+from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.doctor import machine, probe
 from lite_runner.doctor.check import Check, Finding
 from lite_runner.system import environment, memory, processor

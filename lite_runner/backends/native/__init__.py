@@ -15,7 +15,6 @@ from lite_runner.backends import (
     step_capacity,
     unchunked,
 )
-from lite_runner.backends.collectives import all_gather, gather_text
 from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.backends.native.packed_cache import (
     entry_of,
@@ -232,6 +231,7 @@ def _written_later(options: RunOptions) -> int:
 
 def _met(options: RunOptions) -> Peers:
     """The other ranks that share the model, once all are here."""
+    from lite_runner.backends.collectives import all_gather, gather_text
     from lite_runner.native.peers import meet_peers
 
     ranks, share = options.ranks, _share(options)

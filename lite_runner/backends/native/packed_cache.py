@@ -27,7 +27,6 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.collectives import broadcast
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model import ModelFiles
@@ -85,7 +84,7 @@ def packed_model(
     entry, first = entry_of(files), ranks.rank == 0
     layers = _found(entry, files, lora, name) if first else None
     reason = _pack_into(entry, files, name) if first and layers is None else ""
-    if reason := broadcast(ranks, reason):
+    if reason := _of_first(ranks, reason):
         if first:
             progress.note(
                 f"{name} is packed in memory, at each start: {reason} (LITE_RUNNER_CACHE=FOLDER"
@@ -94,8 +93,17 @@ def packed_model(
         return _in_memory(files, lora, name, ranks, share)
     user_cache.use(entry)
     state = _state(entry / FILE)
-    verified = broadcast(ranks, state) == state  # else the first rank is on another machine
+    verified = _of_first(ranks, state) == state  # else the first rank is on another machine
     return layers or open_packed(entry / FILE, files.model, lora, verified=verified)
+
+
+def _of_first(ranks: Ranks, text: str) -> str:
+    """The text of the first rank, on every one."""
+    if ranks.size == 1:
+        return text
+    from lite_runner.backends.collectives import broadcast
+
+    return broadcast(ranks, text)
 
 
 def entry_of(files: ModelFiles) -> Path:
