@@ -25,7 +25,7 @@ from lite_runner.distributed.join import Joined, RankLock, join
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.records import dataclass
-from lite_runner.system import environment, processor
+from lite_runner.system import environment
 
 RENDEZVOUS_S = 120  # until all ranks must have met, where the starter does not say
 _START = "start it with msrun --worker_num=N, scripts/msrun_launcher.sh or a loop over a rank table"
@@ -153,7 +153,7 @@ def rank_context(device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"device_id": int(os.environ["DEVICE_ID"])}
     if settings.get("threads") is not None:
         return {}
-    return {"threads": processor.cores(len(_joined.local_ranks))}
+    return {"threads": environment.cores(len(_joined.local_ranks))}
 
 
 def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:

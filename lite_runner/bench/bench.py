@@ -34,7 +34,7 @@ from lite_runner.bench.report import (
 )
 from lite_runner.errors import ConfigError
 from lite_runner.output import RunFolder
-from lite_runner.system import own_process, processor
+from lite_runner.system import environment, own_process
 
 PROGRAM = "lite_runner.bench.cell"
 
@@ -176,8 +176,8 @@ def this_machine() -> Machine:
     import psutil  # type: ignore[import-untyped]
 
     return Machine(
-        processor=processor.name(),
-        cores=processor.cores(),
+        processor=environment.processor(),
+        cores=environment.cores(),
         memory_mib=psutil.virtual_memory().total >> 20,
     )
 

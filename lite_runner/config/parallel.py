@@ -12,7 +12,7 @@ from lite_runner.config import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
 from lite_runner.records import dataclass
-from lite_runner.system import processor
+from lite_runner.system import environment
 
 SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of our launcher's socket, if that started the rank
 
@@ -96,7 +96,7 @@ def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
     """The config with this rank's device and, on CPU, its share of this machine's processors."""
     context = replace(config.context, device_id=device_id)
     if device == "CPU" and context.threads is None:
-        threads = processor.cores(cluster_of(config).local_worker_num)
+        threads = environment.cores(cluster_of(config).local_worker_num)
         context = replace(context, threads=threads)
     return replace(config, context=context)
 
@@ -104,14 +104,14 @@ def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
 def threads_beyond(config: RunConfig) -> str:
     """A note where `config` asks for more threads than this process may use CPUs; "" elsewhere."""
     ranks = cluster_of(config).local_worker_num if starts_ranks(config) else 1
-    threads, cores = config.context.threads, processor.cores()
+    threads, cores = config.context.threads, environment.cores()
     if threads is None or threads * ranks <= cores:
         return ""
     of_ranks = f" of each of {ranks} ranks" if ranks > 1 else ""
     return (
         f"context.threads={threads}{of_ranks}: this process may use {cores} CPU(s), by its affinity"
         " and the CPU quota of its cgroup; more threads than that wait for each other"
-        f"\n  -> context.threads={processor.cores(ranks)}, or leave it out"
+        f"\n  -> context.threads={environment.cores(ranks)}, or leave it out"
     )
 
 

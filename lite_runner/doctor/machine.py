@@ -26,7 +26,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import compiler
 from lite_runner.output import PROBE_BYTES
 from lite_runner.sizing import PROCESS, Memory, readable, shortage
-from lite_runner.system import environment, memory, processor
+from lite_runner.system import environment, memory
 from lite_runner.system.environment import Requirement
 from lite_runner.system.files import cache_dir, folder_size
 from lite_runner.system.user_cache import (
@@ -140,11 +140,13 @@ def unknown() -> Finding:
 
 def cpu() -> Finding:
     """The processor: the cores that this process may use, and its features."""
-    count = f"{processor.cores()} of {os.cpu_count()} cores"
-    if (quota := processor.cpu_quota()) is not None:
+    count = f"{environment.cores()} of {os.cpu_count()} cores"
+    if (quota := environment.cpu_quota()) is not None:
         count += f" (CPU quota of the cgroup: {quota:g})"
-    features = " ".join(processor.features()) or "no vector instructions that matter here"
-    return Finding("ok", f"{processor.name()}, {count}, {features}")
+    features = (
+        " ".join(environment.processor_features()) or "no vector instructions that matter here"
+    )
+    return Finding("ok", f"{environment.processor()}, {count}, {' '.join(features)}")
 
 
 def ascend() -> Finding:

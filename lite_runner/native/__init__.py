@@ -10,7 +10,7 @@ from typing import Any
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import fingerprint
 from lite_runner.records import dataclass
-from lite_runner.system import processor
+from lite_runner.system import environment
 
 LIBRARY = Path(__file__).resolve().parent / "operators.so"
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -115,4 +115,4 @@ def choose_kernels(*, reproducible: bool) -> None:
 
 def set_threads(count: int | None) -> None:
     """Set the number of kernel threads; None: one per processor available to this process."""
-    library().lite_runner_set_threads(count or processor.cores())
+    library().lite_runner_set_threads(count or environment.cores())

@@ -27,7 +27,7 @@ from lite_runner.config.generation import FinishReason
 from lite_runner.config.schema import BACKENDS
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.records import dataclass
-from lite_runner.system import memory, processor
+from lite_runner.system import environment, memory
 from lite_runner.system.environment import versions
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
 from lite_runner.system.json_yaml import dump_yaml
@@ -209,7 +209,7 @@ class Result:
 
 def _provenance(plan: Plan) -> dict[str, str]:
     """The conditions under which a repetition of the run computes the same bits."""
-    found = {"processor": processor.name()}
+    found = {"processor": environment.processor()}
     if plan.config.backend in BACKENDS:  # else nothing is computed
         found |= seat(plan.config.backend).provenance()
     if plan.files is not None and (digest := plan.files.digest) is not None:

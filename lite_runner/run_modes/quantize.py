@@ -25,8 +25,8 @@ from lite_runner.output.fidelity import WINDOW, fidelity
 from lite_runner.plan import Plan
 from lite_runner.records import Count, InputPath, OutputPath, dataclass
 from lite_runner.sizing import float32_bytes, model_lines, readable, weight_bytes
+from lite_runner.system.environment import cores
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space
-from lite_runner.system.processor import cores
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.kernels import product, use_threads

@@ -1,4 +1,4 @@
-"""This machine's devices and this Python's packages, found out without importing any of them.
+"""This machine's processor and devices, and this Python's packages, without importing MindSpore.
 
 The three ids of an Ascend device and where each is used.
 
@@ -37,6 +37,9 @@ from lite_runner.system import memory
 from lite_runner.system.signals import deferred, leave_interrupts
 from lite_runner.system.user_cache import remembered
 
+_CPUINFO = Path("/proc/cpuinfo")
+# Those that matter to products of matrices.
+_CPU_FEATURES = re.compile(r"avx2|avx512f|avx512_vnni|avx_vnni|amx_int8|amx_bf16|asimddp|i8mm|sve")
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 
 
@@ -488,3 +491,54 @@ def _digest(package: Path, paths: list[Path]) -> str:
         for part in (path.relative_to(package).as_posix().encode(), path.read_bytes()):
             whole.update(hashlib.sha256(part).digest())
     return whole.hexdigest()
+
+
+def processor() -> str:
+    """The model of the processor, or the kind of machine where the system names none, as on ARM."""
+    return _cpuinfo("model name") or platform.machine()
+
+
+def cores(processes: int = 1) -> int:
+    """Cores that this process may use: of its affinity, whole ones of its cgroups' CPU quota; or
+    how many each of some `processes` that share them, at least one."""
+    allowed = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    # More threads than the quota are all stopped for the rest of each period once it is used up.
+    return max(1, (allowed if quota is None else min(allowed, int(quota))) // processes)
+
+
+def processor_features() -> list[str]:
+    """The processor's vector and matrix instructions, as Linux calls them."""
+    found = _cpuinfo("flags") or _cpuinfo("Features")
+    return [flag for flag in found.split() if _CPU_FEATURES.fullmatch(flag)]
+
+
+def _cpuinfo(key: str) -> str:
+    """The first value of a key of /proc/cpuinfo; "" where there is none."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":")[::2] for line in lines)
+    return next((value.strip() for one, value in pairs if one.strip() == key), "")
+
+
+def cpu_quota() -> float | None:
+    """CPU quota of the cgroups in CPUs, e.g. 1.5; None: no limit."""
+    return min(_quotas(), default=None)
+
+
+def _quotas() -> Iterator[float]:
+    for folder in memory.cgroups():
+        try:
+            quota, period = map(int, (folder / "cpu.max").read_text().split())
+        except (OSError, ValueError):  # none, or "max 100000"
+            continue
+        yield quota / period
+    for folder in memory.cgroups("cpu"):
+        allowed, time = (
+            memory.number_in(folder / "cpu.cfs_quota_us"),
+            memory.number_in(folder / "cpu.cfs_period_us"),
+        )
+        if allowed and allowed > 0 and time:  # -1: no limit
+            yield allowed / time

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lite_runner.errors import EnvironmentFault
-from lite_runner.system.processor import cgroups, number_in
 
 TAKE_LESS = (
     "dry_run=true says what the run needs; fewer sequences at a time, shorter ones or quant= take "
@@ -38,6 +37,8 @@ _SAID = re.compile(
 )
 
 
+_MOUNT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
 _bound: int | None = None  # bytes
 
 
@@ -216,3 +217,27 @@ def _left_in_cgroups() -> Iterator[int]:
                 number_in(stat, "total_shmem") or 0
             )
             yield limit - used + max(0, given_back)
+
+
+def cgroups(controller: str = "") -> list[Path]:
+    """This process's cgroup and its parents, of a `controller` of version 1, or of version 2; in a
+    container possibly only the mount."""
+    mount = _MOUNT / controller
+    try:
+        lines = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
+    except OSError:
+        return [mount]
+    own = next((path for _, names, path in lines if controller in names.split(",")), "/")
+    inner = mount / own.lstrip("/")
+    return [inner, *(above for above in inner.parents if above.is_relative_to(mount))]
+
+
+def number_in(file: Path, key: str = "") -> int | None:
+    """The number in a file, or of a `key` in it; None if there is none, e.g. "max"."""
+    try:
+        text = file.read_text()
+        if not key:
+            return int(text)
+        return next(int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -16,7 +16,7 @@ import numpy as np
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
 from lite_runner.records import dataclass
-from lite_runner.system.processor import cores
+from lite_runner.system.environment import cores
 from lite_runner.training.adapter import in_memory
 from lite_runner.training.kernels import Array, use_threads
 from lite_runner.training.network import Dropout, Example, TrainedNetwork

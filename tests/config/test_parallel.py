@@ -7,7 +7,7 @@ import pytest
 from lite_runner import run_modes
 from lite_runner.config.parallel import cluster_of, ranks_of, threads_beyond
 from lite_runner.config.schema import RunConfig
-from lite_runner.system import processor
+from lite_runner.system import environment
 from tests.each import each
 
 Resolve = Callable[..., RunConfig]
@@ -64,7 +64,7 @@ def test_several_ranks_have_to_be_asked_for(faults: Faults, setting: str) -> Non
 def test_more_threads_than_cpus_are_noted(
     resolve: Resolve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "cores", lambda processes=1: max(1, 2 // processes))
+    monkeypatch.setattr(environment, "cores", lambda processes=1: max(1, 2 // processes))
     for argv in ([], ["context.threads=2"], ["parallel=tp2", "context.threads=1"]):
         assert threads_beyond(resolve(*TINY, *argv)) == "", argv
     told = threads_beyond(resolve(*TINY, "context.threads=9"))

@@ -22,7 +22,7 @@ from lite_runner.backends.workers import python as workers
 from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.doctor import machine, probe
 from lite_runner.doctor.check import Check, Finding
-from lite_runner.system import environment, memory, processor
+from lite_runner.system import environment, memory
 from lite_runner.system.environment import Requirement
 from tests.paths import ROOT
 
@@ -104,7 +104,7 @@ def test_this_machine_has_a_processor_and_memory() -> None:
 
 
 def test_a_cpu_quota_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(environment, "cpu_quota", lambda: 1.5)
     assert f"1 of {os.cpu_count()} cores (CPU quota of the cgroup: 1.5)" in machine.cpu().found
 
 

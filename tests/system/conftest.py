@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.system import processor
+from lite_runner.system import memory
 
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where cgroups are; this process is in job/step of those of either version."""
-    monkeypatch.setattr(processor, "_MOUNT", tmp_path)
+    monkeypatch.setattr(memory, "_MOUNT", tmp_path)
     told = tmp_path / "own"
     told.write_text("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n0::/job/step\n")
-    monkeypatch.setattr(processor, "_OWN", told)
+    monkeypatch.setattr(memory, "_OWN", told)
     return tmp_path

@@ -11,7 +11,7 @@ from pathlib import Path
 from lite_runner import progress
 from lite_runner.config.sections import AscendSettings
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system import environment, processor
+from lite_runner.system import environment
 
 CANN_KERNELS = "MS_DISABLE_INTERNAL_KERNELS_LIST"  # operators that use CANN's kernels
 # Unless the environment sets them: MindFormers 1.3 to 2.1 leave virtual memory off, and
@@ -51,7 +51,7 @@ def set_device(
         # PagedAttention and ReshapeAndCache are inference kernels of MindSpore.
         ms.set_context(jit_config=jit_config | {"infer_boost": "on"})
     if device == "CPU":
-        threads = threads or min(ms.get_context("runtime_num_threads"), processor.cores())
+        threads = threads or min(ms.get_context("runtime_num_threads"), environment.cores())
     if threads is not None:
         ms.set_context(runtime_num_threads=threads)
 

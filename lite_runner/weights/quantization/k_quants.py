@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.system.processor import cores
+from lite_runner.system.environment import cores
 from lite_runner.weights.quantization.quantized import (
     VALUES_AT_ONCE,
     QuantizedTensor,

@@ -20,7 +20,7 @@ from lite_runner.backends.lite.engines import lite_release
 from lite_runner.backends.lite.ge import FILE_NAME, GeConfig, render
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
-from lite_runner.system import processor
+from lite_runner.system import environment
 from lite_runner.system.files import temporary_folder
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class LiteEngine:
             context = self._lite.Context()
             if target == "CPU":
                 context.target = ["cpu"]
-                context.cpu.thread_num = options.threads or processor.cores()
+                context.cpu.thread_num = options.threads or environment.cores()
                 return context
             context.target = ["ascend"]
             wanted = {

@@ -24,7 +24,7 @@ from lite_runner.backends.workers.python import worker_command
 from lite_runner.errors import ArtifactError, EnvironmentFault, RunnerError
 from lite_runner.mindir.manifest import GraphName, TensorSpec
 from lite_runner.records import dataclass
-from lite_runner.system import processor
+from lite_runner.system import environment
 
 # Timeouts for a hang, not for a large model on a busy machine.
 START_SECONDS = 300.0
@@ -120,7 +120,7 @@ class WorkerEngine:
         try:
             self._start(found)
             for name in graphs:
-                self.inputs[name] = self._load(name, threads or processor.cores())
+                self.inputs[name] = self._load(name, threads or environment.cores())
         except BaseException:
             self.close()
             raise
