@@ -74,8 +74,9 @@ from lite_runner.output import RESULT, RunFolder
 from lite_runner.records import dataclass
 from lite_runner.run_modes import resolve, schemas
 from lite_runner.system import environment
-from lite_runner.system.json_yaml import parse_json, read_yaml
+from lite_runner.system.json_file import parse_json
 from lite_runner.system.signals import Terminated
+from lite_runner.system.yaml_file import read_yaml
 
 _PARAMS = "hydra.sweeper.params"
 JOB = "job.json"  # in the folder of each job

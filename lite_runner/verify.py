@@ -12,7 +12,8 @@ from lite_runner.output import RESULT
 from lite_runner.output.comparison import PROGRAM, aligned
 from lite_runner.system import own_process
 from lite_runner.system.files import temporary_folder
-from lite_runner.system.json_yaml import parse_json, read_json_object, read_yaml
+from lite_runner.system.json_file import parse_json, read_json_object
+from lite_runner.system.yaml_file import read_yaml
 
 SAMPLES = "samples.jsonl"  # of an evaluation over tasks
 VERIFIABLE = ("predict", "slora", "eval")

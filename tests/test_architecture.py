@@ -384,7 +384,7 @@ OWN_JSON = {
         "backends.mindformers.run",
         "joined",
         "profile",
-        "system.json_yaml",
+        "system.json_file",
     ),
     "text.spelling",
     *("text.chat_templates", "text.template_worker", "text.tokenizer_cost"),
@@ -392,7 +392,7 @@ OWN_JSON = {
 
 
 def test_files_of_json_have_one_reader() -> None:
-    """system/json_yaml.py turns all that a file can hold into a value or one error."""
+    """system/json_file.py turns all that a file can hold into a value or one error."""
     reads = {
         module_name(path).removeprefix("lite_runner.")
         for path in MODULES

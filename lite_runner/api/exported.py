@@ -19,7 +19,7 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.model.exported_model import common_folder, graphs_in, paths_of
 from lite_runner.system import environment
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system.yaml_file import read_yaml
 
 PATHS = ("prefill_model_path", "increment_model_path")
 # The models of conf/ to start from, by the family names of run_infer_main.py.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lite_runner import progress
 from lite_runner.config.sections import ParallelConfig
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from lite_runner.api.model import PreTrainedModel

@@ -55,7 +55,7 @@ from lite_runner.config.mindformers import (
 )
 from lite_runner.config.sections import ASCEND_KEYS
 from lite_runner.errors import ConfigError
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from lite_runner.config.compose import Composed, Schemas

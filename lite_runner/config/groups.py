@@ -15,8 +15,9 @@ from typing import Any
 from lite_runner import __version__
 from lite_runner.config import at
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system.json_yaml import parse_json, read_yaml
+from lite_runner.system.json_file import parse_json
 from lite_runner.system.user_cache import remembered
+from lite_runner.system.yaml_file import read_yaml
 
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
 DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder

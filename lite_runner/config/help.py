@@ -29,8 +29,8 @@ from lite_runner.config.groups import (
 )
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.json_yaml import dump_yaml, read_yaml
 from lite_runner.system.secret import KEY, hidden
+from lite_runner.system.yaml_file import dump_yaml, read_yaml
 
 _USAGE = """\
 Run an LLM job on MindSpore.

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from lite_runner.config import Invalid, did_you_mean, nearest, read
 from lite_runner.errors import ConfigError
 from lite_runner.records import Count, Index, Range, dataclass
-from lite_runner.system.json_yaml import Tagged, read_yaml
+from lite_runner.system.yaml_file import Tagged, read_yaml
 
 FOLDER = Path(__file__).with_name("tasks")
 MAX_INCLUDES = 8

@@ -30,7 +30,7 @@ from lite_runner.records import dataclass
 from lite_runner.system import environment, memory
 from lite_runner.system.environment import versions
 from lite_runner.system.files import GROUP_MAY_READ, make_folder, temporary_folder
-from lite_runner.system.json_yaml import dump_yaml
+from lite_runner.system.yaml_file import dump_yaml
 
 if TYPE_CHECKING:
     from lite_runner.output.comparison import ScoreComparison, TextComparison

@@ -20,7 +20,7 @@ from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import plan_serving
 from lite_runner.sizing import readable
 from lite_runner.system import environment
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system.yaml_file import read_yaml
 
 __all__ = ["Config", "errors", "plan", "run"]
 

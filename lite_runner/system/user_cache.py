@@ -30,7 +30,7 @@ from lite_runner.system.files import (
     sha256_of,
     temporary_beside,
 )
-from lite_runner.system.json_yaml import read_json_object
+from lite_runner.system.json_file import read_json_object
 
 CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable folder"
 VALUES = "values"  # folder below cache_dir()

@@ -20,7 +20,7 @@ from lite_runner.config import schema as options
 from lite_runner.config.generation import StructuredOptions
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
 from lite_runner.config.schema import RunConfig
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system.yaml_file import read_yaml
 from tests.each import each
 from tests.paths import ROOT
 

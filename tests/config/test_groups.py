@@ -16,7 +16,7 @@ from lite_runner.config import groups
 from lite_runner.config.argv import parse
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system.yaml_file import read_yaml
 
 
 @pytest.fixture

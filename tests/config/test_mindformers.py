@@ -18,8 +18,8 @@ from lite_runner.config.mindformers import format_keys
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings
 from lite_runner.errors import ConfigError
-from lite_runner.system import json_yaml
-from lite_runner.system.json_yaml import read_yaml
+from lite_runner.system import yaml_file
+from lite_runner.system.yaml_file import read_yaml
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
@@ -334,7 +334,7 @@ def test_a_yaml_that_is_no_config_is_refused(
     content: bytes | None,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(json_yaml, "MAX_CONFIG_BYTES", 1 << 20)
+    monkeypatch.setattr(yaml_file, "MAX_CONFIG_BYTES", 1 << 20)
     path = tmp_path / "c.yaml"
     if content is not None:
         path.write_bytes(content)

@@ -17,7 +17,7 @@ from lite_runner.config.prompts import with_input, with_seed
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
-from lite_runner.system.json_yaml import dump_yaml
+from lite_runner.system.yaml_file import dump_yaml
 
 Write = Callable[..., RunConfig]
 CHAT = "predict_data=[{role: user, content: hi}]"

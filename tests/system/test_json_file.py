@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lite_runner.errors import ArtifactError
-from lite_runner.system.json_yaml import (
+from lite_runner.system.json_file import (
     MAX_DEPTH,
     MAX_DIGITS,
     parse_json,
