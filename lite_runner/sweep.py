@@ -74,7 +74,7 @@ from lite_runner.output import RESULT, RunFolder
 from lite_runner.records import dataclass
 from lite_runner.run_modes import resolve, schemas
 from lite_runner.system import environment
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.system.signals import Terminated
 from lite_runner.system.yaml_file import read_yaml
 

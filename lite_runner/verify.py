@@ -11,8 +11,7 @@ from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.output import RESULT
 from lite_runner.output.comparison import PROGRAM, aligned
 from lite_runner.system import own_process
-from lite_runner.system.files import temporary_folder
-from lite_runner.system.json_file import parse_json, read_json_object
+from lite_runner.system.files import parse_json, read_json_object, temporary_folder
 from lite_runner.system.yaml_file import read_yaml
 
 SAMPLES = "samples.jsonl"  # of an evaluation over tasks

@@ -17,7 +17,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from lite_runner.errors import RunnerError
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.chat_templates import render_template
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}

@@ -384,7 +384,7 @@ OWN_JSON = {
         "backends.mindformers.run",
         "joined",
         "profile",
-        "system.json_file",
+        "system.files",
     ),
     "text.spelling",
     *("text.chat_templates", "text.template_worker", "text.tokenizer_cost"),
@@ -392,7 +392,7 @@ OWN_JSON = {
 
 
 def test_files_of_json_have_one_reader() -> None:
-    """system/json_file.py turns all that a file can hold into a value or one error."""
+    """system/files.py turns all that a file can hold into a value or one error."""
     reads = {
         module_name(path).removeprefix("lite_runner.")
         for path in MODULES

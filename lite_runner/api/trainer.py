@@ -20,7 +20,7 @@ from lite_runner.config.sections import MANIFEST, RANDOM
 from lite_runner.errors import ConfigError
 from lite_runner.evaluation.tasks import built_in
 from lite_runner.output import RESULT
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 from lite_runner.system.yaml_file import read_yaml
 
 # MindFormers' settings of training alone; those of _FINETUNE are what `finetune` takes, the others

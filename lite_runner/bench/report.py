@@ -14,7 +14,7 @@ from typing import Any
 from lite_runner.bench.options import AXES, SIZES, CellSettings, from_plain, shared, varying
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 RESULT = "result.json"
 BUSY = 0.1  # cores of other programs, from which on figures are doubtful

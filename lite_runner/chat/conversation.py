@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 
 Messages = Sequence[Mapping[str, str]]  # {"role", "content"} each
 

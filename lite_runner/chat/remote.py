@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from lite_runner.chat.conversation import Answer, ContextFull, Messages
 from lite_runner.errors import EnvironmentFault, RunnerError
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 TIMEOUT_S = 600
 MAX_LINE = 1 << 20

@@ -24,7 +24,7 @@ from lite_runner.config import (
     nearest_flag,
 )
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 Action = Literal["run", "help", "version", "cfg", "info", "multirun", "completion"]
 

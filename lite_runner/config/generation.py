@@ -23,7 +23,7 @@ from lite_runner.records import (
     TopP,
     dataclass,
 )
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder

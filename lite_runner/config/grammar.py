@@ -21,7 +21,7 @@ from lite_runner.config import Invalid, accepts, show
 from lite_runner.config.prompt import Request, is_prompt
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.system.secret import SECRETS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 from lite_runner import __version__
 from lite_runner.config import at
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.system.user_cache import remembered
 from lite_runner.system.yaml_file import read_yaml
 

@@ -16,7 +16,7 @@ from lite_runner.config.argv import CommandLine, ConfigFile, Setting
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 from lite_runner.system.yaml_file import read_yaml
 
 _DIR = "infer.model_dir"

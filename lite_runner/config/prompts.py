@@ -42,7 +42,7 @@ from lite_runner.config.prompt import (
 )
 from lite_runner.config.schema import Config, ExportedOptions, GenerateOptions, RunConfig
 from lite_runner.errors import ConfigError
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 MAX_PROMPT_BYTES = 64 << 20
 STANDARD_INPUT = "-"

@@ -17,8 +17,7 @@ from typing import Any
 
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write, read_small
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import atomic_write, parse_json, read_small
 
 BOARD = 4  # devices 0..3 share a board, and so do the ones from 4 on
 WHOLE = (8, 16)  # sizes of a machine; only all of its devices may span the boards

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 Document: TypeAlias = "dict[str, Any]"
 

@@ -38,7 +38,7 @@ from lite_runner.generation.sampling import log_likelihoods
 from lite_runner.output import RunFolder
 from lite_runner.output.comparison import aligned
 from lite_runner.records import Count, Index, InputPath, dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.system.yaml_file import read_yaml
 from lite_runner.text.spelling import Transcript
 from lite_runner.text.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.evaluation.prompts import Sample
 from lite_runner.evaluation.tasks import Filter, FilterStep, Metric
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.chat_templates import render_template
 
 RESAMPLES = 1000  # of a bootstrap

@@ -11,7 +11,7 @@ from lite_runner.config.generation import Pooling
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import read_json, read_json_object
+from lite_runner.system.files import read_json, read_json_object
 from lite_runner.weights.repository import MODULES, PROMPTS
 
 _POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "lasttoken": "last"}  # those computed here

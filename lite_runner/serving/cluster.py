@@ -46,7 +46,7 @@ from lite_runner.serving.routing import key_of_body, ranked
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
 from lite_runner.serving.server import http_server, open_server, serve_until_stopped
 from lite_runner.serving.state import Gone, or_gone
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.system.secret import read_key
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from lite_runner.serving.schemas import (
     only,
 )
 from lite_runner.serving.state import Server
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.thinking import thinking_marks
 from lite_runner.text.tokenizer import Tokenizer
 

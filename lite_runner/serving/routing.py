@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from lite_runner.serving.middleware import check_values
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 
 AHEAD = 4  # requests that a preferred replica may have more than the least busy one
 _MOST = 1024  # characters of a beginning, or tokens

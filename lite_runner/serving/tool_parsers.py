@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.thinking import overlap
 
 SPACE = " \t\r\n"

@@ -13,7 +13,7 @@ from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedToo
 from lite_runner.serving.tool_formats import NO_ARGUMENTS, CallFormat
 from lite_runner.serving.tool_parsers import Call, More, Part, Tools
 from lite_runner.structured.grammars import Grammar
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
 # What of a definition is not for the chat template.

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Guide
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
 MAX_CHARS = 1 << 16  # of a grammar

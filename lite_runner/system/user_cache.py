@@ -25,12 +25,12 @@ from lite_runner.system.files import (
     cache_dir,
     folder_size,
     make_folder,
+    read_json_object,
     remove_orphans,
     require_space,
     sha256_of,
     temporary_beside,
 )
-from lite_runner.system.json_file import read_json_object
 
 CACHE_HINT = "free some space, or set LITE_RUNNER_CACHE to another, writable folder"
 VALUES = "values"  # folder below cache_dir()

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, models
 
 from lite_runner.errors import ArtifactError
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 from lite_runner.text.gguf import byte_level_bpe, load_gguf
 from lite_runner.text.spelling import StreamDecoder
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer, special_tokens

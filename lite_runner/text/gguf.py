@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from lite_runner.errors import ArtifactError
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.spelling import PieceType
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata

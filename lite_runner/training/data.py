@@ -19,7 +19,7 @@ import numpy as np
 
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.network import Example
 from lite_runner.weights.formats.mindrecord_file import (

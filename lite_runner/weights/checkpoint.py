@@ -11,7 +11,7 @@ from lite_runner import progress
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 from lite_runner.weights import first_bytes
 from lite_runner.weights.formats import INDEX, TORCH_INDEX, model_config_from_hf
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.weights.download import open_url
 
 CONNECT_SECONDS = 4.0  # to a hub; then there is no network

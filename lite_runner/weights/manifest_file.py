@@ -18,8 +18,7 @@ from lite_runner import progress
 from lite_runner.config import Invalid, read
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import atomic_write, read_json_object
 
 CHECKSUM = "checksum"
 MAX_FAULTS = 5  # of a message

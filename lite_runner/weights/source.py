@@ -23,8 +23,13 @@ from typing import TYPE_CHECKING
 from lite_runner import progress
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write, cache_dir, folder_size, temporary_folder
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import (
+    atomic_write,
+    cache_dir,
+    folder_size,
+    parse_json,
+    temporary_folder,
+)
 from lite_runner.system.user_cache import CACHE_HINT, is_intact
 
 if TYPE_CHECKING:

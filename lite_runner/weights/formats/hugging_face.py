@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import KNOWN, Parameter, architecture_of, parameters, stored_rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
-from lite_runner.system.json_file import read_json
+from lite_runner.system.files import read_json
 from lite_runner.weights import LazyTensor, derived, same_values, shifted, transposed
 from lite_runner.weights.formats import TORCH_INDEX
 from lite_runner.weights.formats.fused import by_name, fuse, fused_experts, separated, split

@@ -11,7 +11,7 @@ from typing import Any
 
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 
 # quant_method of a quantization_config -> the name that its users know.
 _METHODS = {

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.errors import ArtifactError
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import parse_json
 from lite_runner.weights import LazyTensor, widened
 from lite_runner.weights.formats.ascend import unpack_ascend
 from lite_runner.weights.formats.packed_layouts import (

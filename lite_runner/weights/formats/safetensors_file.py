@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import atomic_write, parse_json
 from lite_runner.weights import (
     CHUNK,
     DType,

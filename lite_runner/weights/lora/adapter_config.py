@@ -17,7 +17,7 @@ from lite_runner.architectures.fields import Fields
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object
 from lite_runner.system.regex_cost import check_cost
 
 Number = TypeVar("Number", int, float)

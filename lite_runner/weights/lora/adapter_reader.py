@@ -16,8 +16,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.config.prompt import adapter_name
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import sha256_of
-from lite_runner.system.json_file import read_json_object
+from lite_runner.system.files import read_json_object, sha256_of
 from lite_runner.weights import LazyTensor, same_values
 from lite_runner.weights.checkpoint import LORA, PICKLES, rank_folders, weights_file
 from lite_runner.weights.formats.ckpt_file import open_ckpt

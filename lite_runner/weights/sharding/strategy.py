@@ -18,8 +18,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from lite_runner.errors import ArtifactError
-from lite_runner.system.files import atomic_write
-from lite_runner.system.json_file import parse_json
+from lite_runner.system.files import atomic_write, parse_json
 from lite_runner.system.protobuf import parse_message
 from lite_runner.weights.sharding.partition import Layout, Strategy
 
