@@ -139,14 +139,17 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
 def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) -> int:
     from lite_runner.config.parallel import SOCKET_VARIABLE, started_by_launcher
     from lite_runner.launch import limited_cache
-    from lite_runner.plugins import register_plugins
+    from lite_runner.system import environment
 
     member = None
     if started_by_launcher():
         from lite_runner.distributed.membership import membership
 
         member = membership()
-    register_plugins(plugins)
+    if plugins or environment.has_plugins():
+        from lite_runner.plugins import register_plugins
+
+        register_plugins(plugins)
     # The launcher of ranks limits the cache for them.
     limited = SOCKET_VARIABLE not in os.environ and config.leaves_folder and not config.dry_run
     with limited_cache(config.context.cache_limit) if limited else nullcontext():

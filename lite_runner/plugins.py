@@ -12,32 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.system import environment
-from lite_runner.system.user_cache import remembered
+from lite_runner.system.environment import PLUGINS
 
 _registered: list[str] = []
-GROUP = "lite_runner.plugins"  # of entry points: a module, which registers when it is imported
 
 
 def register_plugins(paths: Sequence[str] = ()) -> None:
     """Import what is installed as a plugin, then the Python files of `paths`, which call
     lite_runner.register. Raises EnvironmentFault, ConfigError where one fails."""
-    if remembered(f"plugins of {sys.prefix}", environment.packages_state(), _are_installed):
-        _register_installed()
+    _register_installed()
     for path in paths:
         register_from(path)
-
-
-def _are_installed() -> bool:
-    from importlib.metadata import entry_points  # with its imports 20 ms
-
-    return bool(entry_points(group=GROUP))
 
 
 def _register_installed() -> None:
     from importlib.metadata import entry_points
 
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=PLUGINS):
         try:
             point.load()
         except Exception as error:

@@ -12,7 +12,8 @@ import pytest
 from lite_runner.app import main
 from lite_runner.architectures import KNOWN
 from lite_runner.errors import ConfigError, EnvironmentFault
-from lite_runner.plugins import GROUP, register_from, register_plugins
+from lite_runner.plugins import register_from, register_plugins
+from lite_runner.system.environment import PLUGINS
 from tests.refusals import refused
 
 MODEL = """
@@ -91,7 +92,7 @@ def test_an_installed_package_is_found(
     info = folder / "my_models-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-models\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nmine = a_model\n")
+    (info / "entry_points.txt").write_text(f"[{PLUGINS}]\nmine = a_model\n")
     monkeypatch.syspath_prepend(folder)
     assert main(line) == 0
     (folder / "a_model.py").write_text("raise OSError('of the plugin')\n")

@@ -89,8 +89,6 @@ NO_EFFECT = dict.fromkeys(
     ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"), TRAINING
 )
 # GGUF metadata by the key of config.json.
-KEYS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
-LOCAL_KEYS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 GROUPED_KEYS = {
     "n_routed_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",

@@ -110,7 +110,7 @@ GPT_OSS = Architecture(
     write,
     gguf=GGUF(
         llama_like.KEYS
-        | experts.LOCAL_KEYS
+        | llama_like.LOCAL_EXPERT_KEYS
         | _YARN_KEYS
         | {
             "intermediate_size": "expert_feed_forward_length",

@@ -58,6 +58,8 @@ GRANITE_MOE = Architecture(
     read,
     NAMES,
     write,
-    gguf=GGUF(granite.KEYS | experts.LOCAL_KEYS, permuted=True, infer=granite.infer_from_gguf),
+    gguf=GGUF(
+        granite.KEYS | llama_like.LOCAL_EXPERT_KEYS, permuted=True, infer=granite.infer_from_gguf
+    ),
     no_effect=experts.NO_EFFECT,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, experts
+from lite_runner.architectures import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, Fields
-from lite_runner.architectures.llama_like import KEYS, NAMES, decoder, shared, sizes
+from lite_runner.architectures.llama_like import EXPERT_KEYS, KEYS, NAMES, decoder, shared, sizes
 from lite_runner.architectures.llama_settings import (
     TRANSLATED,
     LlamaLikeSettings,
@@ -100,7 +100,7 @@ LLAMA = Architecture(
         translate=_boosted,
     ),
     GGUF(
-        KEYS | experts.KEYS | {"sliding_window": "attention.sliding_window"},
+        KEYS | EXPERT_KEYS | {"sliding_window": "attention.sliding_window"},
         permuted=True,
         infer=infer_from_gguf,
     ),

@@ -156,7 +156,7 @@ LLAMA4_TEXT = Architecture(
     write,
     gguf=GGUF(
         llama_like.KEYS
-        | experts.LOCAL_KEYS
+        | llama_like.LOCAL_EXPERT_KEYS
         | {
             "intermediate_size": "expert_feed_forward_length",
             "intermediate_size_mlp": "feed_forward_length",

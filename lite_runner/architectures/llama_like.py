@@ -52,6 +52,11 @@ KEYS = {
     "head_dim": "attention.key_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
+EXPERT_KEYS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+LOCAL_EXPERT_KEYS = {
+    "num_local_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+}
 # Of heads that are rotated in part; see infer_rotated_share.
 PARTIAL_KEYS = {
     "hidden_size": "embedding_length",

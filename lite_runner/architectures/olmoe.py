@@ -63,6 +63,6 @@ OLMOE = Architecture(
     read,
     NAMES,
     write,
-    gguf=GGUF(llama_like.KEYS | experts.KEYS, infer=infer_from_gguf),
+    gguf=GGUF(llama_like.KEYS | llama_like.EXPERT_KEYS, infer=infer_from_gguf),
     no_effect=experts.NO_EFFECT,
 )

@@ -175,7 +175,7 @@ QWEN2_MOE = Architecture(
     ),
     gguf=GGUF(
         llama_like.KEYS
-        | experts.KEYS
+        | llama_like.EXPERT_KEYS
         | {
             "moe_intermediate_size": "expert_feed_forward_length",
             "shared_expert_intermediate_size": "expert_shared_feed_forward_length",

@@ -110,7 +110,9 @@ QWEN3_MOE = dataclasses.replace(
         **qwen3.MINDFORMERS,
     ),
     gguf=GGUF(
-        llama_like.KEYS | experts.KEYS | {"moe_intermediate_size": "expert_feed_forward_length"},
+        llama_like.KEYS
+        | llama_like.EXPERT_KEYS
+        | {"moe_intermediate_size": "expert_feed_forward_length"},
         infer=infer_from_gguf,
         name="qwen3moe",
     ),

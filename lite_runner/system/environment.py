@@ -41,6 +41,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 # Those that matter to products of matrices.
 _CPU_FEATURES = re.compile(r"avx2|avx512f|avx512_vnni|avx_vnni|amx_int8|amx_bf16|asimddp|i8mm|sve")
 VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
+PLUGINS = "lite_runner.plugins"  # entry points: a module, which registers when it is imported
 
 
 def physical_ids() -> list[int]:
@@ -302,6 +303,17 @@ def packages_state() -> str:
         with suppress(OSError):
             found.append(f"{folder} {Path(folder).stat().st_mtime_ns}")
     return "\n".join(found)
+
+
+def has_plugins() -> bool:
+    """True if an installed package is a plugin."""
+    return bool(remembered(f"plugins of {sys.prefix}", packages_state(), _has_plugins))
+
+
+def _has_plugins() -> bool:
+    from importlib.metadata import entry_points  # with its imports 20 ms
+
+    return bool(entry_points(group=PLUGINS))
 
 
 def unmet(extra: str = "") -> dict[Requirement, str | None]:
