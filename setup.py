@@ -49,7 +49,8 @@ class BuildOperators(build_ext):
     """Compiles the operators to a library that is no Python module, where there is a compiler.
 
     Without one the package is whole too: MindSpore's own operators serve then. A checkout takes
-    them from a wheel in dist/ that was built of the same sources.
+    them from a wheel in dist/ that was built of the same sources, and an editable installation
+    those that the checkout has.
     """
 
     def get_ext_filename(self, fullname: str) -> str:
@@ -65,6 +66,10 @@ class BuildOperators(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
+        if self.editable_mode and (built := built_here()):
+            library.parent.mkdir(parents=True, exist_ok=True)
+            library.write_bytes(built)
+            return
         library.unlink(missing_ok=True)
         if self.of_checkout and (built := built_before()):
             library.parent.mkdir(parents=True, exist_ok=True)
@@ -133,6 +138,19 @@ def built_before() -> bytes:
             print(f"operators: those of {wheel}", file=sys.stderr)
             return content
     return b""
+
+
+def built_here() -> bytes:
+    """The library of the checkout, if it is of these very sources, and was built by this setup.py;
+    empty where $CXX asks for a compiler."""
+    library = KERNELS / "operators.so"
+    if os.environ.get("CXX") or not library.exists():
+        return b""
+    content, newer = (
+        library.read_bytes(),
+        library.stat().st_mtime > Path("setup.py").stat().st_mtime,
+    )
+    return content if newer and BUILD["sources"]().encode() in content else b""
 
 
 def runs_elsewhere(library: bytes) -> bool:

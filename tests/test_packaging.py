@@ -267,6 +267,12 @@ def test_a_checkout_takes_its_library_from_a_wheel(
     assert "operators: those of dist/mindspore_lite_runner" in done.stderr
     built = zipfile.ZipFile(wheel).read("lite_runner/native/operators.so")
     assert library.read_bytes() == built
+    (copy / "dist").rename(copy / "elsewhere")
+    editable = (sys.executable, "setup.py", "-q", "editable_wheel", "--dist-dir", tmp_path)
+    assert "no C++ compiler" not in run(*editable, cwd=copy, CXX="", PATH="").stderr
+    assert library.read_bytes() == built
+    os.utime(copy / "setup.py")  # which may say other flags
+    assert "no C++ compiler" in run(*editable, cwd=copy, CXX="", PATH="").stderr
     assert "/bin/false" in run(*build, cwd=copy, CXX="/bin/false").stderr
     with (copy / "lite_runner/native/src/operators.cc").open("a") as file:
         file.write("// changed\n")
