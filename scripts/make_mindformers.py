@@ -26,9 +26,12 @@ from mindformers import (
     LlamaConfig,
     LlamaForCausalLM,
 )
+from mindformers.core.callback import CheckpointMointor
+from mindformers.core.optim import FP32StateAdamWeightDecay
 from mindformers.pet import get_pet_model
 from mindformers.tools import export
 from mindformers.tools.register import MindFormerConfig
+from mindspore.dataset import NumpySlicesDataset
 
 FIXTURES = Path(__file__).resolve().parent.parent / "tests" / "fixtures" / "mindformers"
 SEQ_LENGTH = 16
@@ -144,6 +147,8 @@ def make(family: str, folder: Path) -> None:
         arrays["lora_logits"] = generate_all(make_lora(family, folder), prompts, 1)[1][:, 0]
     np.savez_compressed(folder / "expected.npz", **arrays)
     make_mindir(family, folder)
+    if family == "llama":
+        make_training(folder)
 
 
 def make_lora(family: str, folder: Path) -> Any:
@@ -166,6 +171,44 @@ def make_lora(family: str, folder: Path) -> Any:
     saved = [{"name": one.name, "data": one} for one in trained]
     mindspore.save_checkpoint(saved, str(folder / "lora" / f"{family}_lora.ckpt"))
     return base
+
+
+def make_training(folder: Path) -> None:
+    """What a llama leaves after two epochs of two steps, all of it or an adapter: the checkpoint
+    with the optimizer's state, the losses, and the loss of the first batch after them."""
+    family = "llama"
+    ids = np.random.default_rng(1).integers(3, SIZES["vocab_size"], (4, SEQ_LENGTH + 1))
+    arrays = {"ids": ids.astype(np.int32)}
+    for kind in ("lora", "full"):
+        base = build(family, "float32", eos_token_id=-1, pad_token_id=-1)
+        fill(base, family)
+        model = base
+        if kind == "lora":
+            types = {"param_init_type": "float32", "compute_dtype": "float32"}
+            pet = {"pet_type": "lora", "lora_rank": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0}
+            mindspore.set_seed(1)
+            model = get_pet_model(base, {**pet, **types, "target_modules": ".*wq|.*wv"})
+            for parameter in model.get_parameters():
+                parameter.requires_grad = "lora" in parameter.name
+        model.set_train(True)
+        data = NumpySlicesDataset({"input_ids": arrays["ids"]}, shuffle=False).batch(2)
+        optimizer = FP32StateAdamWeightDecay(
+            model.trainable_params(), learning_rate=0.01, weight_decay=0.01
+        )
+        save = CheckpointMointor(
+            prefix=family,
+            directory=kind,  # in the current folder
+            save_checkpoint_steps=4,
+            save_network_params=False,
+            append_info=[{"step_num": 0, "epoch_num": 0}],
+        )
+        step = mindspore.nn.TrainOneStepCell(model, optimizer)
+        mindspore.Model(step).train(2, data, callbacks=[save], dataset_sink_mode=False)
+        (saved,) = Path(kind).rglob("*.ckpt")
+        (folder / f"training_{kind}.ckpt").write_bytes(saved.read_bytes())
+        after = model(mindspore.Tensor(arrays["ids"][:2]))
+        arrays[f"{kind}_loss"] = np.array(after.asnumpy(), np.float32).reshape(())
+    np.savez_compressed(folder / "training.npz", **arrays)
 
 
 def make_mindir(family: str, folder: Path) -> None:

@@ -72,7 +72,9 @@ ALLOWED: dict[str, set[str]] = {
         *("architectures", "backends", "config", "errors", "generation", "model", "plan"),
         *("native", "plugins", "profiler", "progress", "sizing", "system", "text", "weights"),
     },
-    "training": {"architectures", "config", "errors", "native", "system", "text", "weights"},
+    "training": {
+        *("architectures", "config", "errors", "native", "sizing", "system", "text", "weights"),
+    },
     "evaluation": {
         *("backends", "config", "errors", "generation", "output", "progress", "system", "text"),
     },

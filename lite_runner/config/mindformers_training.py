@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Any
 
 from lite_runner.config import at, put_at, show
@@ -20,6 +21,7 @@ _SAME = {
     "runner_config.batch_size": "batch_size",
     "runner_config.gradient_accumulation_steps": "accumulate",
     "runner_wrapper.max_grad_norm": "clip",
+    "resume_training": "resume",
     "optimizer.weight_decay": "weight_decay",
     "optimizer.learning_rate": "learning_rate",
     "lr_schedule.learning_rate": "learning_rate",
@@ -29,6 +31,7 @@ _SAME = {
     "model.model_config.seq_length": "max_length",
     "train_dataset.data_loader.dataset_dir": "data",
     "train_dataset.data_loader.data_files": "data",
+    "train_dataset.data_loader.num_samples": "take",
     "model.model_config.pet_config.lora_rank": "lora.r",
     "model.model_config.pet_config.lora_alpha": "lora.alpha",
     "model.model_config.pet_config.lora_dropout": "lora.dropout",
@@ -103,8 +106,12 @@ def with_training(
     found: dict[str, Any] = {}
     for theirs, ours in _SAME.items():
         value = at(raw, theirs)
-        if value is not None and not (ours in ("steps", "warmup_steps") and value in _OFF):
+        if value is not None and not (ours in ("steps", "warmup_steps", "take") and value in _OFF):
             found[ours] = value
+    for callback in raw.get("callbacks") or ():
+        steps = callback.get("save_checkpoint_steps") if isinstance(callback, Mapping) else None
+        if isinstance(steps, int) and steps > 0:
+            found["save_steps"] = steps
     kind = at(raw, "lr_schedule.type")
     if kind is not None:
         found["schedule"] = _SCHEDULES.get(str(kind).lower())
@@ -170,13 +177,18 @@ def _data_errors(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
         named, data = "path", loader.get("path")  # of a hub
         if data in _OFF:
             return []
-    elif isinstance(data, str) and _READ.search(data):
+    elif isinstance(data, str) and (_READ.search(data) or _is_folder(loader, data)):
         found["data"] = data
         return []
     return [
         f"train_dataset.data_loader.{named}: got {show(data)} of {loader.get('type')}, which is not"
         " read here; finetune.data= names a .jsonl, .json, .csv or .mindrecord file"
     ]
+
+
+def _is_folder(loader: Mapping[str, Any], data: str) -> bool:
+    """True for a folder of MindRecord files."""
+    return loader.get("type") == "MindDataset" and not PurePath(data).suffix
 
 
 def _handled(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
@@ -190,6 +202,13 @@ def _handled(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
         kind = one.get("type")
         if kind == "PackingHandler" and one.get("pack_strategy", "pack") == "pack":
             found["packing"] = True
+        elif kind in ("take", "skip") and isinstance(one.get("n"), int) and one["n"] >= 0:
+            if kind == "take":
+                found["take"] = min(one["n"], found.get("take", one["n"]))
+            else:
+                found["skip"] = found.get("skip", 0) + one["n"]
+                if "take" in found:  # of those that were taken
+                    found["take"] = max(found["take"] - one["n"], 0)
         elif kind == "AlpacaInstructDataHandler":
             found["template"] = "alpaca"
             notes.append(

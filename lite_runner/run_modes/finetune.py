@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
@@ -21,29 +21,34 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config.checks import check_fits
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompt import no_likelihood
+from lite_runner.config.sections import AdapterFormat
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_plan
 from lite_runner.output import Result, RunFolder, Timing
 from lite_runner.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing import Memory, check_memory, model_lines, parameter_count, readable
-from lite_runner.system.environment import cores
+from lite_runner.sizing import check_memory, model_lines, parameter_count, readable
 from lite_runner.system.files import make_folder
 from lite_runner.system.signals import CutShort, Terminated, deferred
 from lite_runner.text.tokenizer import Tokenizer
-from lite_runner.training.adapter import TrainedLora, in_memory, new_lora, opened_lora
+from lite_runner.training.adapter import TrainedLora, new_lora, opened_lora
+from lite_runner.training.costs import memory_of, operations_of, product_speed
 from lite_runner.training.data import ExampleSet, read_data
-from lite_runner.training.kernels import Array, use_threads
+from lite_runner.training.kernels import Array
+from lite_runner.training.mindformers_checkpoint import (
+    SavedTraining,
+    checkpoint_file,
+    open_training,
+)
 from lite_runner.training.network import Example, TrainedNetwork, matrices
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.options import finetune_errors as errors
+from lite_runner.training.output import TrainingOutput
 from lite_runner.training.shard import AllGather, ModelShard
-from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, Value
 from lite_runner.training.tensorboard import event, event_file, header
 from lite_runner.training.trainer import (
     CHECKPOINT,
-    CHUNK,
     Gather,
     StepMetrics,
     Trainer,
@@ -51,12 +56,8 @@ from lite_runner.training.trainer import (
     step_size,
 )
 from lite_runner.weights import LazyTensor
-from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
-from lite_runner.weights.lora.adapter_gguf import write_lora_gguf
-from lite_runner.weights.lora.adapter_reader import FILES as ADAPTER_FILES
-from lite_runner.weights.lora.adapter_writer import write_adapters
 from lite_runner.weights.sharding.partition import sliced
-from lite_runner.weights.write import check_folder, replaced_folder, write_hugging_face
+from lite_runner.weights.write import check_folder, check_hugging_face
 
 __all__ = ["Config", "errors", "plan", "run"]
 
@@ -65,7 +66,6 @@ BEST = "best"  # folder in finetune_output
 CURVE = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
 DEFAULT_LENGTH = 1024  # tokens of an example
-PROCESS = 120 << 20  # Python with NumPy and the tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class TrainPlan(Plan):
     data: ExampleSet | None = None
     evaluated: Sequence[Example] = ()
     packs: Sequence[Sequence[Example]] = ()
+    saved: SavedTraining | None = None  # a training of MindFormers to go on from
 
 
 def plan(config: Config) -> Plan:
@@ -82,9 +83,10 @@ def plan(config: Config) -> Plan:
     examples are not read. Raises RunnerError."""
     began = time.perf_counter()
     asked, target = config.finetune, config.target
-    if not (asked.resume and (target / CHECKPOINT).is_file()):
+    own = asked.resume and (target / CHECKPOINT).is_file()
+    if not own:
         check_folder(target, config.overwrite)
-    files = locate_for_plan(config.source)
+    files, saved = _located(config)
     model = files.model
     check_fits(config, model)
     length = _max_length(config, model)
@@ -96,17 +98,22 @@ def plan(config: Config) -> Plan:
             "finetune.full=false trains an adapter",
         )
     if not asked.full:
-        lora = _lora(config, model)
+        lora = _lora(config, model, saved)
+    if config.form == "huggingface":
+        check_hugging_face(model)
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
     data, evaluated, packs = None, None, list[list[Example]]()
     if tokenizer is not None:
-        data = _data("data", asked.data, config, model, tokenizer)
+        data = _data("data", asked.data, config, model, tokenizer, asked.skip, asked.take)
         packs = data.packs(length if asked.packing else None)
         if asked.eval_data:
             evaluated = _data("eval_data", asked.eval_data, config, model, tokenizer)
     trained = parameter_count(model) if lora is None else sum(a.size for a in lora.arrays.values())
     longest = max((len(text.ids) for text in data.texts), default=0) if data else length
-    memory = _memory(config, model.shard(ranks_of(config).tensor), trained, longest)
+    parts = ranks_of(config).tensor
+    # Rank 0 has all of what ranks train parts of, when it is written.
+    held = trained + trained // parts if asked.full and parts > 1 else trained
+    memory = memory_of(config, model.shard(parts), held, longest)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
     lines["trains"] = f"{trained:,} of {parameter_count(model):,} parameters" + (
         "" if lora is None else f", LoRA of {len(lora.deltas)} weights"
@@ -114,6 +121,12 @@ def plan(config: Config) -> Plan:
     if data is not None:
         ranks = ranks_of(config)
         steps = step_count(asked, len(packs), ranks)
+        if saved is not None and not own and saved.step >= steps:
+            raise ConfigError(
+                f"finetune.resume=true: {saved.path} was saved after step {saved.step}, and"
+                f" {steps} are asked for",
+                "finetune.steps= more, of all steps together",
+            )
         batch = step_size(asked, ranks)
         mean = data.tokens / len(packs)
         lines["data"] = data.summary(length)
@@ -123,16 +136,16 @@ def plan(config: Config) -> Plan:
             f" some {round(steps * batch * mean):,} tokens"
         )
         if config.dry_run:
-            work = _operations(config, model, data) * steps * batch / len(packs)
-            speed = _speed(config, model)
+            work = operations_of(config, model, data) * steps * batch / len(packs)
+            speed = product_speed(config, model)
             lines["time"] = (
                 f"some {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
                 f" products, at the {speed / 1e9:.0f} GFLOP/s of one that was measured now"
                 + (f", by {ranks.size} ranks as fast as this" if ranks.size > 1 else "")
             )
     lines["memory"] = f"{readable(memory.total)}: {memory.parts()}"
-    form = f"an adapter as {config.convert_format or 'peft'}"
-    lines["writes"] = f"{target}, {'a Hugging Face folder' if asked.full else form}"
+    what = "an adapter" if config.form in get_args(AdapterFormat) else "a model"
+    lines["writes"] = f"{target}, {what} as {config.form}"
     plan = TrainPlan(
         config=config,
         files=files,
@@ -142,6 +155,7 @@ def plan(config: Config) -> Plan:
         data=data,
         evaluated=evaluated.texts if evaluated else (),
         packs=packs,
+        saved=saved,
     )
     return replace(plan, seconds=time.perf_counter() - began)
 
@@ -154,13 +168,13 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     assert isinstance(config, Config) and isinstance(plan, TrainPlan) and plan.data is not None
     assert plan.memory is not None
     check_memory(plan.memory)
-    asked, files, target = config.finetune, plan.model, config.target
+    asked, files, target, saved = config.finetune, plan.model, config.target, plan.saved
     shard = None
     if plan.ranks.tensor > 1:
         shard = ModelShard(files.model, plan.ranks, _all_gather(plan.ranks))
     stored = _stored(files, shard) if asked.dtype == "stored" else {}
     weights = _weights(files, stored, shard, full=asked.full)
-    lora = None if asked.full else _lora(config, files.model)
+    lora = None if asked.full else _lora(config, files.model, saved)
     trained = _learned(files.model, weights) if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
     bfloat16 = asked.dtype == "bfloat16"
@@ -190,35 +204,35 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     if asked.resume and checkpoint.is_file():
         trainer.resume(checkpoint)
         progress.note(f"resumed after step {trainer.done} of {trainer.steps}: {checkpoint}")
+    elif saved is not None:
+        trainer.go_on(saved.step, (saved.first, saved.second))
+        progress.note(
+            f"resumed after step {trainer.done} of {trainer.steps}: {saved.path}, with the moments"
+            " of its optimizer; the order of examples is this program's"
+        )
     trainer.check_same_step()
     loaded = time.perf_counter() - began
     if plan.ranks.rank > 0:
-        for _ in trainer.run():
-            pass
-        if trainer.stopped:
-            raise CutShort
+        _follow(trainer)
         return
     make_folder(target)
     if not trainer.done and (target / BEST).is_dir():
         shutil.rmtree(target / BEST)  # of a training that this one overwrites
 
-    def write(folder: Path) -> None:
-        if lora is None:
-            beside = side_files(config.tokenizer, files)
-            tensors = {name: in_memory(array) for name, array in weights.items()}
-            write_hugging_face(folder, tensors, files.model, beside)
-        else:
-            adapter, file = lora.adapter(), folder / f"{target.name}{GGUF}"
-            if config.convert_format == "gguf":
-                with replaced_folder(folder, {*ADAPTER_FILES, file.name}) as temporary:
-                    write_lora_gguf(adapter, files.model, temporary / file.name)
-                return
-            file.unlink(missing_ok=True)  # of a training that this one overwrites
-            adapters, form = {adapter.name: adapter}, config.convert_format or "peft"
-            write_adapters(adapters, files.model, folder, form, overwrite=True, listed=False)
-
-    steps = _train(trainer, folder, target, write)
-    write(target)
+    output = TrainingOutput(
+        files.model,
+        lora,
+        config.form,
+        target.name,
+        partial(_unchanged, files),
+        partial(side_files, config.tokenizer, files),
+    )
+    steps = _train(trainer, folder, config, output)
+    state = trainer.state()
+    output.write(target, state[0])
+    if config.for_mindformers:
+        path = output.write_checkpoint(target, state, trainer.done, trainer.epoch_steps)
+        progress.note(f"wrote {path}: for MindFormers' resume_training")
     checkpoint.unlink(missing_ok=True)
     _write_curves(folder, steps, charts=asked.charts)
     seconds = sum(step.seconds for step in steps)
@@ -243,13 +257,27 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     progress.note(f"wrote {target}: {len(steps)} steps in {seconds:.1f} s{last}")
 
 
+def _follow(trainer: Trainer) -> None:
+    """The steps of a rank that writes nothing, which meets rank 0 where that one does. Raises
+    KeyboardInterrupt where ranks are stopped."""
+    first = trainer.done
+    for step in trainer.run():
+        if trainer.is_best(step) or trainer.is_saved(step):
+            trainer.state()
+    if trainer.done > first or not trainer.stopped:
+        trainer.state()
+    if trainer.stopped:
+        raise CutShort
+
+
 def _train(
-    trainer: Trainer, folder: RunFolder, target: Path, write: Callable[[Path], None]
+    trainer: Trainer, folder: RunFolder, config: Config, output: TrainingOutput
 ) -> list[StepMetrics]:
     """The steps that were made; each is a line of metrics.jsonl. The best one is written. After
     Ctrl-C a checkpoint is written, and KeyboardInterrupt raised."""
     steps: list[StepMetrics] = []
-    checkpoint, every = target / CHECKPOINT, trainer.options.save_steps
+    target = config.target
+    checkpoint = target / CHECKPOINT
     shown = began = time.monotonic()
     first = trainer.done
     stepping = trainer.run()
@@ -269,10 +297,14 @@ def _train(
                     file.flush()
                     event_log.write(event(step))
                     event_log.flush()
-                    if step.eval_loss is not None and trainer.best_step == step.step:
-                        write(target / BEST)
-                    if every and step.step % every == 0 and step.step < trainer.steps:
-                        trainer.save(checkpoint)
+                    best, due = trainer.is_best(step), trainer.is_saved(step)
+                    state = trainer.state() if best or due else []
+                    if best:
+                        output.write(target / BEST, state[0])
+                    if due:
+                        trainer.save(checkpoint, state)
+                    if due and config.for_mindformers:
+                        output.write_checkpoint(target, state, step.step, trainer.epoch_steps)
                 now = time.monotonic()
                 left = (now - began) / (step.step - first) * (trainer.steps - step.step)
                 line = (
@@ -292,7 +324,7 @@ def _train(
         progress.status("")
         if trainer.done > first:
             with deferred():
-                trainer.save(checkpoint)
+                trainer.save(checkpoint, trainer.state())
             progress.note(
                 f"saved step {trainer.done} of {trainer.steps} to {checkpoint};"
                 " finetune.resume=true goes on"
@@ -362,8 +394,29 @@ def _max_length(config: Config, model: Decoder) -> int:
     return asked or min(DEFAULT_LENGTH, model.seq_length)
 
 
-def _lora(config: Config, model: Decoder) -> TrainedLora:
+def _located(config: Config) -> tuple[ModelFiles, SavedTraining | None]:
+    """The model, and the training of MindFormers that load_checkpoint is, if one is resumed. Raises
+    RunnerError."""
+    asked, source = config.finetune, config.source
+    if not asked.resume or not Path(source.checkpoint).expanduser().exists():
+        return locate_for_plan(source), None
+    path = checkpoint_file(Path(source.checkpoint).expanduser())
+    files = locate_for_plan(replace(source, checkpoint=str(path)))
+    saved = open_training(path, files.model, asked.lora)
+    if saved is None:
+        return files, None
+    if (saved.lora is None) != asked.full:
+        what, full = ("an adapter", "false") if saved.lora else ("all weights", "true")
+        raise ConfigError(
+            f"finetune.resume=true: {path} is a training of {what}", f"finetune.full={full}"
+        )
+    return replace(files, held=saved.base), saved
+
+
+def _lora(config: Config, model: Decoder, saved: SavedTraining | None) -> TrainedLora:
     asked = config.finetune
+    if saved is not None and saved.lora is not None:
+        return saved.lora
     if asked.init_adapter:
         return opened_lora(model, Path(asked.init_adapter).expanduser())
     return new_lora(model, asked.lora, config.seed or 0)
@@ -377,6 +430,17 @@ def _stored(files: ModelFiles, shard: ModelShard | None) -> dict[str, Callable[[
         read = partial(_values, files, name, tensors[name], turned, shard)
         found[name] = partial(_turned, read) if turned else read
     return found
+
+
+def _unchanged(files: ModelFiles) -> dict[str, LazyTensor]:
+    """The model's tensors; quantized ones as the training has them."""
+    return {
+        name: tensor
+        if tensor.integers is None or not files.quantization.rounds
+        else LazyTensor(tensor.shape, "F32", partial(_values, files, name, tensor, turned, None))
+        for name, tensor in files.tensors().items()
+        for turned in [matrices(files.model).get(name, False)]
+    }
 
 
 def _turned(read: Callable[[], Array]) -> Array:
@@ -417,12 +481,19 @@ def _learned(model: Decoder, weights: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _data(
-    key: str, source: str, config: Config, model: Decoder, tokenizer: Tokenizer
+    key: str,
+    source: str,
+    config: Config,
+    model: Decoder,
+    tokenizer: Tokenizer,
+    skip: int = 0,
+    take: int | None = None,
 ) -> ExampleSet:
     """The examples that the `key` of finetune names. Raises ConfigError, also for tokens that the
     model has not."""
     path, length = Path(source).expanduser(), _max_length(config, model)
-    data = read_data(path, tokenizer, config.finetune.template, length)
+    template = config.finetune.template
+    data = read_data(path, tokenizer, template, length, skip=skip, take=take)
     progress.note(f"{key}: {data.summary(length)}")
     most = max(int(text.ids.max()) for text in data.texts)
     if most >= model.vocab_size:
@@ -461,66 +532,6 @@ def _curve(losses: Sequence[float]) -> str:
     least, range = min(means), max(means) - min(means) or 1.0
     heights = (round((mean - least) / range * (len(CURVE) - 1)) for mean in means)
     return f"{losses[0]:.4f} {''.join(CURVE[height] for height in heights)} {losses[-1]:.4f}"
-
-
-def _memory(config: Config, model: Decoder, trained: int, longest: int) -> Memory:
-    """Memory of training: weights, gradients and the optimizer's state, and activations."""
-    block = max(model.blocks, key=lambda one: one.feed_forward.width)
-    attention, width = block.attention, block.feed_forward.width
-    experts = block.feed_forward.experts
-    wide = width * (3 if experts is None else 3 * experts.chosen)
-    heads = (2 * attention.heads + 4 * attention.kv_heads) * attention.head_dim
-    tokens = max(longest, CHUNK)
-    kept = 1 if config.finetune.checkpoint else model.num_layers  # layers whose values are kept
-    per_token = kept * (5 * model.hidden_size + 2 * heads + wide)
-    per_token += (model.num_layers - kept) * model.hidden_size
-    workers = 1 if config.finetune.full else config.context.threads or cores()
-    logits = min(LOGIT_ROWS, tokens) * model.vocab_size
-    tied = config.finetune.dtype != "float32" and model.tie_word_embeddings
-    twice = 4 * model.vocab_size * model.hidden_size if tied else 0  # as embedding, and as head
-    return Memory(
-        weights=(2 if config.finetune.dtype == "stored" else 4) * parameter_count(model) + twice,
-        cache=0,
-        adapters=4 * 4 * trained if not config.finetune.full else 4 * 3 * trained,
-        process=PROCESS,
-        work=4 * workers * (tokens * per_token + logits),
-    )
-
-
-def _operations(config: Config, model: Decoder, data: ExampleSet) -> float:
-    """Floating-point operations of the products of an epoch, two for each multiplication."""
-    experts = None if model.sparse is None else model.sparse.experts
-    share = 1.0 if experts is None else experts.chosen / experts.count
-    names = matrices(model)
-    head = model.vocab_size * model.hidden_size
-    weights = 0.0  # of the layers, that a token is multiplied with
-    for one in parameters(model):
-        if one.name in names and one.role != "head":
-            size = math.prod(one.shape)
-            weights += size * share if (one.role or "").startswith("expert_") else size
-    again = 1 if config.finetune.checkpoint else 0
-    passes = 3 if config.finetune.full else 2  # forwards, to inputs, and to weights
-    # Each token sees half of its text, in two products; backwards these are four.
-    seen = sum(len(text.ids) ** 2 / 2 for text in data.texts)
-    width = sum(block.attention.heads * block.attention.head_dim for block in model.blocks)
-    work = data.tokens * weights * (passes + again) + data.targets * head * passes
-    return 2 * (work + seen * width * 2 * (3 + again))
-
-
-def _speed(config: Config, model: Decoder) -> float:
-    """Floating-point operations a second of a product as the layers have it."""
-    width = max(model.hidden_size, min(4 * model.hidden_size, model.intermediate_size or 0))
-    weight = np.ones((width, model.hidden_size), np.float32)
-    x = np.ones((CHUNK, model.hidden_size), np.float32)
-    bfloat16 = config.finetune.dtype == "bfloat16"
-    value = Value(weight, packed=Bfloat16Matrix(weight) if bfloat16 else None)
-    use_threads(config.context.threads or cores())
-    least = math.inf
-    for _ in range(5):
-        began = time.perf_counter()
-        value.times(x)
-        least = min(least, time.perf_counter() - began)
-    return 2 * weight.size * CHUNK / least
 
 
 def _identity(config: Config, data: ExampleSet, evaluated: Sequence[Example]) -> str:

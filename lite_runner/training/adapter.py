@@ -69,6 +69,11 @@ def new_lora(model: Decoder, options: LoraOptions, seed: int) -> TrainedLora:
 def opened_lora(model: Decoder, folder: Path) -> TrainedLora:
     """The adapter of a PEFT folder, to be trained further. Raises ArtifactError."""
     (adapter,) = open_adapters(folder, model).values()
+    return lora_of(adapter, model)
+
+
+def lora_of(adapter: Adapter, model: Decoder) -> TrainedLora:
+    """The arrays of an adapter. Raises ConfigError for modules that are not trained."""
     arrays: dict[str, Array] = {}
     deltas: dict[str, Delta] = {}
     for module, places in by_module(model, hugging_face=True).items():

@@ -96,12 +96,22 @@ class ExampleSet:
         return "; ".join(parts)
 
 
-def read_data(path: Path, tokenizer: Tokenizer, template: Template, max_length: int) -> ExampleSet:
-    """The examples of a .jsonl, .json, .csv or .mindrecord file. Raises ConfigError for a record
+def read_data(
+    path: Path,
+    tokenizer: Tokenizer,
+    template: Template,
+    max_length: int,
+    *,
+    skip: int = 0,
+    take: int | None = None,
+) -> ExampleSet:
+    """The examples of a .jsonl, .json, .csv or .mindrecord file, or of a folder of the last; of
+    their records those behind the first `skip`, at most `take`. Raises ConfigError for a record
     that is none, with its place, and where none is left."""
     texts, truncated, dropped, count = [], 0, 0, 0
-    found = _recorded if is_mindrecord(path) else _tokenized
-    for ids, learned in found(path, tokenizer, template):
+    read = _recorded if path.is_dir() or is_mindrecord(path) else _tokenized
+    records = read(path, tokenizer, template)
+    for ids, learned in itertools.islice(records, skip, None if take is None else skip + take):
         count += 1
         truncated += len(ids) > max_length
         ids, learned = ids[:max_length], learned[:max_length]
@@ -134,6 +144,16 @@ def _recorded(
 ) -> Iterator[tuple[list[int], list[bool]]]:
     """The same of MindRecord, whose texts are filled up with the pad or eos token: of what follows
     the text, MindFormers learns the first."""
+    if path.is_dir():
+        files = sorted(one for one in path.iterdir() if is_mindrecord(one))
+        if not files:
+            raise ConfigError(
+                f"finetune.data: {path}: no .mindrecord file is in this folder",
+                "a folder of them, or a .jsonl, .json or .csv file",
+            )
+        for file in files:
+            yield from _recorded(file, tokenizer, _)
+        return
     fillers = {*tokenizer.eos_token_ids, tokenizer.pad_token_id}
     for number, row in enumerate(itertools.islice(read_mindrecord(path), MAX_RECORDS), 1):
         ids, labels = row[IDS], row.get(LABELS)

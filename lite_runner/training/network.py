@@ -301,7 +301,7 @@ class _Pass:
             slopes=self.slopes,
             sinks=self.value("sinks", layer) if given.sinks else None,
         )
-        return self.summed(self.linear(mixed, "attention_out", layer, given.out_bias))
+        return self.linear_of_rows(mixed, "attention_out", layer, given.out_bias)
 
     def latent_attention(self, given: Attention, latent: Latent, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
@@ -350,7 +350,7 @@ class _Pass:
             inner = self.gated(given, self.linear(x, "gate", layer, given.bias), up)
         else:
             inner = ops.activated(self.tape, given.function, up)
-        return self.summed(self.linear(inner, "down", layer, given.biased_down))
+        return self.linear_of_rows(inner, "down", layer, given.biased_down)
 
     def mixture(self, given: FeedForward, x: Value, layer: int) -> Value:
         """x [n, hidden_size] -> [n, hidden_size]"""
@@ -401,8 +401,6 @@ class _Pass:
     def linear(self, x: Value, role: Role, layer: int, bias: bool) -> Value:
         """x [n, in] -> [n, out]"""
         network, tape = self.network, self.tape
-        if network.shard is not None and role in ("attention_out", "down"):
-            bias = bias and network.shard.first  # of the ranks' sum
         y = ops.linear(
             tape,
             x,
@@ -420,6 +418,13 @@ class _Pass:
             kept = None if kept is None else kept[:, columns]
             a, b = _part(a, (slice(None), columns)), _part(b, (rows, slice(None)))
         return ops.low_rank(tape, y, x, a, b, delta.scale, kept)
+
+    def linear_of_rows(self, x: Value, role: Role, layer: int, bias: bool) -> Value:
+        """The same of a matrix that ranks have rows of: the bias is of their sum."""
+        if self.network.shard is None:
+            return self.linear(x, role, layer, bias)
+        y = self.summed(self.linear(x, role, layer, bias=False))
+        return ops.shifted(self.tape, y, self.value(role, layer, "bias")) if bias else y
 
     def entered(self, x: Value) -> Value:
         """What matrices take that ranks have columns of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -26,10 +26,15 @@ def rate(schedule: Schedule, base: float, step: int, steps: int, warmup: int) ->
     return base * max(0.0, 0.5 * (1 + math.cos(math.pi * share)))
 
 
-def clipped(gradients: Mapping[str, Array], most: float) -> float:
+def squares(arrays: Iterable[Array]) -> float:
+    """The sum of the squares of all values."""
+    return sum(float(np.vdot(one, one)) for one in arrays)
+
+
+def clipped(gradients: Mapping[str, Array], most: float, total: float | None = None) -> float:
     """The norm of all gradients together, which are scaled in place if it is above `most`; 0: they
-    are not."""
-    norm = math.sqrt(sum(float(np.vdot(one, one)) for one in gradients.values()))
+    are not. `total`: their squares, with those of other ranks."""
+    norm = math.sqrt(squares(gradients.values()) if total is None else total)
     if most and (factor := most / (norm + 1e-6)) < 1:
         for one in gradients.values():
             one *= np.float32(factor)
@@ -55,7 +60,8 @@ class AdamW:
         for name, array in self.trained.items():
             grad = gradients.get(name, np.float32(0))  # none: of an expert that nothing chose
             first, second = self.first[name], self.second[name]
-            array *= np.float32(1 - learning_rate * self.weight_decay)
+            if array.ndim > 1:  # not of norms and biases, as transformers' and MindFormers'
+                array *= np.float32(1 - learning_rate * self.weight_decay)
             first += (grad - first) * np.float32(1 - small)
             second *= np.float32(large)
             second += np.float32(1 - large) * grad * grad

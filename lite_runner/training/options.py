@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.prompts import is_file
 from lite_runner.config.schema import OverwriteOptions
-from lite_runner.config.sections import AdapterFormat, ModelSource
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat, ModelSource
 from lite_runner.records import (
     Count,
     Index,
@@ -42,6 +42,8 @@ class FinetuneOptions:
     """The data, the optimizer, and what of the model is trained."""
 
     data: InputPath
+    skip: Index  # records of data that are left out at its start
+    take: Count | None  # records of data after them; null: all
     eval_data: InputPath  # "": none
     eval_steps: Count | None  # null: an epoch
     early_stop: Count | None  # null: not
@@ -109,7 +111,17 @@ class TrainOptions(OverwriteOptions):
 
     finetune: FinetuneOptions
     finetune_output: OutputPath
-    convert_format: AdapterFormat | None  # of the adapter; null: peft
+    convert_format: AdapterFormat | CheckpointFormat | None
+
+    @property
+    def form(self) -> AdapterFormat | CheckpointFormat:
+        """What is written; of a model after LoRA: with the adapter merged."""
+        return self.convert_format or ("huggingface" if self.finetune.full else "peft")
+
+    @property
+    def for_mindformers(self) -> bool:
+        """True if checkpoints are written as MindFormers', too."""
+        return self.finetune.save_steps is not None and self.form in ("mindformers", "ckpt")
 
     @property
     def vocab_parallel(self) -> bool:
@@ -127,15 +139,19 @@ class TrainOptions(OverwriteOptions):
         return replace(super().source, pet=None)
 
 
+def _is_there(path: Path) -> bool:
+    return is_file(path) or path.is_dir()  # of MindRecord files
+
+
 def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
     """Validation errors of a fine-tuning."""
     if not config.finetune_output:
         yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
-    if config.finetune.full and config.convert_format is not None:
+    if config.finetune.full and config.convert_format in get_args(AdapterFormat):
         yield invalid(
             ("convert_format", "finetune.full"),
             f"convert_format={config.convert_format} is of an adapter; finetune.full=true writes"
-            " a Hugging Face folder, which run_mode=convert writes in other formats",
+            f" a model: {', '.join(get_args(CheckpointFormat))}",
         )
     if not config.finetune.data:
         yield invalid(
@@ -143,22 +159,13 @@ def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
             "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
         )
     for name, path in (("data", config.finetune.data), ("eval_data", config.finetune.eval_data)):
-        if path and "\0" not in path and not is_file(Path(path).expanduser()):
+        if path and "\0" not in path and not _is_there(Path(path).expanduser()):
             yield invalid(f"finetune.{name}", f"finetune.{name}: no file {path}")
     if config.backend not in ("auto", "native"):
         yield invalid(
             ("backend", "run_mode"),
             f"backend={config.backend} is not available with run_mode=finetune, which computes on"
             " the CPU by itself; expected backend=auto",
-        )
-    tensor = config.parallel_config.model_parallel if config.use_parallel else 1
-    if tensor > 1 and config.finetune.full:
-        yield invalid(
-            ("parallel_config.model_parallel", "parallel", "use_parallel", "finetune.full"),
-            f"parallel_config.model_parallel: got {tensor}, expected 1 with finetune.full=true:"
-            " ranks share the layers of a model that an adapter is trained for;"
-            f" parallel_config.data_parallel={tensor * config.parallel_config.data_parallel}, or"
-            " finetune.full=false",
         )
     if config.context.device_target == "Ascend":
         yield invalid(

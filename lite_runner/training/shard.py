@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from lite_runner.architectures import parameters
+from lite_runner.architectures import by_role, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.parallel import Ranks
 from lite_runner.training.kernels import Array
 from lite_runner.training.tape import Slot, Tape, Value
 from lite_runner.weights import Index
 from lite_runner.weights.sharding.partition import strategy_of
+
+# Of tensors that a rank's heads alone give gradients.
+_HEADS = ("query", "key", "value", "query_norm", "key_norm", "sinks")
 
 AllGather: TypeAlias = Callable[[Array], Array]  # [n] of each rank of the model: [ranks, n]
 
@@ -27,22 +30,49 @@ class ModelShard:
     def __init__(self, model: Decoder, ranks: Ranks, all_gather: AllGather) -> None:
         """All ranks of the model must call the collective for the same operations in turn."""
         self._gather = all_gather
-        self.first = ranks.tensor_index == 0
         width = model.num_heads // ranks.tensor
         self.heads = slice(ranks.tensor_index * width, (ranks.tensor_index + 1) * width)
         layouts = strategy_of(model, ranks, vocab_parallel=False).layouts
-        self._bounds: dict[str, Index] = {}
+        self._ranks = range(ranks.tensor)
+        self._own = ranks.tensor_index
         self._turned = {one.name for one in parameters(model) if one.transposed}
-        for one in parameters(model):
-            self._bounds[one.name] = layouts[one.name].bounds(one.shape, ranks.rank)
+        self._shapes = {one.name: one.shape for one in parameters(model)}
+        self._of_heads = {one.name for (role, *_), one in by_role(model).items() if role in _HEADS}
+        self._bounds = {
+            name: [layouts[name].bounds(shape, rank) for rank in self._ranks]
+            for name, shape in self._shapes.items()
+        }
 
     def bounds(self, name: str) -> Index:
         """The part of a tensor as it is held."""
-        return self._bounds[name]
+        return self._bounds[name][self._own]
+
+    def divides(self, name: str) -> bool:
+        """True where each rank has a part of a tensor of its own."""
+        first, *others = self._bounds[name]
+        return any(one != first for one in others)
+
+    def owns(self, name: str) -> bool:
+        """True for the first of the ranks that have the same part."""
+        return self._bounds[name].index(self.bounds(name)) == self._own
+
+    def sharing(self, name: str) -> list[int]:
+        """The ranks of the model whose gradients of this part are added: of what heads share, those
+        that have it; else this one, whose gradient is that of all."""
+        if name not in self._of_heads:
+            return [self._own]
+        return [rank for rank in self._ranks if self._bounds[name][rank] == self.bounds(name)]
+
+    def joined(self, name: str, parts: Sequence[Array]) -> Array:
+        """A tensor of its parts, by rank."""
+        whole = np.empty(self._shapes[name], np.float32)
+        for bounds, part in zip(self._bounds[name], parts, strict=True):
+            whole[bounds] = part
+        return whole
 
     def sides(self, name: str) -> tuple[slice, slice]:
         """The part of a matrix [out, in]."""
-        first, second = self._bounds[name]
+        first, second = self.bounds(name)
         return (second, first) if name in self._turned else (first, second)
 
     def added(self, array: Array) -> Array:

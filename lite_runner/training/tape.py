@@ -28,7 +28,7 @@ from lite_runner.training.kernels import (
 from lite_runner.weights import narrowed
 
 BLOCK = 64  # rows of an elementwise operation
-LOGIT_ROWS = 128  # whose logits are computed at a time
+LOGIT_ROWS = 256  # whose logits are computed at a time
 _RATES: dict[str, float] = {"silu": 1.0, "quick_gelu": 1.702}  # of x * sigmoid(rate * x)
 
 
@@ -185,6 +185,19 @@ def add(tape: Tape, x: Value, y: Value, scale: float = 1.0) -> Value:
             to_y.add(grad, own=False) if scale == 1.0 else to_y.add(grad * np.float32(scale))
 
     return tape.record(array, [x, y], backward)
+
+
+def shifted(tape: Tape, x: Value, bias: Value) -> Value:
+    """x [n, width] + bias [width]"""
+    to_x, to_bias = x.slot, bias.slot
+
+    def backward(grad: Array) -> None:
+        if to_x is not None:
+            to_x.add(grad, own=False)
+        if to_bias is not None:
+            to_bias.add(grad.sum(0))
+
+    return tape.record(x.array + bias.array, [x, bias], backward)
 
 
 def scaled(tape: Tape, x: Value, factor: float) -> Value:

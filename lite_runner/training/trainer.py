@@ -20,13 +20,16 @@ from lite_runner.system.environment import cores
 from lite_runner.training.adapter import in_memory
 from lite_runner.training.kernels import Array, use_threads
 from lite_runner.training.network import Dropout, Example, TrainedNetwork
-from lite_runner.training.optimizer import AdamW, clipped, rate
+from lite_runner.training.optimizer import AdamW, clipped, rate, squares
 from lite_runner.training.options import FinetuneOptions
+from lite_runner.training.shard import ModelShard
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.safetensors_file import (
     metadata_of,
     open_safetensors,
     write_safetensors,
 )
+from lite_runner.weights.sharding.partition import sliced
 
 CHECKPOINT = "checkpoint.safetensors"
 BUCKET = 1 << 24  # bytes of gradients that ranks exchange at a time, or one that is larger
@@ -98,7 +101,8 @@ class Trainer:
         self.threads = threads or cores()
         self.optimizer = AdamW(network.trained, options.weight_decay)
         self.steps = step_count(options, len(packs), ranks)
-        self.eval_steps = options.eval_steps or max(1, len(packs) // step_size(options, ranks))
+        self.epoch_steps = max(1, len(packs) // step_size(options, ranks))
+        self.eval_steps = options.eval_steps or self.epoch_steps
         self.best_loss, self.best_step = math.inf, 0  # of an evaluation
         self.done = 0  # steps
 
@@ -168,7 +172,7 @@ class Trainer:
         if self.ranks.size > 1:
             loss, self._stops = self._totals(loss, interrupted)
             self._add_up(gradients)
-        norm = clipped(gradients, options.clip)
+        norm = clipped(gradients, options.clip, self._squares(gradients))
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise NonFiniteError(
                 f"step {step + 1}: the loss is {loss / count:g}, its gradients' norm {norm:g}",
@@ -198,15 +202,63 @@ class Trainer:
         ranks, so that all have the same bits."""
         for name, array in self.network.trained.items():  # a rank's texts may not reach an expert
             gradients[name] = np.ascontiguousarray(gradients.get(name, np.zeros_like(array)))
-        for names in _buckets(self.network.trained):
+        shared = {
+            name: array
+            for name, array in self.network.trained.items()
+            if len(self._adding(name)) > 1
+        }
+        for names in _buckets(shared):
             payload = b"".join(gradients[name].tobytes() for name in names)
-            first, *others = (np.frombuffer(one, np.float32) for one in self._gather(payload))
-            total = first.copy()
-            for other in others:
-                total += other
             ends = np.cumsum([gradients[name].size for name in names])[:-1]
-            for name, part in zip(names, np.split(total, ends), strict=True):
-                gradients[name][...] = part.reshape(gradients[name].shape)
+            said = [np.split(np.frombuffer(one, np.float32), ends) for one in self._gather(payload)]
+            for place, name in enumerate(names):
+                first, *others = (said[rank][place] for rank in self._adding(name))
+                total = first.copy()
+                for other in others:
+                    total += other
+                gradients[name][...] = total.reshape(gradients[name].shape)
+
+    def _adding(self, name: str) -> list[int]:
+        """The ranks whose gradients of a tensor are parts of one sum."""
+        ranks, shard = self.ranks, self._parts
+        if shard is None:
+            return list(range(ranks.size))
+        own = shard.sharing(name)
+        return [ranks.tensor * replica + one for replica in range(ranks.data) for one in own]
+
+    @property
+    def _parts(self) -> ModelShard | None:
+        """The shard whose parts are trained; None: every rank has all that is trained."""
+        return self.network.shard if self.options.full else None
+
+    def _squares(self, gradients: Mapping[str, Array]) -> float | None:
+        """Of all ranks' gradients, where each has some of its own; else None."""
+        if (shard := self._parts) is None:
+            return None
+        own, same = list[Array](), list[Array]()
+        for name, one in gradients.items():
+            if not shard.divides(name):
+                same.append(one)
+            elif shard.owns(name):
+                own.append(one)
+        said = self._gather(np.array(squares(own)).tobytes())[: self.ranks.tensor]
+        return squares(same) + sum(float(np.frombuffer(one)[0]) for one in said)
+
+    def state(self) -> list[dict[str, Array]]:
+        """What is trained, and its first and second moments, all of them whole. Ranks that train
+        parts must call it together."""
+        return [
+            {name: self._whole(name, array) for name, array in arrays.items()}
+            for arrays in self._arrays()
+        ]
+
+    def _whole(self, name: str, array: Array) -> Array:
+        shard = self._parts
+        if shard is None or not shard.divides(name):
+            return array
+        said = self._gather(np.ascontiguousarray(array).tobytes())[: self.ranks.tensor]
+        parts = [np.frombuffer(one, np.float32).reshape(array.shape) for one in said]
+        return shard.joined(name, parts)
 
     def check_same_step(self) -> None:
         """Raise EnvironmentFault where the ranks have not resumed the same checkpoint."""
@@ -247,11 +299,20 @@ class Trainer:
 
         return factors
 
-    def save(self, path: Path) -> None:
+    def is_best(self, step: StepMetrics) -> bool:
+        """True if its evaluated loss is the lowest."""
+        return step.eval_loss is not None and self.best_step == step.step
+
+    def is_saved(self, step: StepMetrics) -> bool:
+        """True if a checkpoint is due after it."""
+        every = self.options.save_steps
+        return every is not None and step.step % every == 0 and step.step < self.steps
+
+    def save(self, path: Path, state: Sequence[Mapping[str, Array]]) -> None:
         """Write all that a resumed training needs, atomically. Raises EnvironmentFault."""
         tensors = {
             f"{kind}.{name}": in_memory(array)
-            for kind, arrays in zip(_KINDS, self._arrays(), strict=True)
+            for kind, arrays in zip(_KINDS, state, strict=True)
             for name, array in arrays.items()
         }
         metadata = {"step": str(self.done), "identity": self.identity}
@@ -266,8 +327,9 @@ class Trainer:
             for kind, arrays in zip(_KINDS, self._arrays(), strict=True)
             for name, array in arrays.items()
         }
-        shapes = {name: array.shape for name, array in expected.items()}
-        same = {name: tensor.shape for name, tensor in tensors.items()} == shapes
+        same = tensors.keys() == expected.keys() and all(
+            self._part(name, tensors[name]).shape == array.shape for name, array in expected.items()
+        )
         if not same or metadata.get("identity") != self.identity:
             raise ArtifactError(
                 f"{path}: a checkpoint of another model, data or settings",
@@ -275,9 +337,24 @@ class Trainer:
                 " config.yaml), or finetune.resume=false overwrite=true to begin anew",
             )
         for name, array in expected.items():
-            array[...] = tensors[name].float32()
+            array[...] = self._part(name, tensors[name]).float32()
         self.done = self.optimizer.steps = int(metadata["step"])
         self.best_loss, self.best_step = float(metadata["best_loss"]), int(metadata["best_step"])
+
+    def _part(self, name: str, whole: LazyTensor) -> LazyTensor:
+        """What this rank trains of a tensor of a checkpoint."""
+        shard, weight = self._parts, name.partition(".")[2]
+        if shard is None or not shard.divides(weight):
+            return whole
+        return sliced(whole, shard.bounds(weight))
+
+    def go_on(self, step: int, moments: Sequence[Mapping[str, Array]]) -> None:
+        """Go on after a step of another training, with its moments."""
+        for own, found in zip(self._arrays()[1:], moments, strict=True):
+            for name, array in own.items():
+                shard = self._parts
+                array[...] = found[name] if shard is None else found[name][shard.bounds(name)]
+        self.done = self.optimizer.steps = step
 
     def _arrays(self) -> tuple[Mapping[str, Array], ...]:
         return self.network.trained, self.optimizer.first, self.optimizer.second

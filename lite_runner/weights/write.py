@@ -64,18 +64,12 @@ def convert(
     """
     check_target(target, format, overwrite)
     if format == "huggingface":
-        hf_from_model_config(config)  # is it a family that the format has?
-        if what := architecture_of(config).not_theirs(config):
-            raise ConfigError(
-                f"convert_format=huggingface: transformers' {config.architecture} has no {what}",
-                "convert_format=ckpt or convert_format=safetensors",
-            )
+        check_hugging_face(config)
     tensors: Mapping[str, LazyTensor] = open_checkpoint(source, config)
     if adapter is not None:
         tensors, config = merged(tensors, adapter, config), merged_model(config, adapter)
-    if format != "huggingface" and release.needs_head(config):
-        tensors = {**tensors, HEAD: tensors[parameters(config)[0].name]}
-        report(HEAD_NOTE)
+    if format != "huggingface":
+        tensors = with_head(tensors, config, release, report)
     if format == "huggingface" and dtype is None and gguf_at(source) is not None:
         tensors = narrow(tensors)
     if dtype is not None:
@@ -83,10 +77,44 @@ def convert(
     tensors = with_progress(tensors, report)
     if beside is None:
         beside = {**copied_files(source), **config_file(config)}
+    write_model(target, format, tensors, config, beside)
+
+
+def check_hugging_face(model: Decoder) -> None:
+    """Raise ConfigError, or ArtifactError, where transformers has no such model."""
+    hf_from_model_config(model)  # is it a family that the format has?
+    if what := architecture_of(model).not_theirs(model):
+        raise ConfigError(
+            f"convert_format=huggingface: transformers' {model.architecture} has no {what}",
+            "convert_format=ckpt or convert_format=safetensors",
+        )
+
+
+def with_head(
+    tensors: Mapping[str, LazyTensor],
+    model: Decoder,
+    release: Release = Release(),  # noqa: B008  (frozen)
+    report: Callable[[str], None] = lambda line: None,
+) -> Mapping[str, LazyTensor]:
+    """Tensors with a tied head beside them, if the release of MindFormers cannot tie it."""
+    if not release.needs_head(model):
+        return tensors
+    report(HEAD_NOTE)
+    return {**tensors, HEAD: tensors[parameters(model)[0].name]}
+
+
+def write_model(
+    target: Path,
+    format: CheckpointFormat,
+    tensors: Mapping[str, LazyTensor],
+    model: Decoder,
+    beside: Mapping[str, bytes],
+) -> None:
+    """Write canonical tensors, and small files `beside`, in a format. Raises EnvironmentFault."""
     if format == "huggingface":
-        write_hugging_face(target, tensors, config, beside)
+        write_hugging_face(target, tensors, model, beside)
         return
-    named = to_mindformers(tensors, config)
+    named = to_mindformers(tensors, model)
     if format == "ckpt":
         write_ckpt(target, named)
     else:

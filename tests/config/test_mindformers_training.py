@@ -78,16 +78,32 @@ def test_handlers_of_a_loader() -> None:
     loader |= {"data_files": ["alpaca.json"], "split": "train", "handler": handlers}
     raw, notes, faults = with_training({"train_dataset": {"data_loader": loader}})
     asked = {"data": "alpaca.json", "template": "alpaca", "packing": True, "max_length": 64}
-    assert raw == {"finetune": asked} and faults == []
-    assert [note.partition(":")[0] for note in notes] == [
-        *("train_dataset.data_loader.handler", "AlpacaInstructDataHandler")
-    ]
+    assert raw == {"finetune": {**asked, "take": 4}} and faults == []
+    assert [note.partition(":")[0] for note in notes] == ["AlpacaInstructDataHandler"]
+    others = [{"type": "take", "n": 9}, {"type": "skip", "n": 2}, {"type": "sort", "by": "x"}]
+    given = {"train_dataset": {"data_loader": {**loader, "handler": others}}}
+    raw, notes, _ = with_training(given)
+    assert (raw["finetune"]["skip"], raw["finetune"]["take"]) == (2, 7)
+    assert ["'sort' is not taken" in note for note in notes] == [True]
     loader |= {"path": "someone/alpaca", "data_files": None, "handler": handlers[1]}
     loader = {"train_dataset": {"data_loader": loader}}
     raw, _, faults = with_training(loader)
     assert raw == {"finetune": {"template": "alpaca"}}
     assert "data_loader.path: got 'someone/alpaca' of HFDataLoader, which is not" in faults[0]
     assert with_training(loader, has_data=True)[2] == []
+
+
+def test_a_folder_and_its_checkpoints() -> None:
+    """MindDataset's folder of files, and CheckpointMointor's steps, resumed."""
+    loader = {"type": "MindDataset", "dataset_dir": "data/belle", "num_samples": 100}
+    callbacks = [
+        {"type": "MFLossMonitor"},
+        {"type": "CheckpointMointor", "save_checkpoint_steps": 9},
+    ]
+    given = {"train_dataset": {"data_loader": loader}, "callbacks": callbacks}
+    raw, notes, faults = with_training({**given, "resume_training": True})
+    asked = {"data": "data/belle", "take": 100, "save_steps": 9, "resume": True}
+    assert raw["finetune"] == asked and not notes and not faults
 
 
 def test_what_does_not_map_is_named() -> None:

@@ -72,6 +72,12 @@ def test_an_adapter_is_trained_and_served() -> None:
         texts.append([one["token_ids"] for one in result["results"]])
     assert all(text == texts[0] for text in texts)
     again = [*RUN, *given, "finetune_output=g", "overwrite=true"]
+    assert main([*again, "convert_format=huggingface"]) == 0  # with the adapter merged
+    assert [file.name for file in Path("g").iterdir()] == ["model.safetensors", "config.json"]
+    merged = ["verbosity=0", "run_mode=predict", "model=tiny_llama", "load_checkpoint=g"]
+    assert main([*merged, "predict_data=1: ", "max_new_tokens=3"]) == 0
+    result = json.loads(Path("outputs/latest/result.json").read_text(encoding="utf-8"))
+    assert [one["token_ids"] for one in result["results"]] == texts[0]
     assert main(again) == 0
     assert sorted(file.name for file in Path("g").iterdir()) == files
 
@@ -102,21 +108,28 @@ def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("out/best").exists()
 
 
-def test_two_ranks_train_as_one_process() -> None:
+@pytest.mark.parametrize(
+    ("keys", "file"),
+    [
+        (["finetune.lora.targets=all-linear"], "adapter_model.safetensors"),
+        (["finetune.full=true", "finetune.save_steps=1"], "model.safetensors"),
+    ],
+)
+def test_two_ranks_train_as_one_process(keys: list[str], file: str) -> None:
     given = ["finetune.steps=3", "finetune.learning_rate=0.02", "finetune.eval_data=data.jsonl"]
     losses, written = [], []
     for name in ("single", "tp2"):
         ranks = [f"parallel={name}", "parallel.rendezvous_timeout=600"]
-        more = ["finetune.lora.targets=all-linear", f"finetune_output={name}"]
+        more = [*keys, f"finetune_output={name}"]
         assert main([*RUN, *given, *more, *(ranks if name != "single" else [])]) == 0
         losses.append([line[key] for line in metrics() for key in line if "loss" in key])
         assert not Path(name, "checkpoint.safetensors").exists()
-        assert Path(name, "best/adapter_model.safetensors").is_file()
-        written.append(open_safetensors(Path(name, "adapter_model.safetensors")))
+        assert Path(name, "best", file).is_file()
+        written.append(open_safetensors(Path(name, file)))
     assert len(losses[0]) == 6
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, one in written[0].items():
-        np.testing.assert_allclose(written[1][name].float32(), one.float32(), atol=1e-4)
+        np.testing.assert_allclose(written[1][name].float32(), one.float32(), atol=5e-4)
 
 
 def test_an_adapter_is_trained_further() -> None:
@@ -196,7 +209,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
         (["finetune.data=none.jsonl"], "finetune.data: no file none.jsonl"),
         (["finetune.eval_data=none.jsonl"], "finetune.eval_data: no file none.jsonl"),
         (["finetune.early_stop=2"], "finetune.early_stop=2 has an effect only with"),
-        (["parallel=tp2", "finetune.full=true"], "got 2, expected 1 with finetune.full=true"),
+        (["finetune.take=0"], "finetune.take"),
         (["parallel=tp2", "model=deepseek_v2_lite"], "has latent attention, which is not divided"),
         (["finetune_output="], "finetune_output is empty"),
         (["finetune.warmup_steps=9"], "finetune.warmup_steps: got 9, expected at most the 8"),

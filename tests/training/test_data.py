@@ -41,6 +41,14 @@ def test_the_completion_and_one_eos_are_learned(tmp_path: Path, tokenizer: Token
     assert (data.tokens, data.targets, data.truncated, data.dropped) == (10, 7, 0, 0)
 
 
+def test_some_of_the_records(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = written(tmp_path, *({"text": "x" * n} for n in range(2, 8)))
+    data = read_data(path, tokenizer, "alpaca", 100, skip=1, take=3)
+    assert [len(text.ids) for text in data.texts] == [4, 5, 6]
+    with pytest.raises(ConfigError, match=r"no \.mindrecord file is in this folder"):
+        read_data(tmp_path, tokenizer, "alpaca", 100)
+
+
 def test_what_is_cut_and_dropped_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
     long = {"prompt": "ab", "completion": "c" * 50}
     path = written(tmp_path, long, {"prompt": "a" * 20, "completion": "b"})

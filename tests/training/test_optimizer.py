@@ -33,13 +33,21 @@ def test_gradients_are_clipped_together() -> None:
 
 
 def test_adamw_equals_pytorch() -> None:
-    """Two steps of torch.optim.AdamW([1, -2], lr=0.1, weight_decay=0.5)."""
-    weights = {"w": np.array([1.0, -2.0], np.float32)}
+    """Two steps of torch.optim.AdamW([[1, -2]], lr=0.1, weight_decay=0.5), and of a vector, as of
+    norms and biases, which does not decay."""
+    weights = {"w": np.array([[1.0, -2.0]], np.float32), "b": np.array([1.0, -2.0], np.float32)}
     optimizer = AdamW(weights, 0.5)
-    optimizer.step({"w": np.array([0.5, -1.0], np.float32)}, 0.1)
-    assert weights["w"] == pytest.approx([0.85, -1.8], abs=1e-6)
-    optimizer.step({"w": np.array([-0.25, 3.0], np.float32)}, 0.1)
+
+    def step(*gradient: float) -> None:
+        array = np.array(gradient, np.float32)
+        optimizer.step({"w": array[None], "b": array}, 0.1)
+
+    step(0.5, -1.0)
+    assert weights["w"][0] == pytest.approx([0.85, -1.8], abs=1e-6)
+    assert weights["b"] == pytest.approx([0.9, -1.9], abs=1e-6)
+    step(-0.25, 3.0)
     first = np.array([0.9 * 0.05 - 0.025, -0.09 + 0.3]) / (1 - 0.81)
     second = np.array([0.999 * 0.00025 + 0.0000625, 0.999 * 0.001 + 0.009]) / (1 - 0.999**2)
-    expected = np.array([0.85, -1.8]) * 0.95 - 0.1 * first / (np.sqrt(second) + 1e-8)
-    assert weights["w"] == pytest.approx(expected, abs=1e-5)
+    change = 0.1 * first / (np.sqrt(second) + 1e-8)
+    assert weights["w"][0] == pytest.approx(np.array([0.85, -1.8]) * 0.95 - change, abs=1e-5)
+    assert weights["b"] == pytest.approx(np.array([0.9, -1.9]) - change, abs=1e-5)

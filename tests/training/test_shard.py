@@ -24,7 +24,7 @@ from tests.training.test_network import examples, options, weights_of
 
 Said = TypeVar("Said")
 # Between them they have all that a shard may have.
-CASES = ("bloom", "cohere", "falcon", "gemma2", "gpt2", "llama", "mixtral", "starcoder2")
+CASES = ("bloom", "cohere", "falcon", "gemma2", "gpt2", "llama", "mixtral", "qwen3", "starcoder2")
 
 
 class Meeting:
@@ -45,12 +45,22 @@ class Meeting:
 def trained(
     case: str, ranks: Ranks, gather: Gather, shard: ModelShard | None, **changes: Any
 ) -> tuple[list[StepMetrics], TrainedLora]:
-    """Two steps of a model's adapter, by 6 examples each."""
+    """Two steps of a model's adapter, or with full=True of the model, by 6 examples each; what was
+    trained is whole."""
     model, weights = reference_model(case), weights_of(case)
-    asked = {"r": 4, "alpha": 8.0, "dropout": 0.3, "targets": "all-linear", "rslora": False}
+    asked: dict[str, Any] = {
+        "r": 4,
+        "alpha": 8.0,
+        "dropout": 0.3,
+        "targets": "all-linear",
+        "rslora": False,
+    }
     lora = new_lora(model, LoraOptions(**asked), 0)
     if shard is not None:
         weights = {name: one[shard.bounds(name)] for name, one in weights.items()}
+    if changes.get("full"):
+        weights = {name: one.copy() for name, one in weights.items()}
+        lora = TrainedLora(weights, {})
     recomputes = changes.pop("checkpoint", False)
     network = TrainedNetwork(
         model, weights, lora.arrays, lora.deltas, recomputes=recomputes, shard=shard
@@ -67,7 +77,8 @@ def trained(
         ranks=ranks,
         gather=gather,
     )
-    return list(trainer.run()), lora
+    steps = list(trainer.run())
+    return steps, TrainedLora(trainer.state()[0], lora.deltas)
 
 
 def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], TrainedLora]]:
@@ -91,13 +102,13 @@ def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], Trained
         return list(pool.map(rank, range(2 * data)))
 
 
-@each("case", CASES)
-def test_ranks_train_as_one_process(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@each(("case", "full"), [(case, full) for full in (False, True) for case in CASES])
+def test_ranks_train_as_one_process(case: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # A gradient that is rounding moves its parameter as far as any other, and each processor
     # rounds its own way.
     monkeypatch.setattr(optimizer, "EPS", 1e-3)
-    expected, one = trained(case, Ranks(), lambda payload: [payload], None)
-    (steps, lora), (others, other) = on_ranks(case)
+    expected, one = trained(case, Ranks(), lambda payload: [payload], None, full=full)
+    (steps, lora), (others, other) = on_ranks(case, full=full)
     for name in ("loss", "grad_norm", "eval_loss"):
         values, found, same = (
             [getattr(step, name) for step in some if getattr(step, name) is not None]
@@ -110,9 +121,10 @@ def test_ranks_train_as_one_process(case: str, monkeypatch: pytest.MonkeyPatch) 
         np.testing.assert_allclose(array, one.arrays[name], atol=1e-5, err_msg=name)
 
 
-def test_two_replicas_of_two_ranks() -> None:
-    expected, _ = trained("llama", Ranks(), lambda payload: [payload], None)
-    found = on_ranks("llama", data=2, batch_size=3)
+@pytest.mark.parametrize("full", [False, True])
+def test_two_replicas_of_two_ranks(full: bool) -> None:
+    expected, _ = trained("llama", Ranks(), lambda payload: [payload], None, full=full)
+    found = on_ranks("llama", data=2, batch_size=3, full=full)
     losses = [[step.loss for step in steps] for steps, _ in found]
     assert all(one == losses[0] for one in losses)
     assert losses[0] == pytest.approx([step.loss for step in expected], rel=1e-5)

@@ -132,7 +132,7 @@ def test_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
         steps = list(made.run())
         assert made.stopped
         if made.ranks.rank == 0:
-            made.save(tmp_path / "c.safetensors")
+            made.save(tmp_path / "c.safetensors", made.state())
         return steps
 
     def rest(made: Trainer) -> list[StepMetrics]:
@@ -190,7 +190,7 @@ def test_a_resumed_training_is_the_same_to_the_bit(stop: int, tmp_path: Path) ->
     stepping = cut.run()
     for _ in range(stop):
         next(stepping)
-    cut.save(tmp_path / "c.safetensors")
+    cut.save(tmp_path / "c.safetensors", cut.state())
     stepping.close()
     again, found = trainer(dropout=0.3, schedule="cosine")
     again.resume(tmp_path / "c.safetensors")
@@ -200,7 +200,7 @@ def test_a_resumed_training_is_the_same_to_the_bit(stop: int, tmp_path: Path) ->
 
 def test_a_checkpoint_of_another_training(tmp_path: Path) -> None:
     made, _ = trainer()
-    made.save(tmp_path / "c.safetensors")
+    made.save(tmp_path / "c.safetensors", made.state())
     other, _ = trainer()
     other.identity = "y"
     with pytest.raises(ArtifactError, match="a checkpoint of another model, data or settings"):

@@ -206,15 +206,19 @@ def _text(data: NDArray[np.uint8], start: int, stop: int) -> str:
         raise ValueError(f"the name at byte {start:,} is not UTF-8") from error
 
 
-def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
+def write_ckpt(
+    path: Path, tensors: Mapping[str, LazyTensor], counters: Mapping[str, int] | None = None
+) -> None:
     """Write `tensors` as a file that mindspore.load_checkpoint reads; one tensor in memory.
+    `counters`: of a training, such as global_step.
 
     The file is written atomically. Raises EnvironmentFault: disk too small, or read-only.
     """
     with atomic_write(path, sum(tensor.nbytes for tensor in tensors.values())) as file:
         for name, tensor in tensors.items():
+            type_name = TYPE_NAMES[tensor.dtype]
             if not tensor.nbytes:
-                file.write(_value_header(name, tensor, 0))
+                file.write(_value_header(name, tensor.shape, type_name, 0))
                 continue
             written = 0
             for chunk in tensor.chunks(CHUNK):
@@ -223,17 +227,20 @@ def write_ckpt(path: Path, tensors: Mapping[str, LazyTensor]) -> None:
                     room = SLICE - written % SLICE
                     if room == SLICE:
                         size = min(SLICE, tensor.nbytes - written)
-                        file.write(_value_header(name, tensor, size))
+                        file.write(_value_header(name, tensor.shape, type_name, size))
                     file.write(content[:room].data)
                     written += min(room, content.size)
                     content = content[room:]
                 drop_pages(chunk)
+        for name, count in (counters or {}).items():
+            content = np.array([count], np.int32).view(np.uint8)
+            file.write(_value_header(name, (1,), "Int32", content.size) + content.tobytes())
 
 
-def _value_header(name: str, tensor: LazyTensor, content_size: int) -> bytes:
+def _value_header(name: str, shape: tuple[int, ...], type_name: str, content_size: int) -> bytes:
     """The bytes of a value before the content of its tensor."""
-    described = b"".join(b"\x08" + varint(size) for size in tensor.shape or (0,))
-    described += field(2, TYPE_NAMES[tensor.dtype].encode()) + opening(3, content_size)
+    described = b"".join(b"\x08" + varint(size) for size in shape or (0,))
+    described += field(2, type_name.encode()) + opening(3, content_size)
     tagged = field(1, name.encode())
     tensor_size = len(described) + content_size
     tensor_opening = opening(2, tensor_size)

@@ -54,7 +54,7 @@ def write_adapters(
     folders = {name: target / name if listed else target for name in adapters}
     check_folder(target, overwrite)
     names = release.adapter_names if format == "mindformers" else ()
-    contents = {name: _content(adapter, model, names) for name, adapter in adapters.items()}
+    contents = {name: adapter_content(adapter, model, names) for name, adapter in adapters.items()}
     for name, (tensors, settings) in contents.items():
         with replaced_folder(folders[name], _OURS) as folder:
             if format == "peft":
@@ -86,7 +86,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def _content(
+def adapter_content(
     adapter: Adapter, model: Decoder, mindformers: Sequence[str]
 ) -> tuple[dict[str, LazyTensor], dict[str, Any]]:
     """The tensors and the config of one adapter, in MindFormers' format with the names that it
