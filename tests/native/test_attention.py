@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing
+from tests.each import each
 from tests.native.in_numpy import (
     Floats,
     Wide,
@@ -256,7 +256,7 @@ def test_attention_in_bfloat16(operators: Any) -> None:
     check()
 
 
-@pytest.mark.parametrize(
+@each(
     ("weights", "window", "cache"),
     [
         # What is multiplied with weights knows nothing of the cache, which holds what comes out.
@@ -304,7 +304,7 @@ def test_a_step_may_be_empty(operators: Any) -> None:
     assert np.isnan(held[0]).all()
 
 
-@pytest.mark.parametrize("cache", sorted(CACHES))
+@each("cache", sorted(CACHES))
 def test_a_slot_is_used_again(operators: Any, cache: str) -> None:
     """Keys of a longer row that are left in the cache do not matter to the next."""
     layer = Layer(16, 2, 2, 16, True, False, False, False, cache=cache, weights="float32")
@@ -319,7 +319,7 @@ def test_a_slot_is_used_again(operators: Any, cache: str) -> None:
     np.testing.assert_array_equal(last[0], alone[1, 140])
 
 
-@pytest.mark.parametrize("cache", sorted(CACHES))
+@each("cache", sorted(CACHES))
 def test_a_token_that_is_no_number_stays_in_its_slot(operators: Any, cache: str) -> None:
     layer = Layer(16, 2, 2, 16, True, False, False, False, cache=cache, weights="float32")
     every = [(slot, p) for slot in range(SLOTS) for p in range(150)]
@@ -331,7 +331,7 @@ def test_a_token_that_is_no_number_stays_in_its_slot(operators: Any, cache: str)
     np.testing.assert_array_equal(after[1, :90], before[1, :90])
 
 
-@pytest.mark.parametrize("cache", sorted(CACHES))
+@each("cache", sorted(CACHES))
 def test_a_key_that_is_no_number_is_not_passed_over(operators: Any, cache: str) -> None:
     """Such as an overflow of float16 makes: the values alone would be numbers."""
     layer = Layer(16, 1, 2, 16, True, False, False, False, cache=cache, weights="float32")
@@ -347,8 +347,7 @@ def test_a_key_that_is_no_number_is_not_passed_over(operators: Any, cache: str) 
         assert np.isnan(after).all(), (which, together)
 
 
-@pytest.mark.parametrize("cache", sorted(CACHES))
-@pytest.mark.parametrize("window", [1, 45, 128, 172])
+@each(("cache", "window"), [*itertools.product(sorted(CACHES), (1, 45, 128, 172))])
 def test_what_is_before_the_window_is_not_looked_at(
     operators: Any, cache: str, window: int
 ) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lite_runner.native import matrices, packing, structs
 from lite_runner.weights import DType, narrowed, widened
 from lite_runner.weights.quantization.quantized import QuantizedTensor, packed, quantize
+from tests.each import each
 from tests.native.in_numpy import step_words
 from tests.packed_folders import E4M3, bfloat16
 
@@ -134,7 +135,7 @@ def rounded(
     return np.rint(grouped * factor[..., None]).astype(np.int64), bound / np.float32(most)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@each("kind", FORMATS)
 def test_products(operators: Any, kind: str) -> None:
     @given(shape=shapes(kind))
     def check(shape: dict[str, Any]) -> None:
@@ -175,7 +176,7 @@ def test_products(operators: Any, kind: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("kind", FORMATS[6:])
+@each("kind", FORMATS[6:])
 def test_rows_of_a_table_of_tokens(operators: Any, kind: str) -> None:
     weight = made(kind, 70, 64, 32, np.random.default_rng(5)).weight
     assert isinstance(weight, QuantizedTensor)
@@ -187,7 +188,7 @@ def test_rows_of_a_table_of_tokens(operators: Any, kind: str) -> None:
     np.testing.assert_allclose(found, weight.float32()[tokens], rtol=3e-7)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int8 in groups"])
+@each("kind", ["int8", "int8 in groups"])
 def test_products_of_integers(operators: Any, kind: str) -> None:
     """Inputs are rounded to int8 too; sums of products of integers are exact."""
 
@@ -225,7 +226,7 @@ def test_products_of_integers(operators: Any, kind: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@each("kind", FORMATS)
 def test_what_is_no_number_reaches_its_own_row(operators: Any, kind: str) -> None:
     rng = np.random.default_rng(0)
     shapes = ((160, 32), (128, 64))
@@ -321,7 +322,7 @@ def test_floats_that_bfloat16_holds_are_packed_as_such(operators: Any) -> None:
     np.testing.assert_array_equal(block, matrices.matrix(stored).block())
 
 
-@pytest.mark.parametrize(("rows", "inputs"), [(1, 7), (1, 600), (3, 40), (13, 300), (40, 777)])
+@each(("rows", "inputs"), [(1, 7), (1, 600), (3, 40), (13, 300), (40, 777)])
 def test_inputs_in_bfloat16(operators: Any, rows: int, inputs: int) -> None:
     """The bits that the processor's own instruction gives, whether it is there or not."""
     rng = np.random.default_rng(rows)
@@ -362,7 +363,7 @@ def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:
     np.testing.assert_allclose(operators.linear(block, 120, x), exact, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])
+@each(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])
 def test_integers_are_packed_as_the_floats_that_they_stand_for(
     operators: Any, bits: int, group: int
 ) -> None:
