@@ -1,4 +1,4 @@
-"""Recording of where the time of a process goes, if somebody asked for it; see recorder.py.
+"""Turns on the recording of where the time of a process goes; see recorder.py.
 
 One recorder at a time. Who has something to record asks `profiler.recorder`, which is None as long
 as nobody records: one look at a variable, a few times a step of some milliseconds.

@@ -21,7 +21,7 @@ from lite_runner.config import show
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 
 Prompt = str | Sequence[int]  # a text, or its token ids
 Messages = Sequence[Mapping[str, Any]]  # a conversation: [{"role": "user", "content": "Hello"}]
@@ -124,7 +124,7 @@ class LLM:
         else:
             ids = self._ids(prompt)
         core = self.tokenizer.core
-        pieces = _Pieces(Transcript(core, stop_texts(options), continues=True))
+        pieces = _Pieces(StopChecker(core, stop_texts(options), continues=True))
 
         def work() -> None:
             try:
@@ -231,9 +231,9 @@ class _Left(Exception):
 class _Pieces:
     """A streamer whose pieces of text another thread iterates over."""
 
-    def __init__(self, transcript: Transcript) -> None:
+    def __init__(self, checker: StopChecker) -> None:
         self.left = False
-        self._transcript = transcript
+        self._checker = checker
         self._at_prompt = True
         self._queue: queue.Queue[str | BaseException | None] = queue.Queue()
 
@@ -244,11 +244,11 @@ class _Pieces:
         at_prompt, self._at_prompt = self._at_prompt, False
         if not at_prompt:
             for token in np.atleast_1d(np.asarray(value)).reshape(-1):
-                self._queue.put(self._transcript.put(int(token)))
+                self._queue.put(self._checker.put(int(token)))
 
     def end(self) -> None:
         """Give out what may have been the start of a stop text."""
-        self._queue.put(self._transcript.finish())
+        self._queue.put(self._checker.finish())
 
     def put_last(self, error: BaseException | None) -> None:
         """End the iteration, by an error if there was one."""

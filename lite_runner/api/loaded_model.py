@@ -42,7 +42,7 @@ from lite_runner.plan import Job, fit, with_ends
 from lite_runner.plan.resources import grow_backend, open_backend, resolve_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter import Adapter
@@ -315,7 +315,7 @@ class TokenHooks:
 
     def __init__(self, job: Job, tokenizer: Tokenizer | None, streamer: Streamer | None) -> None:
         self._first, self._stop, self._tokenizer = job.first_index, job.generation.stop, tokenizer
-        self._transcripts: dict[tuple[int, int], Transcript] = {}
+        self._checkers: dict[tuple[int, int], StopChecker] = {}
         prompts = [list(ids) for ids in job.tokens]
         self._turn = SequentialStream(streamer, prompts) if streamer is not None else None
 
@@ -325,11 +325,11 @@ class TokenHooks:
             self._turn.on_token(prompt - self._first, token)
         if not self._stop or self._tokenizer is None:
             return False
-        transcript = self._transcripts.setdefault(
-            (prompt, part), Transcript(self._tokenizer, self._stop)
+        checker = self._checkers.setdefault(
+            (prompt, part), StopChecker(self._tokenizer, self._stop)
         )
-        transcript.put(token)
-        return transcript.stopped
+        checker.put(token)
+        return checker.stopped
 
     def on_finish(self, completion: Completion) -> None:
         """No token of this sequence follows."""

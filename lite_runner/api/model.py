@@ -16,7 +16,7 @@ from lite_runner.api.tokenizer import PreTrainedTokenizer, rows_of
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Completion, OnLogits, logprobs_of, prompt_logprobs_of
 from lite_runner.model import ModelFiles
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -263,9 +263,9 @@ def texts_of(
     """The text of each completion as it follows its prompt, cut at a stop text."""
     texts = []
     for completion in completions:
-        transcript = Transcript(tokenizer, stop, continues=True)
+        checker = StopChecker(tokenizer, stop, continues=True)
         for token in completion.token_ids:
-            transcript.put(token)
-        transcript.finish()
-        texts.append(transcript.text)
+            checker.put(token)
+        checker.finish()
+        texts.append(checker.text)
     return texts

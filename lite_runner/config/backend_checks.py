@@ -1,4 +1,4 @@
-"""Validation errors of what few runs ask for: exported models, MindFormers, comparisons."""
+"""Validation errors of options that few runs use: exported models, MindFormers, comparisons."""
 
 from __future__ import annotations
 

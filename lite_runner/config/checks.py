@@ -1,4 +1,4 @@
-"""Validation errors of a config whose values are valid one by one: combinations.
+"""Validation errors of combinations of values, each of which is valid by itself.
 
 Nothing here loads or downloads: an error costs the user no waiting. Those of exported models and of
 MindFormers are in backend_checks.py.

@@ -1,4 +1,4 @@
-"""conf/ + file + command line -> one validated `RunConfig`, or one error with all errors.
+"""Composes conf/, files and the command line into one validated `RunConfig`, or one error with all.
 
 Hydra composes the groups; the files of --config (config_file.py) and the settings are merged over
 its result and validated against the dataclasses: no key is added, and no text of a command line is

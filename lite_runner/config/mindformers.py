@@ -1,4 +1,4 @@
-"""Translating a yaml of run_mindformer to our config.
+"""Translates a yaml of run_mindformer to our config.
 
 Known keys become settings; keys of training or other engines are ignored and listed; unsupported
 keys that would change the result, and unknown keys, are validation errors.

@@ -1,4 +1,4 @@
-"""The folder of an exported model: which model it says, and the yaml of sizes beside the graphs."""
+"""The folder of an exported model: the model that it names, a yaml of sizes beside its graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of a run: what predict_data stands for, each prompt with its adapter, and the seed.
+"""The requests of a run, read from predict_data: each prompt with its adapter, and the seed.
 
 predict_data is a text, a list, standard input, or a file: lines of .txt, records of .jsonl and
 .json, rows of .csv.

@@ -40,7 +40,7 @@ from lite_runner.output.comparison import aligned
 from lite_runner.records import Count, Index, InputPath, dataclass
 from lite_runner.system.files import parse_json
 from lite_runner.system.yaml_file import read_yaml
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from lite_runner.text.tokenizer import Tokenizer
 
 SAMPLES = "samples.jsonl"
@@ -309,9 +309,9 @@ class TaskRun:
             options = GenerationConfig(
                 max_new_tokens=sample.task.generation_kwargs.max_gen_toks, eos_token_id=self._ends
             )
-            transcript = Transcript(self._tokenizer, [text for text in sample.task.until if text])
+            checker = StopChecker(self._tokenizer, [text for text in sample.task.until if text])
             request = Request(sample.prompt, options, name=f"{sample.name} {sample.index}")
-            yield _Job(request, transcript=transcript, found=found, whole=whole)
+            yield _Job(request, checker=checker, found=found, whole=whole)
             return
         shared: dict[tuple[bytes, int], list[int]] = {}
         for index, one in enumerate(sample.continuations):
@@ -368,29 +368,29 @@ class _Job:
         *,
         found: dict[int, Any],
         whole: Callable[[], dict[str, Any] | None],
-        transcript: Transcript | None = None,
+        checker: StopChecker | None = None,
         start: int = 0,
         lasts: Mapping[int, int] | None = None,
     ) -> None:
         """`found`: the sample's results, which grows; `whole`: the sample's line once it has all.
-        `transcript`: of a generation; else from `start` on tokens are scored, and `lasts` are the
+        `checker`: of a generation; else from `start` on tokens are scored, and `lasts` are the
         last ones by the index of their continuation."""
         self.request = request
-        self._found, self._whole, self._transcript = found, whole, transcript
+        self._found, self._whole, self._checker = found, whole, checker
         self._start, self._lasts = start, lasts or {}
 
     def takes(self, event: Token) -> bool:
         """Take a token of a generation; True where the text is to end behind it."""
-        assert self._transcript is not None
+        assert self._checker is not None
         if not event.is_end:
-            self._transcript.put(event.token)
-        return self._transcript.stopped
+            self._checker.put(event.token)
+        return self._checker.stopped
 
     def done(self, completion: Completion) -> dict[str, Any] | None:
         """The line of the sample, where this was its last request."""
-        if self._transcript is not None:
-            self._transcript.finish()
-            self._found[0] = self._transcript.text
+        if self._checker is not None:
+            self._checker.finish()
+            self._found[0] = self._checker.text
         else:
             self._score(completion)
         return self._whole()

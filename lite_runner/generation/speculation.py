@@ -1,4 +1,4 @@
-"""Speculative decoding: drafts by prompt lookup, and how long ones pay.
+"""Speculative decoding: drafts by prompt lookup, and the length of drafts that pays.
 
 Where the last tokens of a sequence occurred before, in its prompt or its output, the tokens that
 followed them there are drafted. A step computes the logits after each drafted token; those that

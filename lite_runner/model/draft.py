@@ -1,4 +1,4 @@
-"""The files of a draft model, and whether its vocabulary is the model's."""
+"""Draft models: their files, and a check that their vocabulary is the model's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The ranks that share a model: the memory of a machine through which they exchange what each has
-computed (src/peers.h), a collective between machines, and the NUMA node of each."""
+"""Ranks that share a model: exchange through a machine's memory (src/peers.h), a collective between
+machines, and the NUMA node of each.
+"""
 
 from __future__ import annotations
 

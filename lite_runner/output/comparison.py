@@ -1,4 +1,4 @@
-"""compare_backend=: the run once more with another backend, and where the two differ.
+"""compare_backend=: the run once more with another backend, and the differences between the two.
 
 The second run is in a process of its own (run_modes/__main__.py), so that its memory and speed are
 its own. What each run computes, logits or log-likelihoods, is kept in a folder until both are

@@ -1,4 +1,4 @@
-"""Completions of a plan's prompts: each replica's share, printed; the merged results, the files.
+"""Completions of a plan's prompts: computed and printed by each replica, merged, written to files.
 
 Texts are streamed, one after another, or JSON lines. On a terminal a title line names the prompt of
 each of several.
@@ -49,7 +49,7 @@ from lite_runner.plan import Job, Plan
 from lite_runner.plan.resources import open_planned, options_of
 from lite_runner.records import dataclass
 from lite_runner.system.signals import CutShort
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from lite_runner.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -115,12 +115,12 @@ class Printer:
         """`of_all`: texts of the whole run, of which `job` may be a replica's share."""
         self._job, self._of_all, self._form, self._step = job, of_all, form, step
         self._returns = job.generation.num_return_sequences
-        self._transcripts = {
-            (prompt, part): Transcript(tokenizer, options.stop)
+        self._checkers = {
+            (prompt, part): StopChecker(tokenizer, options.stop)
             for prompt, options in enumerate(job.options, job.first_index)
             for part in range(self._returns)
         }
-        self._waiting = deque(self._transcripts)
+        self._waiting = deque(self._checkers)
         self._rows: dict[tuple[int, int], RowResult] = {}
         self._beams = job.generation.num_beams > 1  # their tokens may change until the end
         self._in_turn = stream and not self._beams
@@ -130,10 +130,10 @@ class Printer:
 
     def on_token(self, prompt: int, part: int, token: int) -> bool:
         """Add a token; True where a stop string is complete."""
-        transcript = self._transcripts[prompt, part]
-        self._stream(transcript.put(token))
+        checker = self._checkers[prompt, part]
+        self._stream(checker.put(token))
         self._speed.count()
-        return transcript.stopped
+        return checker.stopped
 
     def on_finish(self, completion: Completion) -> None:
         """Finish a sequence."""
@@ -153,7 +153,7 @@ class Printer:
                 continue
             if self._beams:
                 for token in completion.token_ids:
-                    self._transcripts[key].put(token)
+                    self._checkers[key].put(token)
             self._finish(completion)
         self._show()
         return [self._rows[one.prompt_index, one.return_index] for one in completions]
@@ -165,9 +165,9 @@ class Printer:
 
     def _finish(self, completion: Completion) -> None:
         key = (completion.prompt_index, completion.return_index)
-        self._stream(self._transcripts[key].finish())
+        self._stream(self._checkers[key].finish())
         self.flush()
-        self._rows[key] = row_of(self._job, completion, self._transcripts[key].text)
+        self._rows[key] = row_of(self._job, completion, self._checkers[key].text)
 
     def _stream(self, text: str) -> None:
         if not self._live:

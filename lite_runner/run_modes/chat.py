@@ -30,7 +30,7 @@ from lite_runner.plan.session import plan_session
 from lite_runner.records import dataclass
 from lite_runner.system import environment
 from lite_runner.system.secret import read_key
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 
 _OF_TEXTS = ("num_beams", "length_penalty", "num_return_sequences", "logprobs", "prompt_logprobs")
 
@@ -136,21 +136,21 @@ class _LocalModel:
         chosen = replace(chosen, max_new_tokens=limit, min_new_tokens=0)
         seed = chosen.seed if "seed" in options else chosen.seed + self._turn
         self._turn += 1
-        transcript = Transcript(tokenizer, chosen.stop)
+        checker = StopChecker(tokenizer, chosen.stop)
         began, first = time.perf_counter(), 0.0
 
         def on_token(_: int, __: int, token: int) -> bool:
             nonlocal first
             first = first or time.perf_counter() - began
-            on_text(transcript.put(token))
-            return transcript.stopped
+            on_text(checker.put(token))
+            return checker.stopped
 
         request = Request(np.array(ids, np.int32), chosen, adapter, (seed, 0), name="the message")
         outcome = self._engine.generate([request], on_token=on_token)
-        on_text(transcript.finish())
+        on_text(checker.finish())
         (made,) = outcome.completions
         return Answer(
-            transcript.text,
+            checker.text,
             made.finish_reason,
             len(ids),
             made.cached_tokens,

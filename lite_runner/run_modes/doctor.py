@@ -1,4 +1,4 @@
-"""run_mode=doctor: whether this machine can run models, and the one that is named."""
+"""run_mode=doctor: checks of this machine, and of the model that is named."""
 
 from __future__ import annotations
 

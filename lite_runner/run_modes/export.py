@@ -1,4 +1,4 @@
-"""run_mode=export: a model as MindIR (or .ms), verified in the engine that it is for."""
+"""run_mode=export: a model written as MindIR (or .ms), and verified in the engine that runs it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from lite_runner.backends import Backend
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.generation import Completion, Engine, Finished, Logprobs, Request, Token
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from lite_runner.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Handle:
 
     request: Request
     put: Put
-    transcripts: Sequence[Transcript]
+    checkers: Sequence[StopChecker]
     open: int  # sequences that are not over
     lengths: dict[int, int] = field(
         default_factory=dict
@@ -156,11 +156,11 @@ class EngineThread:
         """Queue a request; `put` gets Accepted or Failed first; `special_tokens`: they are text,
         too. Raises Busy, Stopped."""
         stop, width = request.options.stop, request.options.num_return_sequences
-        transcripts = [
-            Transcript(self._tokenizer, stop, skip_special_tokens=not special_tokens)
+        checkers = [
+            StopChecker(self._tokenizer, stop, skip_special_tokens=not special_tokens)
             for _ in range(width)
         ]
-        handle = Handle(request, put, transcripts, width)
+        handle = Handle(request, put, checkers, width)
         with self._changed:
             self._check_open()
             if self._sequences and self._sequences + width > self.most:
@@ -263,11 +263,11 @@ class EngineThread:
 
     def _token(self, handle: Handle, event: Token) -> Iterable[Finished]:
         """Put a token's text; the end of its sequence, if it completes a stop string."""
-        transcript = handle.transcripts[event.index]
-        text = transcript.put(event.token)
+        checker = handle.checkers[event.index]
+        text = checker.put(event.token)
         piece = Piece(event.index, text, event.token, event.logprobs, event.prompt_logprobs)
         self._outputs.append((handle.put, piece))
-        if not transcript.stopped:
+        if not checker.stopped:
             return ()
         handle.lengths[event.index] = event.count
         return self._engine.finish(event.id, "stop", event.index)
@@ -277,17 +277,17 @@ class EngineThread:
             self._fail(handle, event.error)
             return
         completion = event.completion
-        transcript = handle.transcripts[completion.return_index]
+        checker = handle.checkers[completion.return_index]
         # It may have ended already: by its last token, or one computed ahead.
         if (length := handle.lengths.get(completion.return_index)) is not None:
             completion = completion.stopped(length)
-        rest = transcript.finish()  # a stop string may be in it
+        rest = checker.finish()  # a stop string may be in it
         ended = Ended(
             completion.return_index,
             rest,
             completion.finish_reason,
             completion,
-            transcript.stop_string,
+            checker.stop_string,
         )
         self._outputs.append((handle.put, ended))
         self._close_sequences(handle, 1)

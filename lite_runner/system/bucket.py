@@ -1,4 +1,4 @@
-"""A bucket that fills up with time: how much of something may be done."""
+"""A token bucket, for rate limits."""
 
 from __future__ import annotations
 

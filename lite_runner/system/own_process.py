@@ -1,4 +1,4 @@
-"""A piece of work in a new process of this Python, whose memory and compiler are its own.
+"""Runs work in a new process of this Python, whose memory and compiler are its own.
 
 `python -m MODULE < job.json`: a job is read from standard input, and one line of JSON is written to
 standard output, `error` being why there is none.

@@ -1,4 +1,4 @@
-"""The kinds of tokens in a vocabulary, the bytes that each stands for, and text as tokens come.
+"""The kinds of tokens in a vocabulary, the bytes of each, and text decoded as tokens arrive.
 
 If every token maps to bytes, decoding is concatenating them, so streaming is simple and exact. Text
 is streamed once no later token can change it, and stop strings are looked for in it.
@@ -168,7 +168,7 @@ class StreamDecoder:
         return self._tokenizer.decode(ids, self._skip_special_tokens) if ids else ""
 
 
-class Transcript:
+class StopChecker:
     """Takes tokens, emits final text, and detects stop strings."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bounds on what a tokenizer.json may cost, read off its parts before a text goes through them.
+"""Bounds on the cost of a tokenizer.json, computed from its parts before any text is tokenized.
 
 Oniguruma, which runs its regular expressions, backtracks, and the library panics where it gives up.
 """

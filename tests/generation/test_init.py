@@ -19,7 +19,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation import Engine, check_lengths
 from lite_runner.text import byte_tokenizer
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from tests.generation.mock import generated, requests_of
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10], [11, 12], [13], [1, 2, 3], [15, 0]]
@@ -192,16 +192,16 @@ def test_texts_through_the_hooks(backend: Backends, stop: tuple[str, ...], text:
     def logits(history: list[int], adapter: int) -> np.ndarray:
         return np.eye(259, dtype=np.float32)[script[len(history)]]
 
-    transcript = Transcript(byte_tokenizer(), stop)
+    checker = StopChecker(byte_tokenizer(), stop)
 
     def on_token(prompt: int, ret: int, token: int) -> bool:
-        transcript.put(token)
-        return transcript.stopped
+        checker.put(token)
+        return checker.stopped
 
     config = GenerationConfig(max_new_tokens=len(script) - 1, stop=stop)
     result = generated(backend(logits), [[0]], config, on_token=on_token)
-    transcript.finish()
-    assert transcript.text == text
+    checker.finish()
+    assert checker.text == text
     assert result.completions[0].finish_reason == ("stop" if stop else "length")
 
 

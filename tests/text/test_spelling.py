@@ -11,7 +11,7 @@ from tokenizers import decoders
 
 from lite_runner.text import StreamDecoder, Tokenizer, byte_tokenizer
 from lite_runner.text.sentencepiece import build_tokenizer, read_model
-from lite_runner.text.spelling import Transcript
+from lite_runner.text.spelling import StopChecker
 from lite_runner.text.tokenizer import SpecialTokens
 from tests.each import each
 
@@ -132,35 +132,35 @@ def test_the_window_stays_small(tokenizer_of: Callable[[str], Tokenizer], kind: 
     ],
 )
 def test_stop_texts(stop: tuple[str, ...], text: str, stopped: bool, given: list[str]) -> None:
-    transcript = Transcript(byte_tokenizer(), stop)
-    out = [transcript.put(byte) for byte in text.encode()] + [transcript.finish()]
+    checker = StopChecker(byte_tokenizer(), stop)
+    out = [checker.put(byte) for byte in text.encode()] + [checker.finish()]
     assert out == given
-    assert transcript.text == "".join(given)
-    assert transcript.stopped == stopped
+    assert checker.text == "".join(given)
+    assert checker.stopped == stopped
 
 
 @given(st.text("ab你", max_size=30), st.lists(st.text("ab你", min_size=1, max_size=4), max_size=3))
 def test_stop_texts_never_show(text: str, stop: list[str]) -> None:
-    transcript = Transcript(byte_tokenizer(), stop)
+    checker = StopChecker(byte_tokenizer(), stop)
     shown = ""
     for byte in text.encode():
-        shown += transcript.put(byte)
+        shown += checker.put(byte)
         assert not any(s in shown for s in stop)
-    shown += transcript.finish()
-    assert text.startswith(shown) and transcript.text == shown
-    assert transcript.stopped == any(s in text for s in stop)
-    if not transcript.stopped:
+    shown += checker.finish()
+    assert text.startswith(shown) and checker.text == shown
+    assert checker.stopped == any(s in text for s in stop)
+    if not checker.stopped:
         assert shown == text
 
 
 TOKENIZER = byte_tokenizer()
 
 
-def feed(text: str, stop: list[str]) -> tuple[str, Transcript]:
-    """What was shown on the way, byte by byte, and the transcript."""
-    transcript = Transcript(TOKENIZER, stop)
-    shown = "".join(transcript.put(token) for token in text.encode())
-    return shown + transcript.finish(), transcript
+def feed(text: str, stop: list[str]) -> tuple[str, StopChecker]:
+    """What was shown on the way, byte by byte, and the checker."""
+    checker = StopChecker(TOKENIZER, stop)
+    shown = "".join(checker.put(token) for token in text.encode())
+    return shown + checker.finish(), checker
 
 
 @each(
@@ -177,20 +177,20 @@ def feed(text: str, stop: list[str]) -> tuple[str, Transcript]:
     ],
 )
 def test_text_ends_before_the_first_stop_text(text: str, stop: list[str], expected: str) -> None:
-    shown, transcript = feed(text, stop)
-    assert shown == transcript.text == expected
-    assert transcript.stopped == (expected != text)
+    shown, checker = feed(text, stop)
+    assert shown == checker.text == expected
+    assert checker.stopped == (expected != text)
 
 
 def test_a_possible_start_of_a_stop_text_is_held_back() -> None:
-    transcript = Transcript(TOKENIZER, ["STOP"])
-    assert [transcript.put(ord(letter)) for letter in "aSTx"] == ["a", "", "", "STx"]
+    checker = StopChecker(TOKENIZER, ["STOP"])
+    assert [checker.put(ord(letter)) for letter in "aSTx"] == ["a", "", "", "STx"]
 
 
 def test_nothing_follows_a_stop() -> None:
-    transcript = Transcript(TOKENIZER, ["."])
-    assert [transcript.put(ord(letter)) for letter in "a.b"] == ["a", "", ""]
-    assert transcript.finish() == ""
+    checker = StopChecker(TOKENIZER, ["."])
+    assert [checker.put(ord(letter)) for letter in "a.b"] == ["a", "", ""]
+    assert checker.finish() == ""
 
 
 @given(st.text(alphabet="abc好", max_size=30), st.lists(st.text("abc好", min_size=1, max_size=4)))
@@ -198,11 +198,11 @@ def test_equals_cutting_the_whole_text(text: str, stop: list[str]) -> None:
     places = [text.find(each) for each in stop if each in text]
     # Of stop texts that are complete at different times, the one that is complete first counts.
     ends = [text.find(each) + len(each) for each in stop if each in text]
-    shown, transcript = feed(text, stop)
-    assert shown == transcript.text
+    shown, checker = feed(text, stop)
+    assert shown == checker.text
     if not places:
         assert shown == text
     else:
-        assert transcript.stopped and text.startswith(shown)
+        assert checker.stopped and text.startswith(shown)
         assert len(shown) <= min(ends)
         assert not any(each in shown for each in stop)

@@ -1,4 +1,4 @@
-"""The releases of MindFormers: the one that computes a model, its Python, what its sources say.
+"""The releases of MindFormers: choosing one for a model, its Python, and facts from its sources.
 
 The mindspore of 1.0.2's time is built for Python 3.9 at most, and cannot share a process with ours.
 1.9.0 runs on ours; it pins packages that ours exclude, so it has an environment of its own. Its

@@ -1,4 +1,4 @@
-"""MindSpore's own MindIR runtime as an engine, for where no MindSpore Lite is to be had."""
+"""MindSpore's own MindIR runtime as an engine, where there is no MindSpore Lite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Releases of MindSpore Lite: the public one's Python and converter, and the MindIR each reads.
+"""Releases of MindSpore Lite: the public one's Python and converter, the MindIR that each reads.
 
 The public mindspore-lite is built for CPython 3.7, and its libraries conflict with MindSpore's in
 one process: so it has its own interpreter. A release reads the MindIR versions of the MindSpore

@@ -1,1 +1,1 @@
-"""Exporting a model: the spec, output paths, the writer, and the proof that it computes alike."""
+"""Exporting a model: the spec, the output paths, the writer and its verification."""

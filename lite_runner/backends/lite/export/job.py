@@ -1,4 +1,4 @@
-"""An export to be made: layout, precision, sizes, the engine that verifies it, memory and disk."""
+"""The plan of an export: layout, precision, sizes, the engine that verifies it, memory and disk."""
 
 from __future__ import annotations
 
