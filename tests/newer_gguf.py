@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "glm4_moe": "GLM4_MOE",
     "gpt_oss": "GPT_OSS",
     "granitemoe": "GRANITE_MOE",
+    "granitemoehybrid": "GRANITE_HYBRID",
     "hunyuan_v1_dense": "HUNYUAN_DENSE",
     "hunyuan_v1_moe": "HUNYUAN_MOE",
     "internlm2": "INTERNLM2",
@@ -37,11 +38,20 @@ ARCHITECTURES = {
     "olmoe": "OLMOE",
     "phi": "PHI2",
     "qwen2_moe": "QWEN2MOE",
+    "qwen3_5_moe_text": "QWEN35MOE",
+    "qwen3_5_text": "QWEN35",
+    "qwen3_next": "QWEN3NEXT",
     "seed_oss": "SEED_OSS",
     "stablelm": "STABLELM",
 }
-PERMUTED = ("granitemoe", "internlm2", "minicpm")  # rows of q and k
-LESS_ONE = ("gemma", "nemotron")  # norms whose files have weights less 1
+PERMUTED = ("granitemoe", "granitemoehybrid", "internlm2", "minicpm")  # rows of q and k
+LESS_ONE = (
+    "gemma",
+    "nemotron",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+)  # norms whose files have weights less 1
 # config.json -> method of the writer, of any family that has the field.
 NUMBERS = {
     "max_position_embeddings": "context_length",
@@ -76,6 +86,14 @@ NUMBERS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
     "scale_emb": "embedding_scale",
+    "linear_num_value_heads": "ssm_time_step_rank",
+    "linear_num_key_heads": "ssm_group_count",
+    "linear_key_head_dim": "ssm_state_size",
+    "linear_conv_kernel_dim": "ssm_conv_kernel",
+    "mamba_n_heads": "ssm_time_step_rank",
+    "mamba_n_groups": "ssm_group_count",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "ssm_conv_kernel",
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
     "pad_token_id": "pad_token_id",
@@ -98,7 +116,7 @@ def write_newer_gguf(
         _add_latent(writer, config, tensors, apart=apart)
     for name, values in _converted(config, tensors):
         # Command-R's head is never its own there.
-        other = "output.weight" if name == "lm_head.weight" else None
+        other = {"lm_head.weight": "output.weight"}.get(name, name if name[:4] == "blk." else None)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias")) or other
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(values))
@@ -159,6 +177,20 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
         writer.add_expert_feed_forward_length(config["intermediate_size"])
         writer.add_expert_shared_count(1)
+    if kind.startswith(("qwen3_next", "qwen3_5")):
+        values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        writer.add_ssm_inner_size(values)
+    if kind == "granitemoehybrid":
+        writer.add_ssm_inner_size(config["mamba_expand"] * hidden)
+        wide = config["shared_intermediate_size"]
+        if config["num_local_experts"]:
+            writer.add_expert_shared_feed_forward_length(wide)
+        else:
+            writer.add_feed_forward_length(wide)
+        attends = [one in ("attention", "full_attention") for one in config["layer_types"]]
+        kv_heads = config["num_key_value_heads"]
+        writer.add_head_count_kv([kv_heads if one else 0 for one in attends])
+        writer.add_rope_scaling_finetuned(config["position_embedding_type"] == "rope")
     if kind == "minicpm":
         writer.add_residual_scale(config["scale_depth"] / config["num_hidden_layers"] ** 0.5)
         writer.add_logit_scale(hidden / config["dim_model_base"])
@@ -210,6 +242,8 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
     kind, heads = config["model_type"], config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
     together: dict[str, dict[int, Floats]] = {}
+    if kind.startswith("qwen3_5"):
+        given = {name: _by_turns(config, name, values) for name, values in given.items()}
     for name, values in given.items():
         if found := _EXPERT.fullmatch(name):
             together.setdefault(f"{found[1]}.{found[3]}.weight", {})[int(found[2])] = values
@@ -233,6 +267,27 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
                 continue
             for part, start in (("gate_proj", 0), ("up_proj", 1)):
                 yield whole.replace("gate_up_proj", part) + suffix, values[:, start::2]
+        elif name.endswith((".A_log", ".mamba.D", ".dt_bias")):  # recurrent layers
+            log = name.endswith(".A_log")
+            stored = {"dt_bias": "dt_proj.bias"}.get(name.rsplit(".", 1)[1], name.rsplit(".", 1)[1])
+            values = -np.exp(values) if log else values
+            both = kind == "granitemoehybrid" and stored != "dt_proj.bias"
+            yield f"{name.rsplit('.', 1)[0]}.{stored}", values[:, None] if both else values
+        elif name.endswith("conv1d.weight"):
+            yield name, values[:, 0]
+        elif name.endswith(".mamba.norm.weight"):
+            yield name, values.reshape(config["mamba_n_groups"], -1)
+        elif name.endswith(".in_proj_qkvz.weight"):
+            yield from _delta_net(config, name, values)
+        elif name.endswith(".linear_attn.norm.weight"):
+            yield name, values
+        elif ".shared_mlp.input_linear." in name:  # Granite 4
+            shared = "_shexp" if config["num_local_experts"] else ""
+            for part, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+                yield f"blk.{name.split('.')[2]}.ffn_{part}{shared}.weight", half
+        elif ".shared_mlp.output_linear." in name:
+            shared = "_shexp" if config["num_local_experts"] else ""
+            yield f"blk.{name.split('.')[2]}.ffn_down{shared}.weight", values
         elif ".input_linear." in name:  # GraniteMoE
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 layer = name.split(".")[2]
@@ -258,6 +313,33 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
             yield name, values.reshape(-1) if values.shape[0] == 1 else values
     for name, experts in together.items():
         yield name, np.stack([experts[index] for index in range(len(experts))])
+
+
+def _by_turns(config: dict[str, Any], name: str, values: Floats) -> Floats:
+    """The heads of values, of which each key head has several, take turns among key heads."""
+    heads, width = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    all_heads = config["linear_num_value_heads"]
+    part = name.partition(".linear_attn.")[2].removesuffix(".weight")
+    keys = 2 * heads * config["linear_key_head_dim"] if part in ("in_proj_qkv", "conv1d") else 0
+    if part in ("", "norm"):
+        return values
+    axis = 1 if part == "out_proj" else 0
+    width = 1 if part in ("in_proj_a", "in_proj_b", "A_log", "dt_bias") else width
+    places = np.arange(all_heads * width).reshape(heads, -1, width).swapaxes(0, 1).reshape(-1)
+    return np.take(values, np.concatenate([np.arange(keys), keys + places]), axis=axis)
+
+
+def _delta_net(config: dict[str, Any], name: str, values: Floats) -> Iterator[tuple[str, Floats]]:
+    """Queries, keys and values of all heads, and the gates apart."""
+    heads, width = config["linear_num_key_heads"], values.shape[-1]
+    group = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
+    key = config["linear_key_head_dim"]
+    each = values.reshape(heads, -1, width)
+    *convolved, gates = np.split(each, [key, 2 * key, 2 * key + group], axis=1)
+    layer = name.split(".")[2]
+    together = np.concatenate([one.reshape(-1, width) for one in convolved])
+    yield f"blk.{layer}.attn_qkv.weight", together
+    yield f"blk.{layer}.attn_gate.weight", gates.reshape(-1, width)
 
 
 def _interleaved(values: Floats, heads: int) -> Floats:

@@ -80,6 +80,9 @@ class GGUF:
     written: bool = True  # False: such files are read alone
     # Where a tensor's rows are among its own of the file, in which fused ones follow each other.
     rows: StoredRows = apart
+    # Where they are in the whole tensor that a file fuses with others in another order.
+    fused_rows: StoredRows = apart
+    columns: StoredRows = apart  # and where its columns are, blocks of which are then floats
 
 
 @dataclass(frozen=True)

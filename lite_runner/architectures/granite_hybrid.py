@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import Architecture, experts, granite, granite_moe, llama_like
+from lite_runner.architectures import GGUF, Architecture, experts, granite, granite_moe, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Role, Rows
-from lite_runner.architectures.qwen3_next import MOST_TAPS, with_recurrent
+from lite_runner.architectures.qwen3_next import MOST_TAPS, recurrent_keys, with_recurrent
 from lite_runner.architectures.spec import Decoder, Experts, Norm, Recurrent
 
 _OURS, _LAYER = "model.layers.{}.mamba", "model.layers.{}.mamba"
 _MLP, _THEIRS = "model.layers.{}.feed_forward.shared_mlp", "model.layers.{}.shared_mlp"
 _IN: tuple[Role, ...] = ("recurrent_gate", "recurrent_in", "recurrent_decay")  # as files have them
+_FUSED = "blk.{}.ssm_in"
 _IN_ONE, _OUT = f"{_THEIRS}.input_linear", f"{_THEIRS}.output_linear"
 NAMES: Names = {
     **granite_moe.NAMES,
     # Of a layer without experts, and of one with them.
-    "gate": Name(f"{_MLP}.w1", _IN_ONE, 0),
+    "gate": Name(f"{_MLP}.w1", _IN_ONE, 0, gguf="blk.{}.ffn_gate"),
     "down": Name(f"{_MLP}.w2", _OUT),
     "up": Name(f"{_MLP}.w3", _IN_ONE, 1),
     "shared_gate": Name(f"{_MLP}.w1", _IN_ONE, 0),
     "shared_down": Name(f"{_MLP}.w2", _OUT),
     "shared_up": Name(f"{_MLP}.w3", _IN_ONE, 1),
-    "recurrent_gate": Name(f"{_OURS}.gate_proj", f"{_LAYER}.in_proj", 0),
+    "recurrent_gate": Name(f"{_OURS}.gate_proj", f"{_LAYER}.in_proj", 0, gguf=_FUSED),
     "recurrent_in": Name(f"{_OURS}.in_proj", f"{_LAYER}.in_proj", 1),
-    "recurrent_decay": Name(f"{_OURS}.rate_proj", f"{_LAYER}.in_proj", 2),
+    "recurrent_decay": Name(f"{_OURS}.rate_proj", f"{_LAYER}.in_proj", 2, gguf=_FUSED),
     "recurrent_taps": Name(f"{_OURS}.conv1d", f"{_LAYER}.conv1d"),
     "recurrent_log": Name(f"{_OURS}.A_log.", f"{_LAYER}.A_log."),
     "recurrent_rate": Name(f"{_OURS}.dt_bias.", f"{_LAYER}.dt_bias."),
@@ -158,11 +160,61 @@ def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     return slice(start, start + parameter.shape[0])
 
 
+def gguf_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Of the convolution, which is alone in a tensor of GGUF as of Hugging Face."""
+    return stored_rows(parameter, model) if parameter.role == "recurrent_taps" else None
+
+
+def fused_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Of what is fused in both."""
+    return stored_rows(parameter, model) if parameter.role in _IN else None
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Kinds of layers by their tensors; sizes that config.json has others of."""
+    layers = range(given["num_hidden_layers"])
+    mamba = [f"{_FUSED.format(layer)}.weight" in tensors for layer in layers]
+    kv_heads = given["num_key_value_heads"]
+    counts = kv_heads if isinstance(kv_heads, list) else [kv_heads]
+    found = granite.infer_from_gguf(tensors, given) | {
+        "layer_types": [(_RECURRENT if one else _ATTENTION)[0] for one in mamba],
+        "num_key_value_heads": max(counts),
+        "attention_bias": any(f"blk.{layer}.attn_q.bias" in tensors for layer in layers),
+        "mamba_conv_bias": f"blk.{mamba.index(True)}.ssm_conv1d.bias" in tensors,
+        "mamba_proj_bias": f"blk.{mamba.index(True)}.ssm_in.bias" in tensors,
+        "mamba_expand": given["mamba_expand"] // given["hidden_size"],
+        "num_local_experts": given["num_local_experts"] or 0,
+        # As llama.cpp decides it.
+        "position_embedding_type": "nope" if given["position_embedding_type"] is False else "rope",
+    }
+    if not given["num_local_experts"]:
+        found["shared_intermediate_size"] = given["intermediate_size"]
+    return found
+
+
 GRANITE_HYBRID = Architecture(
     "granitemoehybrid",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        granite.KEYS
+        | llama_like.LOCAL_EXPERT_KEYS
+        | recurrent_keys("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+        | {
+            "num_hidden_layers": "block_count",
+            "intermediate_size": "feed_forward_length",
+            "shared_intermediate_size": "expert_shared_feed_forward_length",
+            "position_embedding_type": "rope.scaling.finetuned",
+            "mamba_expand": "ssm.inner_size",
+        },
+        permuted=True,
+        infer=infer_from_gguf,
+        name="granitehybrid",
+        written=False,
+        rows=gguf_rows,
+        fused_rows=fused_rows,
+    ),
     no_effect=experts.NO_EFFECT
     | {
         "mamba_chunk_size": "of the reference's way to compute",

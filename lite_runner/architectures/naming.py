@@ -133,9 +133,9 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "recurrent_beta": "blk.{}.ssm_beta",
     "recurrent_decay": "blk.{}.ssm_alpha",
     "recurrent_taps": "blk.{}.ssm_conv1d",
-    "recurrent_log": "blk.{}.ssm_a",
-    "recurrent_rate": "blk.{}.ssm_dt",
-    "recurrent_skip": "blk.{}.ssm_d",
+    "recurrent_log": "blk.{}.ssm_a.",
+    "recurrent_rate": "blk.{}.ssm_dt.bias.",
+    "recurrent_skip": "blk.{}.ssm_d.",
     "recurrent_gain": "blk.{}.ssm_norm",
     "recurrent_out": "blk.{}.ssm_out",
     "attention_post_norm": "blk.{}.post_attention_norm",
@@ -441,11 +441,11 @@ def _plain(
 ) -> Parameter:
     """A small tensor that is never quantized, and no target of adapters. A name with a dot at its
     end is that of the tensor itself."""
-    ours, theirs = (
+    every = (name.mindformers, name.hugging_face, name.gguf or GGUF[role])
+    ours, theirs, gguf = (
         one[:-1] if one.endswith(".") else f"{one}.{kind}"
-        for one in (_at(name.mindformers, layer), _at(name.hugging_face, layer))
+        for one in (_at(each, layer) for each in every)
     )
-    gguf = f"{_at(name.gguf or GGUF[role], layer)}.{kind}"
     return Parameter(ours, shape, theirs, gguf, role=role, layer=layer, kind=kind)
 
 

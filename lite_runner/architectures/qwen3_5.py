@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import Architecture, llama_like, qwen3, qwen3_next
+from lite_runner.architectures import GGUF, Architecture, llama_like, qwen3, qwen3_next
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names, Parameter, Role, Rows
-from lite_runner.architectures.spec import Decoder
+from lite_runner.architectures.spec import Decoder, Recurrent
 
 _THEIRS: dict[Role, str] = {
     "recurrent_in": "in_proj_qkv",
@@ -16,6 +16,7 @@ _THEIRS: dict[Role, str] = {
     "recurrent_beta": "in_proj_b",
     "recurrent_decay": "in_proj_a",
 }
+_APART: tuple[Role, ...] = ("recurrent_beta", "recurrent_decay")
 _RECURRENT: Names = {
     **{role: name for role, name in qwen3_next.NAMES.items() if role.startswith("recurrent")},
     **{
@@ -23,11 +24,12 @@ _RECURRENT: Names = {
             qwen3_next.NAMES[role],
             hugging_face=f"model.layers.{{}}.linear_attn.{theirs}",
             part=None,
+            gguf="" if role in _APART else qwen3_next.NAMES[role].gguf,
         )
         for role, theirs in _THEIRS.items()
     },
 }
-NAMES: Names = {**qwen3.NAMES, **_RECURRENT}
+NAMES: Names = {**qwen3.NAMES, **llama_like.POST_ATTENTION_NORM, **_RECURRENT}
 
 
 def read(fields: Fields) -> Decoder:
@@ -61,6 +63,51 @@ def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     return qwen3_next.attention_rows(parameter, model)
 
 
+def gguf_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Values' heads take turns among key heads there; and attention as in Hugging Face's files."""
+    role, recurrent = parameter.role or "", model.recurrent
+    if recurrent is None or not role.startswith("recurrent"):
+        return stored_rows(parameter, model)
+    same = recurrent.heads == recurrent.key_heads
+    if same or role in ("recurrent_gain", "recurrent_out"):
+        return None
+    if role not in ("recurrent_in", "recurrent_taps"):
+        return _by_turns(recurrent, parameter.shape[0] // recurrent.heads)
+    import numpy as np
+
+    keys = recurrent.channels - recurrent.values
+    values = keys + np.asarray(_by_turns(recurrent, recurrent.value_dim))
+    found: Rows = np.concatenate([np.arange(keys), values])
+    return found
+
+
+def gguf_columns(parameter: Parameter, model: Decoder) -> Rows | None:
+    """The same of the output's inputs."""
+    recurrent = model.recurrent
+    if parameter.role != "recurrent_out" or recurrent is None:
+        return None
+    if recurrent.heads == recurrent.key_heads:  # the order is the same, and blocks stay
+        return None
+    return _by_turns(recurrent, recurrent.value_dim)
+
+
+def _by_turns(recurrent: Recurrent, width: int) -> Rows:
+    """Places of the numbers of all heads, of a `width` each."""
+    import numpy as np
+
+    turns = np.arange(recurrent.heads * width).reshape(-1, recurrent.key_heads, width)
+    found: Rows = turns.swapaxes(0, 1).reshape(-1)
+    return found
+
+
+_GGUF = GGUF(
+    qwen3_next.KEYS,
+    infer=qwen3_next.infer_from_gguf,
+    name="qwen35",
+    written=False,
+    rows=gguf_rows,
+    columns=gguf_columns,
+)
 QWEN3_5_TEXT = dataclasses.replace(
     qwen3_next.QWEN3_NEXT,
     name="qwen3_5_text",
@@ -69,6 +116,7 @@ QWEN3_5_TEXT = dataclasses.replace(
     write=write,
     no_effect={"full_attention_interval": "layer_types is beside it"},
     stored_rows=stored_rows,
+    gguf=_GGUF,
 )
 QWEN3_5_MOE_TEXT = dataclasses.replace(
     QWEN3_5_TEXT,
@@ -77,6 +125,9 @@ QWEN3_5_MOE_TEXT = dataclasses.replace(
     names={**qwen3_next.NAMES, **_RECURRENT},
     write=write_moe,
     no_effect=qwen3_next.QWEN3_NEXT.no_effect,
+    gguf=dataclasses.replace(
+        _GGUF, keys=qwen3_next.KEYS | qwen3_next.KEYS_OF_EXPERTS, name="qwen35moe"
+    ),
 )
 # With images, of which the text model is read.
 QWEN3_5 = Architecture("qwen3_5", read, text_of="qwen3_5_text")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lite_runner.architectures import (
+    GGUF,
     Architecture,
     experts,
     llama_like,
@@ -23,14 +25,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINEAR = "linear_attention"
+_FUSED = "blk.{}.ssm_ba"
 _OURS, _LAYER = "model.layers.{}.linear_attention", "model.layers.{}.linear_attn"
 NAMES: Names = {
     **qwen2_moe.NAMES,
     **{role: qwen3.NAMES[role] for role in ("query_norm", "key_norm")},
-    "recurrent_in": Name(f"{_OURS}.in_proj", f"{_LAYER}.in_proj_qkvz", 0),
-    "recurrent_gate": Name(f"{_OURS}.gate_proj", f"{_LAYER}.in_proj_qkvz", 1),
-    "recurrent_beta": Name(f"{_OURS}.beta_proj", f"{_LAYER}.in_proj_ba", 0),
-    "recurrent_decay": Name(f"{_OURS}.decay_proj", f"{_LAYER}.in_proj_ba", 1),
+    **llama_like.POST_ATTENTION_NORM,
+    "recurrent_in": Name(f"{_OURS}.in_proj", f"{_LAYER}.in_proj_qkvz", 0, gguf="blk.{}.attn_qkv"),
+    "recurrent_gate": Name(
+        f"{_OURS}.gate_proj", f"{_LAYER}.in_proj_qkvz", 1, gguf="blk.{}.attn_gate"
+    ),
+    "recurrent_beta": Name(f"{_OURS}.beta_proj", f"{_LAYER}.in_proj_ba", 0, gguf=_FUSED),
+    "recurrent_decay": Name(f"{_OURS}.decay_proj", f"{_LAYER}.in_proj_ba", 1, gguf=_FUSED),
     "recurrent_taps": Name(f"{_OURS}.conv1d", f"{_LAYER}.conv1d"),
     "recurrent_log": Name(f"{_OURS}.A_log.", f"{_LAYER}.A_log."),
     "recurrent_rate": Name(f"{_OURS}.dt_bias.", f"{_LAYER}.dt_bias."),
@@ -181,11 +187,68 @@ def _parts(heads: int, sizes: list[int]) -> list[NDArray[np.int64]]:
     return [one.reshape(-1) for one in np.split(rows, np.cumsum(sizes)[:-1], axis=1)]
 
 
+def recurrent_keys(heads: str, key_heads: str, key_dim: str, kernel: str) -> dict[str, str]:
+    """llama.cpp's keys of a recurrent layer's sizes, by the names in config.json."""
+    return {
+        heads: "ssm.time_step_rank",
+        key_heads: "ssm.group_count",
+        key_dim: "ssm.state_size",
+        kernel: "ssm.conv_kernel",
+    }
+
+
+KEYS = {
+    **llama_like.KEYS,
+    **llama_like.PARTIAL_KEYS,
+    **recurrent_keys(
+        *("linear_num_value_heads", "linear_num_key_heads"),
+        *("linear_key_head_dim", "linear_conv_kernel_dim"),
+    ),
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "linear_value_head_dim": "ssm.inner_size",
+    "full_attention_interval": "full_attention_interval",
+}
+KEYS_OF_EXPERTS = {
+    **llama_like.EXPERT_KEYS,
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+
+
+def fused_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Of b and a, which GGUF has as Hugging Face."""
+    fused = parameter.role in ("recurrent_beta", "recurrent_decay")
+    return stored_rows(parameter, model) if fused else None
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Kinds of layers by their tensors; sizes that config.json has others of."""
+    layers = range(given["num_hidden_layers"])
+    attends = [f"blk.{layer}.attn_q.weight" in tensors for layer in layers]
+    # Files of a Qwen3.5 have no width of dense layers, since all have experts.
+    width = given["intermediate_size"] or given.get("moe_intermediate_size")
+    return llama_like.infer_rotated_share(given) | {
+        "intermediate_size": width,
+        "layer_types": [llama_settings.FULL if one else LINEAR for one in attends],
+        "attention_bias": any(f"blk.{layer}.attn_q.bias" in tensors for layer in layers),
+        "linear_value_head_dim": given["linear_value_head_dim"] // given["linear_num_value_heads"],
+    }
+
+
 QWEN3_NEXT = Architecture(
     "qwen3_next",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        KEYS | KEYS_OF_EXPERTS,
+        infer=infer_from_gguf,
+        name="qwen3next",
+        written=False,
+        rows=attention_rows,
+        fused_rows=fused_rows,
+    ),
     no_effect=experts.NO_EFFECT | {"full_attention_interval": "layer_types is beside it"},
     stored_rows=stored_rows,
     norms_less_one=True,

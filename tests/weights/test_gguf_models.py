@@ -48,7 +48,8 @@ CASES = (
 NEWER = (
     *("cohere", "cohere_normed", "cohere2", "ernie4_5", "exaone4", "exaone4_whole"),
     *("deepseek_v2", "deepseek_v3", "falcon", "falcon_new", "gemma", "glm4_moe"),
-    *("glm4_moe_whole", "gpt_oss", "granitemoe", "llama4"),
+    *("glm4_moe_whole", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoehybrid_dense"),
+    *("llama4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *("hunyuan", "hunyuan_moe", "nemotron", "olmo3", "olmoe", "phi", "qwen2_moe", "seed_oss"),
     *("stablelm", "stablelm_parallel"),
 )
@@ -103,7 +104,9 @@ def test_newer_families(
     if case in ("gpt_oss", "deepseek_v3", "llama4"):
         return
     model = opened(tmp_path / "x.gguf", known, rounded_input=False)
-    assert relative_error(known.run(model), known.logits) <= 1e-5
+    assert relative_error(known.run(model), known.logits) <= (
+        2e-5 if known.config.recurrent else 1e-5
+    )
 
 
 @pytest.mark.parametrize("case", ["cohere_normed", "falcon_new", "glm4_moe", "qwen2_moe", "phi"])
@@ -156,7 +159,13 @@ def check_same(path: Path, folder: Path) -> None:
     assert config == expected
     theirs = open_checkpoint(folder, expected)
     for name, tensor in from_gguf(file, config).items():
-        np.testing.assert_array_equal(tensor.float32(), theirs[name].float32(), name)
+        wanted = theirs[name].float32()
+        if config.rotary is None and name.endswith(("wq.weight", "wk.weight")):
+            continue  # in another order of rows, which without positions is the same to both
+        if name.endswith("A_log"):  # files have its exponential
+            np.testing.assert_allclose(tensor.float32(), wanted, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(tensor.float32(), wanted, name)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import GGUF, KNOWN, Parameter, of_gguf, parameters
+from lite_runner.architectures.naming import Rows
 from lite_runner.architectures.positions import longrope_attention_factor
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
-from lite_runner.weights import LazyTensor, transposed, with_rows
+from lite_runner.weights import LazyTensor, derived, transposed, with_rows
 from lite_runner.weights.formats import model_config_from_hf
 from lite_runner.weights.formats.gguf_file import Array, GGUFFile
 
@@ -29,6 +30,7 @@ NO_EFFECT = {
     "vocab_size": "the embedding has it",
     "tensor_data_layout": "where the converter had it from",
     "rope.scaling.finetuned": "how the model was trained",
+    "rope.dimension_sections": "of images: a text's positions are the same in all sections",
     "attention.layer_norm_epsilon": "of the other kind of norm",
     "attention.layer_norm_rms_epsilon": "of the other kind of norm",
 }
@@ -203,8 +205,18 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     named = of_gguf(file.metadata.get("general.architecture"))
     assert named is not None  # `config` was read from it
     _, gguf = named
-    held = {one.name: _from_file(one, file, starts[one.name]) for one in table}
-    return {one.name: in_canonical_order(held[one.name], one, config, gguf) for one in table}
+    found_in: dict[str, LazyTensor] = {}
+    for one in table:
+        if (places := gguf.fused_rows(one, config)) is not None:
+            found_in[one.name] = _taken(file.tensors[one.gguf].lazy(), one.shape, places)
+            continue
+        held = _from_file(one, file, starts[one.name])
+        found_in[one.name] = in_canonical_order(held, one, config, gguf)
+    return found_in
+
+
+def _taken(tensor: LazyTensor, shape: tuple[int, ...], rows: Rows) -> LazyTensor:
+    return with_rows(tensor, shape, lambda array: array[rows])
 
 
 def in_canonical_order(
@@ -215,14 +227,24 @@ def in_canonical_order(
         halves = partial(_halves, heads=parameter.rotary_heads)
         return with_rows(held, held.shape, halves)
     rows = gguf.rows(parameter, model)
-    return held if rows is None else with_rows(held, held.shape, lambda array: array[rows])
+    held = held if rows is None else _taken(held, held.shape, rows)
+    if (columns := gguf.columns(parameter, model)) is not None:
+        held = derived(held, held.shape, lambda array: array[:, columns])
+    if parameter.role != "recurrent_log":
+        return held
+    return LazyTensor(held.shape, "F32", lambda: np.log(-held.float32()))
 
 
 def _shape(stored: tuple[int, ...], expected: tuple[int, ...] | None) -> tuple[int, ...]:
     """The expected shape, if only axes differ: a vector may be a row, or the rows of heads."""
-    vector = expected is not None and 1 in (len(stored), len(expected))
-    same = vector and expected is not None and math.prod(stored) == math.prod(expected)
-    return expected if same and expected is not None else stored
+    return expected if expected is not None and _same_numbers(stored, expected) else stored
+
+
+def _same_numbers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """True if a vector is cut into rows, or axes of 1 are left out."""
+    if 1 in (len(one), len(other)):
+        return math.prod(one) == math.prod(other)
+    return [size for size in one if size > 1] == [size for size in other if size > 1]
 
 
 def _of_next_token(name: str, file: GGUFFile, config: Decoder) -> bool:
@@ -271,7 +293,7 @@ def _from_file(parameter: Parameter, file: GGUFFile, start: int) -> LazyTensor:
         rows = stored.shape[0] * stored.shape[1]
         stored = replace(stored, shape=(rows, *stored.shape[2:]))
     whole = parameter.part is None and parameter.expert is None
-    if whole and 1 in (len(stored.shape), len(parameter.shape)):
+    if whole and not parameter.transposed and _same_numbers(stored.shape, parameter.shape):
         stored = replace(stored, shape=parameter.shape)
     tensor = stored.lazy() if whole else stored.lazy(start, start + parameter.shape[0])
     if parameter.transposed:
