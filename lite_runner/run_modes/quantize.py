@@ -27,6 +27,7 @@ from lite_runner.records import Count, InputPath, OutputPath, dataclass
 from lite_runner.sizing import float32_bytes, model_lines, readable, weight_bytes
 from lite_runner.system.environment import cores
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space
+from lite_runner.system.memory import free_memory
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.kernels import product, use_threads
@@ -62,7 +63,7 @@ from lite_runner.weights.write import check_folder, check_free, write_beside, wr
 RECEIPT, TEXTS = "receipt.json", "Python's help texts"
 IMATRIX = "imatrix.gguf"
 IMATRICES = (".dat", ".gguf")  # suffixes of llama.cpp's files
-NAMES = {"gptq": "GPTQ", "imatrix": "an importance matrix"}
+NAMES = {"nearest": "the nearest integers", "gptq": "GPTQ", "imatrix": "an importance matrix"}
 MAX_TEXT = 64 << 20  # bytes
 
 
@@ -125,10 +126,12 @@ def errors(config: Config) -> Iterator[Invalid]:
             ("quantize.method", "quant"),
             f"quantize.method=gptq is of 4 bits, got quant={config.quant}; expected quant=a16w4",
         )
-    elif config.quantize and config.quantize.data and not config.calibration:
+    given = config.quantize
+    if given and given.data.endswith(IMATRICES) and given.method != "imatrix":
         yield invalid(
             ("quantize.data", "quantize.method"),
-            "quantize.data has no effect without quantize.method=gptq or imatrix",
+            f"quantize.data={given.data} is an importance matrix, expected a text, or"
+            " quantize.method=imatrix",
         )
 
 
@@ -184,9 +187,9 @@ def plan(config: Config) -> Plan:
             f"{what} makes the weights larger than their source has them,"
             f" {readable(size)} from {readable(files.stored_bytes())}, and less accurate"
         )
-    tokenizer = None
-    if kind or config.calibration:
-        tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+    # Of the nearest integers a text only says how good they are.
+    needed = kind or config.calibration
+    tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run or not needed)
     if settings := config.calibration:
         lines["calibrated"] = f"by {NAMES[settings.method]} on {settings.data or TEXTS}"
     return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
@@ -207,31 +210,30 @@ def run(plan: Plan, folder: RunFolder) -> None:
     beside = {} if kind else side_files(config.tokenizer, files)
     if files.quantization.rounds:
         progress.note(describe(files.whole(), files.quantization))
-    settings, importance, kept = config.calibration, None, None
-    if settings is not None:
-        assert plan.tokenizer is not None
-        texts, held_out = _windows(plan.tokenizer, settings)
+    settings, source, importance, kept = config.quantize, files, None, None
+    windows = None
+    if settings and plan.tokenizer is not None and (config.calibration or _measurable(files)):
+        windows = _windows(plan.tokenizer, settings)
+    if settings and windows and settings.method != "nearest":
         use_threads(cores())
         if settings.method == "imatrix":
-            importance = _importance(files, texts, settings)
+            importance = _importance(files, windows[0], settings)
         else:
             wanted = config.quantization if config.format == FORMAT else files.quantization
-            kept = _kept_layers(files, target, texts, f"{settings.format} {wanted}")
-            source, files = files, _calibrate(files, texts, settings, wanted, kept)
-            beside[RECEIPT] = _receipt(source, files, held_out, settings, str(wanted))
+            kept = _kept_layers(files, target, windows[0], f"{settings.format} {wanted}")
+            files = _calibrate(files, windows[0], settings, wanted, kept)
     if config.format == FORMAT:
         size = _write_compressed(files, config, beside, target)
     elif kind is None:
         size = _write(files, beside, target)
     else:
         size = _write_gguf(files, kind, keys, target, importance)
-        if settings is not None and importance is not None:
-            written = replace(files, path=target, quantization=Quantization("file"))
-            beside[RECEIPT] = _receipt(files, written, held_out, settings, kind)
-            if not settings.data.endswith(IMATRICES):
-                beside[IMATRIX] = importance_file(importance, settings.data or TEXTS, texts.size)
-        if beside:
-            write_beside(target, beside)
+    if settings and windows:
+        written, form = _written(files, config, target), kind or str(config.quantization)
+        found = {RECEIPT: _receipt(source, written, windows[1], settings, form)}
+        if importance is not None and not settings.data.endswith(IMATRICES):
+            found[IMATRIX] = importance_file(importance, settings.data or TEXTS, windows[0].size)
+        write_files(target, found) if kind is None else write_beside(target, found)
     if kept is not None:
         kept.remove()
     folder.write_result(Result.of_files(plan, files.source, began))
@@ -241,6 +243,19 @@ def run(plan: Plan, folder: RunFolder) -> None:
         f"{floats / size:.2f} times smaller"
         + (f"; the source has {readable(files.stored_bytes())}" if files.path else "")
     )
+
+
+def _measurable(files: ModelFiles) -> bool:
+    """True if the nearest integers can be compared with a source, which is in memory then."""
+    if not files.stored_bytes() or files.model.seq_length < WINDOW:
+        return False
+    needed, free = 2 * files.stored_bytes(), free_memory()
+    if needed > free:
+        progress.note(
+            f"no receipt: to measure takes about {readable(needed)} of memory, {readable(free)} are"
+            " free"
+        )
+    return needed <= free
 
 
 def _calibrate(
@@ -289,26 +304,37 @@ def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibrati
         return measured_importance(plain.whole(), files.model, texts, product, step.advance)
 
 
+def _written(files: ModelFiles, config: Config, target: Path) -> ModelFiles:
+    """What has been written."""
+    quantization = files.quantization if config.format == "folder" else Quantization("file")
+    return replace(
+        files,
+        path=target,
+        quantization=quantization,
+        held=None,
+        gguf=None,
+        adapter=None,
+        base=None,
+    )
+
+
 def _receipt(
     source: ModelFiles,
-    files: ModelFiles,
+    written: ModelFiles,
     held_out: NDArray[np.int32],
     settings: Calibration,
     form: str,
 ) -> bytes:
-    """How close the quantized weights of `files` are to their source."""
-    found = fidelity(replace(source, held=None, quantization=Quantization("file")), files, held_out)
+    """How close the quantized weights are to their source."""
+    found = fidelity(replace(source, quantization=Quantization("file")), written, held_out)
     progress.note(f"{NAMES[settings.method]}, on text that it did not see: {found}")
-    in_memory = files.held is not None
     receipt = {
         "method": settings.method,
         "quant": form,
         "source": source.source,
         "text": settings.data or TEXTS,
         "tokens": settings.tokens,
-        "bytes": weights_bytes(files.model, schemes_of(files.whole()))
-        if in_memory
-        else files.stored_bytes(),
+        "bytes": written.stored_bytes(),
         "source_bytes": source.stored_bytes(),
         "held_out": asdict(found),
     }
