@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -31,12 +32,7 @@ from lite_runner.system.memory import free_memory
 from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.kernels import product, use_threads
-from lite_runner.weights.formats.compressed_tensors import (
-    FORMAT,
-    compressed_bytes,
-    write_compressed,
-)
-from lite_runner.weights.formats.compressed_tensors import check_writable as check_compressible
+from lite_runner.weights.formats import compressed_tensors, golden_stick
 from lite_runner.weights.formats.gguf_writer import (
     GGUFKind,
     check_writable,
@@ -63,6 +59,8 @@ from lite_runner.weights.write import check_folder, check_free, write_beside, wr
 RECEIPT, TEXTS = "receipt.json", "Python's help texts"
 IMATRIX = "imatrix.gguf"
 IMATRICES = (".dat", ".gguf")  # suffixes of llama.cpp's files
+# Formats of other tools: folders with integers around zero.
+TOOLS = {one.FORMAT: one for one in (compressed_tensors, golden_stick)}
 NAMES = {"nearest": "the nearest integers", "gptq": "GPTQ", "imatrix": "an importance matrix"}
 MAX_TEXT = 64 << 20  # bytes
 
@@ -74,7 +72,7 @@ class Calibration:
     method: Literal["nearest", "gptq", "imatrix"]
     data: InputPath  # "": Python's help texts
     tokens: Count
-    format: Literal["folder", "compressed-tensors", GGUFKind]
+    format: Literal["folder", "compressed-tensors", "mindformers", GGUFKind]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ class Config(OverwriteOptions):
         return self.quantize if self.quantize and self.quantize.method != "nearest" else None
 
     @property
-    def format(self) -> Literal["folder", "compressed-tensors", GGUFKind]:
+    def format(self) -> Literal["folder", "compressed-tensors", "mindformers", GGUFKind]:
         """The format that is written."""
         return self.quantize.format if self.quantize else "folder"
 
@@ -98,7 +96,9 @@ class Config(OverwriteOptions):
     def gguf(self) -> GGUFKind | None:
         """The mix of block types of the GGUF file to write; None: a folder."""
         one = self.format
-        return None if one == "folder" or one == "compressed-tensors" else one
+        if one == "folder" or one == "compressed-tensors" or one == "mindformers":
+            return None
+        return one
 
 
 def errors(config: Config) -> Iterator[Invalid]:
@@ -164,11 +164,11 @@ def plan(config: Config) -> Plan:
     else:
         check_free(target, config.overwrite)
     files = locate_for_plan(config.source)
-    if config.format == FORMAT:
+    if form := TOOLS.get(config.format):
         wanted = config.quantization
-        check_compressible(files.model, wanted, calibrated=config.calibration is not None)
-        size = compressed_bytes(files.model, wanted)
-        what = f"quantize.format={FORMAT} quant={wanted}"
+        form.check_writable(files.model, wanted, calibrated=config.calibration is not None)
+        size = form.tensors_bytes(files.model, wanted)
+        what = f"quantize.format={config.format} quant={wanted}"
         files = replace(files, quantization=Quantization())
     elif kind is None:
         size = weight_bytes(files.model, "float32", files.quantization)
@@ -219,18 +219,18 @@ def run(plan: Plan, folder: RunFolder) -> None:
         if settings.method == "imatrix":
             importance = _importance(files, windows[0], settings)
         else:
-            wanted = config.quantization if config.format == FORMAT else files.quantization
+            wanted = config.quantization if config.format in TOOLS else files.quantization
             kept = _kept_layers(files, target, windows[0], f"{settings.format} {wanted}")
             files = _calibrate(files, windows[0], settings, wanted, kept)
-    if config.format == FORMAT:
-        size = _write_compressed(files, config, beside, target)
+    if form := TOOLS.get(config.format):
+        size = _write_folder(form, files, config, beside, target)
     elif kind is None:
         size = _write(files, beside, target)
     else:
         size = _write_gguf(files, kind, keys, target, importance)
     if settings and windows:
-        written, form = _written(files, config, target), kind or str(config.quantization)
-        found = {RECEIPT: _receipt(source, written, windows[1], settings, form)}
+        written, what = _written(files, config, target), kind or str(config.quantization)
+        found = {RECEIPT: _receipt(source, written, windows[1], settings, what)}
         if importance is not None and not settings.data.endswith(IMATRICES):
             found[IMATRIX] = importance_file(importance, settings.data or TEXTS, windows[0].size)
         write_files(target, found) if kind is None else write_beside(target, found)
@@ -269,7 +269,7 @@ def _calibrate(
     if done := kept.count:
         progress.note(f"calibrate: {done} of {files.model.num_layers} layers are here already")
     plain = replace(files, quantization=Quantization())
-    around_zero = settings.format == FORMAT
+    around_zero = settings.format in TOOLS
     with progress.step("calibrate", total=files.model.num_layers, unit="layers") as step:
         held = calibrated(
             plain.whole(),
@@ -323,14 +323,14 @@ def _receipt(
     written: ModelFiles,
     held_out: NDArray[np.int32],
     settings: Calibration,
-    form: str,
+    what: str,
 ) -> bytes:
     """How close the quantized weights are to their source."""
     found = fidelity(replace(source, quantization=Quantization("file")), written, held_out)
     progress.note(f"{NAMES[settings.method]}, on text that it did not see: {found}")
     receipt = {
         "method": settings.method,
-        "quant": form,
+        "quant": what,
         "source": source.source,
         "text": settings.data or TEXTS,
         "tokens": settings.tokens,
@@ -383,18 +383,22 @@ def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
     return size
 
 
-def _write_compressed(
-    files: ModelFiles, config: Config, beside: Mapping[str, bytes], target: Path
+def _write_folder(
+    form: ModuleType,
+    files: ModelFiles,
+    config: Config,
+    beside: Mapping[str, bytes],
+    target: Path,
 ) -> int:
-    """Write a folder in compressed-tensors' form; returns the bytes of its tensors. Raises
+    """Write a folder in another tool's form; returns the bytes of its tensors. Raises
     RunnerError."""
     tensors, wanted = files.whole(), config.quantization
-    size = compressed_bytes(files.model, wanted)
+    size: int = form.tensors_bytes(files.model, wanted)
     with new_folder(target) as fresh:
         require_space(fresh, size)
         write_files(fresh, beside)
         with progress.step("quantize", total=len(tensors), unit="tensors") as step:
-            write_compressed(
+            form.write_folder(
                 fresh,
                 tensors,
                 files.model,
@@ -441,7 +445,8 @@ def _is_written_here(target: Path) -> bool:
     if (target / MANIFEST).is_file():
         return True
     layout = layout_in(target)
-    return layout is not None and layout.method == FORMAT
+    ours = layout is not None and layout.method == compressed_tensors.FORMAT
+    return ours or (target / golden_stick.FILE).is_file()
 
 
 def _inside(target: Path) -> list[Path]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from lite_runner.weights import (
 )
 from lite_runner.weights.formats.safetensors_file import (
     ITEM_BYTES,
+    Entry,
     StoredTensor,
     view_tensor,
 )
@@ -45,7 +47,7 @@ CRC_BYTES = 10
 TYPES: dict[str, DType] = {"Float32": "F32", "Float16": "F16", "BFloat16": "BF16"}
 # Of quantized matrices; Int4 has two numbers in each of the bytes that its shape counts.
 _INTEGERS = {"Int8": "I8", "Int4": "I4", "Int32": "I32", "Int64": "I64", "UInt64": "U64"}
-TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()}
+TYPE_NAMES = {dtype: name for name, dtype in (TYPES | _INTEGERS).items()}
 
 
 def looks_like_ckpt(path: Path) -> bool:
@@ -206,6 +208,11 @@ def _text(data: NDArray[np.uint8], start: int, stop: int) -> str:
         raise ValueError(f"the name at byte {start:,} is not UTF-8") from error
 
 
+def bytes_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """The size of a tensor in a file."""
+    return math.prod(shape) * (1 if dtype == "I4" else ITEM_BYTES[dtype])
+
+
 def write_ckpt(
     path: Path, tensors: Mapping[str, LazyTensor], counters: Mapping[str, int] | None = None
 ) -> None:
@@ -214,34 +221,45 @@ def write_ckpt(
 
     The file is written atomically. Raises EnvironmentFault: disk too small, or read-only.
     """
-    with atomic_write(path, sum(tensor.nbytes for tensor in tensors.values())) as file:
-        for name, tensor in tensors.items():
-            type_name = TYPE_NAMES[tensor.dtype]
-            if not tensor.nbytes:
-                file.write(_value_header(name, tensor.shape, type_name, 0))
+    entries = [
+        Entry(name, one.dtype, one.shape, partial(one.chunks, CHUNK))
+        for name, one in tensors.items()
+    ]
+    for name, count in (counters or {}).items():
+        number = np.array([count], np.int32)
+        entries.append(Entry(name, "I32", (1,), partial(iter, [number])))
+    write_ckpt_entries(path, entries)
+
+
+def write_ckpt_entries(path: Path, entries: Sequence[Entry]) -> None:
+    """Write tensors, integers too, each read only once the previous one is written.
+
+    The file is written atomically. Raises EnvironmentFault: disk too small, or read-only.
+    """
+    sizes = [bytes_of(one.dtype, one.shape) for one in entries]
+    with atomic_write(path, sum(sizes)) as file:
+        for entry, nbytes in zip(entries, sizes, strict=True):
+            if not nbytes:
+                file.write(_value_header(entry, 0))
                 continue
             written = 0
-            for chunk in tensor.chunks(CHUNK):
+            for chunk in entry.chunks():
                 content = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
                 while content.size:
                     room = SLICE - written % SLICE
                     if room == SLICE:
-                        size = min(SLICE, tensor.nbytes - written)
-                        file.write(_value_header(name, tensor.shape, type_name, size))
+                        file.write(_value_header(entry, min(SLICE, nbytes - written)))
                     file.write(content[:room].data)
                     written += min(room, content.size)
                     content = content[room:]
                 drop_pages(chunk)
-        for name, count in (counters or {}).items():
-            content = np.array([count], np.int32).view(np.uint8)
-            file.write(_value_header(name, (1,), "Int32", content.size) + content.tobytes())
 
 
-def _value_header(name: str, shape: tuple[int, ...], type_name: str, content_size: int) -> bytes:
+def _value_header(entry: Entry, content_size: int) -> bytes:
     """The bytes of a value before the content of its tensor."""
-    described = b"".join(b"\x08" + varint(size) for size in shape or (0,))
-    described += field(2, type_name.encode()) + opening(3, content_size)
-    tagged = field(1, name.encode())
+    described = b"".join(b"\x08" + varint(size) for size in entry.shape or (0,))
+    described += field(2, TYPE_NAMES[entry.dtype].encode()) + opening(3, content_size)
+    tagged = field(1, entry.name.encode())
     tensor_size = len(described) + content_size
     tensor_opening = opening(2, tensor_size)
     value_size = len(tagged) + len(tensor_opening) + tensor_size

@@ -57,7 +57,7 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
         check_columns(_columns(one), _scheme(quantization, one), one.name)
 
 
-def compressed_bytes(model: Decoder, quantization: Quantization) -> int:
+def tensors_bytes(model: Decoder, quantization: Quantization) -> int:
     """Bytes of the tensors in the file."""
     linear = {one.name for each in _linear_layers(model, quantization).values() for one in each}
     total = 0
@@ -71,7 +71,7 @@ def compressed_bytes(model: Decoder, quantization: Quantization) -> int:
     return total
 
 
-def write_compressed(
+def write_folder(
     folder: Path,
     tensors: Mapping[str, LazyTensor],
     model: Decoder,
@@ -91,12 +91,17 @@ def write_compressed(
             first, scheme = layers[name][0], _scheme(quantization, layers[name][0])
             integers = tensors[first.name].integers if calibrated else None
             read = integers.read if integers else partial(_rounded, name, tensor, scheme)
-            *before, last = _layer(name, tensor.shape, scheme, read)
+            layer = name.removesuffix("weight")
+            layout = {
+                f"{layer}{end}": one
+                for end, one in _tensors(tensor.shape[0], tensor.shape[1], scheme).items()
+            }
+            *before, last = read_once(layout, partial(_arrays, read, layer))
         else:
             half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
             before, last = [], Entry(name, half.dtype, half.shape, partial(half.chunks, CHUNK))
-        told = partial(_told, last.chunks, partial(advance, held[name]))
-        entries += [*before, replace(last, chunks=told)]
+        done = partial(told, last.chunks, partial(advance, held[name]))
+        entries += [*before, replace(last, chunks=done)]
     write_entries(folder / "model.safetensors", entries, {"format": "pt"})
     every = _linear_layers(model, Quantization(quantization.quant, quantization.group))
     left = sorted(name.removesuffix(".weight") for name in every.keys() - layers.keys())
@@ -129,12 +134,18 @@ def _described(quantization: Quantization, ignored: list[str]) -> dict[str, Any]
 
 
 def _linear_layers(model: Decoder, quantization: Quantization) -> dict[str, list[Parameter]]:
-    """The matrices that become integers, by Hugging Face's name: several that it has as one."""
+    return linear_layers(model, quantization, lambda one: one.hugging_face)
+
+
+def linear_layers(
+    model: Decoder, quantization: Quantization, name_of: Callable[[Parameter], str]
+) -> dict[str, list[Parameter]]:
+    """The matrices that become integers, by a format's name: several that it has as one."""
     wanted = schemes(model, quantization)
     found: dict[str, list[Parameter]] = {}
     for one in parameters(model):
         if one.is_linear and one.role != "head" and one.name in wanted:
-            found.setdefault(one.hugging_face, []).append(one)
+            found.setdefault(name_of(one), []).append(one)
     return found
 
 
@@ -164,34 +175,34 @@ def _tensors(rows: int, columns: int, scheme: Scheme) -> dict[str, tuple[str, tu
     }
 
 
-def _layer(
-    name: str, shape: tuple[int, ...], scheme: Scheme, read: Callable[[], QuantizedTensor]
+def read_once(
+    layout: Mapping[str, tuple[str, tuple[int, ...]]],
+    arrays: Callable[[], Iterable[tuple[str, NDArray[Any]]]],
 ) -> Iterator[Entry]:
-    """The tensors of a layer, which is read once, for the first of them."""
-    rows, columns = shape
+    """The tensors of a layer, whose `arrays` by name are computed once, for the first of them."""
     unwritten: dict[str, NDArray[Any]] = {}
 
-    def chunks(end: str) -> Iterator[NDArray[Any]]:
+    def chunks(name: str) -> Iterator[NDArray[Any]]:
         if not unwritten:
-            unwritten.update(_arrays(read()))
-        yield unwritten.pop(end)
+            unwritten.update(arrays())
+        yield unwritten.pop(name)
 
-    for end, (dtype, size) in _tensors(rows, columns, scheme).items():
-        yield Entry(f"{name.removesuffix('weight')}{end}", dtype, size, partial(chunks, end))
+    for name, (dtype, shape) in layout.items():
+        yield Entry(name, dtype, shape, partial(chunks, name))
 
 
-def _arrays(matrix: QuantizedTensor) -> dict[str, NDArray[Any]]:
-    """The tensors of a layer, by the end of their names."""
+def _arrays(read: Callable[[], QuantizedTensor], layer: str) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The tensors of a layer by name."""
+    matrix = read()
     values = matrix.values.view(np.uint8)
-    return {
-        "weight_shape": np.array(matrix.shape, np.int64),
-        "weight_packed": values if matrix.bits == 4 else values ^ np.uint8(0x80),
-        "weight_scale": matrix.scales,
-    }
+    yield f"{layer}weight_shape", np.array(matrix.shape, np.int64)
+    yield f"{layer}weight_packed", values if matrix.bits == 4 else values ^ np.uint8(0x80)
+    yield f"{layer}weight_scale", matrix.scales
 
 
-def _told(
+def told(
     chunks: Callable[[], Iterable[NDArray[Any]]], done: Callable[[], None]
 ) -> Iterator[NDArray[Any]]:
+    """The chunks; then `done` is called."""
     yield from chunks()
     done()

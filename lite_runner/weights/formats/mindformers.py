@@ -18,7 +18,8 @@ from lite_runner.weights.formats.hugging_face import (
 from lite_runner.weights.layouts import check_tensors, expected_tensors
 
 
-def _name(parameter: Parameter) -> str:
+def stored_name(parameter: Parameter) -> str:
+    """The name of what holds a parameter."""
     return parameter.stored or parameter.name
 
 
@@ -36,7 +37,7 @@ def shapes_in_mindformers(model: Decoder) -> dict[str, tuple[int, ...]]:
     """Name, as `canonical_name` gives it -> shape of every tensor of a checkpoint."""
     return {
         canonical_name(name): (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        for name, parts in by_name(model, _name).items()
+        for name, parts in by_name(model, stored_name).items()
     }
 
 
@@ -69,7 +70,7 @@ def from_mindformers(found: Mapping[str, LazyTensor], model: Decoder) -> dict[st
         part.name: split(found[canonical_name(name)], part, model)
         if part.stored and not _alone(parts)
         else found[canonical_name(name)]
-        for name, parts in by_name(model, _name).items()
+        for name, parts in by_name(model, stored_name).items()
         for part in parts
     }
 
@@ -81,7 +82,7 @@ def _alone(parts: Sequence[Parameter]) -> bool:
 
 def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors under MindFormers' names, with a head that the model ties if there is."""
-    table = by_name(model, _name)
+    table = by_name(model, stored_name)
     named = {
         name: fuse(parts, [tensors[part.name] for part in parts], model)
         if parts[0].stored and not _alone(parts)

@@ -17,8 +17,8 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.formats.compressed_tensors import (
     check_writable,
-    compressed_bytes,
-    write_compressed,
+    tensors_bytes,
+    write_folder,
 )
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.gptq import calibrated
@@ -48,10 +48,10 @@ def test_what_is_written_is_read_back(
     assert model is not None
     check_writable(model, quantization, calibrated=False)
     source, done = random_checkpoint(model, 0), list[int]()
-    write_compressed(tmp_path, source, model, quantization, calibrated=False, advance=done.append)
+    write_folder(tmp_path, source, model, quantization, calibrated=False, advance=done.append)
     assert sum(done) == len(source)
     size = (tmp_path / "model.safetensors").stat().st_size
-    assert 0 < size - compressed_bytes(model, quantization) < 16000  # of names and shapes
+    assert 0 < size - tensors_bytes(model, quantization) < 16000  # of names and shapes
     read = model_config_of(tmp_path)
     assert read == model
     largest = 0.2 if quantization.quant == "a16w4" else 0.005
@@ -74,7 +74,7 @@ def test_calibrated_integers_are_written_as_they_are(
     texts = np.random.default_rng(0).integers(0, 40, (4, 24)).astype(np.int32)
     source = random_checkpoint(model, 0)
     held = calibrated(source, model, quantization, texts, around_zero=True)
-    write_compressed(tmp_path, held, model, quantization, calibrated=True)
+    write_folder(tmp_path, held, model, quantization, calibrated=True)
     found = open_checkpoint(tmp_path, model)
     linear = [one.name for one in parameters(model) if one.is_linear and one.layer is not None]
     for name in linear:
@@ -87,7 +87,7 @@ def test_modules_that_stay_floats_are_ignored_by_name(
 ) -> None:
     model, quantization = configs["llama"], Quantization("a16w8", kept=("w2",))
     source = random_checkpoint(model, 0)
-    write_compressed(tmp_path, source, model, quantization, calibrated=False)
+    write_folder(tmp_path, source, model, quantization, calibrated=False)
     described = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     assert described["ignore"] == [
         "lm_head",
