@@ -247,7 +247,10 @@ def test_a_gguf_file_is_written(kind: str, capsys: pytest.CaptureFixture[str]) -
     source = ["model=auto", "load_checkpoint=tiny.gguf"]
     asked = [f"quantize.format={kind}", "quantize_output=x.gguf"]
     assert main([*QUANTIZE, *source, *asked, "verbosity=1"]) == 0
-    assert "wrote x.gguf: " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "wrote x.gguf: " in told and "the nearest integers, on text that it did not see" in told
+    measured = json.loads(Path("x.gguf.files/receipt.json").read_text())["held_out"]
+    assert 0 <= measured["mean_kl"] < (0.1 if kind == "Q8_0" else 3)
     written = ["model=auto", "load_checkpoint=x.gguf"]
     # The blocks are the integers that loading makes.
     quant = {"Q8_0": [], "Q4_1": ["quant=a16w4"]}[kind]
@@ -292,6 +295,16 @@ def test_a_folder_of_compressed_tensors(capsys: pytest.CaptureFixture[str]) -> N
     assert "weights: compressed-tensors (8 bits) as the file has them" in capsys.readouterr().err
     told = fault(capsys, *QUANTIZE, *source, "quant=a8w8", form, *TARGET, "overwrite=true")
     assert "leaves inputs as they are, got quant=a8w8" in told
+
+
+def test_a_checkpoint_of_golden_stick(capsys: pytest.CaptureFixture[str]) -> None:
+    form, target = "quantize.format=mindformers", "q"
+    assert {"config.json", "golden_stick.ckpt"} <= set(quantized(*TINY, form))
+    run = ["model=tiny_llama", f"load_checkpoint={target}", "predict_data=hi", "max_new_tokens=1"]
+    assert main(run) == 0
+    assert "weights: Golden Stick as the file has them" in capsys.readouterr().err
+    quantized(*TINY, form, "overwrite=true", quant="a8w8")
+    assert main(run) == 0
 
 
 def test_what_a_gguf_file_cannot_be_is_said_before_loading(
