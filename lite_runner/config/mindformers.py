@@ -204,6 +204,7 @@ _RENAMED_VALUES: dict[str, Mapping[str, Any]] = {
 
 # dtypes of quantization_config.
 _FLOATS = (None, "", "none", "None", "fp16", "bf16", "float16", "bfloat16")
+_CALIBRATED = ("smooth_quant", "ptq")
 _QUANTS = {("int8", "float"): "a16w8", ("int4", "float"): "a16w4", ("int8", "int8"): "a8w8"}
 # Settings of pet_config by pet_type, and our names of them.
 _LORA = {name: name for name in ("pet_type", "lora_rank", "lora_alpha", "target_modules")}
@@ -402,8 +403,8 @@ def _check_head_size(
 
 
 def _translate_quantization(given: Any, result: Translation) -> None:
-    """Round-to-nearest quantization becomes quant=, and so does smooth_quant, whose checkpoints
-    have their scales of inputs in them; other methods are errors.
+    """Round-to-nearest quantization becomes quant=, and so do smooth_quant and ptq, whose
+    checkpoints have integers and scales in them; other methods are errors.
 
     8-bit activations are quantized dynamically per row, so nothing is calibrated.
     """
@@ -417,10 +418,15 @@ def _translate_quantization(given: Any, result: Translation) -> None:
         given.get(name) for name in ("quant_method", "weight_dtype", "kvcache_dtype")
     )
     activation = given.get("activation_dtype")
-    if method not in (None, "rtn", "smooth_quant"):
+    if method not in (None, "rtn", *_CALIBRATED):
         result.errors.append(
-            f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest) or"
-            " smooth_quant: nothing is calibrated here"
+            f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest),"
+            " smooth_quant or ptq: nothing is calibrated here"
+        )
+    if given.get("layer_policies"):
+        result.errors.append(
+            f"{section}.layer_policies: got {show(given['layer_policies'])}, expected none: all"
+            " layers are quantized alike, but for modules_to_not_convert"
         )
     if kv == "int8":
         result.assignments["kv_cache"] = "int8"
@@ -437,7 +443,7 @@ def _translate_quantization(given: Any, result: Translation) -> None:
         return
     result.assignments["quant"] = quant
     understood = {"quant_method", "weight_dtype", "activation_dtype", "kvcache_dtype"}
-    understood -= {"quant_method"} if method == "smooth_quant" else set()  # nothing is smoothed
+    understood -= {"quant_method"} if method in _CALIBRATED else set()  # the checkpoint is
     if kept := given.get("modules_to_not_convert"):
         result.assignments["modules_to_not_convert"] = kept
     understood.add("modules_to_not_convert")
