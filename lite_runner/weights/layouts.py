@@ -42,11 +42,16 @@ def check_tensors(
         )
         if names
     ]
+    remedy = "check that model= and load_checkpoint= belong together, or use model=auto"
+    biases = (name for name in found if name not in expected)
+    if not missing and unexpected and all(name.endswith("norm.bias") for name in biases):
+        errors.append("msmodelslim's anti-outlier gives norms a bias, which is not read yet")
+        remedy = "a checkpoint that was quantized without anti-outlier"
     if errors:
         raise ArtifactError(
             f"{where}: the tensors are not those of the model ({len(expected)} expected, "
             f"{len(found)} found)\n  - " + "\n  - ".join(errors),
-            "check that model= and load_checkpoint= belong together, or use model=auto",
+            remedy,
         )
 
 

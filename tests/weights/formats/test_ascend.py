@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import open_checkpoint, tensors_at
@@ -92,6 +93,17 @@ def test_numbers_of_another_type_are_refused_by_name(tmp_path: Path) -> None:
     at = content.index(f'"{Q}.weight_offset"'.encode())
     file.write_bytes(content[:at] + content[at:].replace(b"F32", b"U32", 1))
     with pytest.raises(ArtifactError, match=f"{Q}: not a matrix .*weight_offset is U32, expected"):
+        open_checkpoint(tmp_path, MODEL)
+
+
+def test_norms_with_a_bias_are_refused_by_name(tmp_path: Path) -> None:
+    """As msmodelslim's anti-outlier leaves them."""
+    write_folder(tmp_path, "modelslim W8A8")
+    file = tmp_path / "quant_model_weights.safetensors"
+    bias = "model.layers.0.input_layernorm.bias"
+    save_file(load_file(file) | {bias: np.zeros(MODEL.hidden_size, np.float16)}, file)
+    described(tmp_path, **{bias: "FLOAT"})
+    with pytest.raises(ArtifactError, match=f"(?s){bias}.*anti-outlier gives norms a bias"):
         open_checkpoint(tmp_path, MODEL)
 
 
