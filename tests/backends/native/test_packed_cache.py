@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lite_runner.backends import Row
+from lite_runner.backends import Row, collectives
 from lite_runner.backends.native import packed_cache
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.backends.native.packed_cache import (
@@ -218,7 +218,7 @@ def test_replicas_leave_the_packing_to_the_first(
             return text
         return said.pop(0)
 
-    monkeypatch.setattr(packed_cache, "broadcast", broadcast)
+    monkeypatch.setattr(collectives, "broadcast", broadcast)
     first, second = Ranks(0, 2), Ranks(1, 2)
     wanted = packed(files, ranks=first)
     assert KEPT in told()
@@ -234,7 +234,7 @@ def test_a_rank_on_another_machine_verifies_the_layers_there(
 ) -> None:
     wanted = packed(files)
     answers = ["", "another file"]
-    monkeypatch.setattr(packed_cache, "broadcast", lambda ranks, text: answers.pop(0))
+    monkeypatch.setattr(collectives, "broadcast", lambda ranks, text: answers.pop(0))
     assert packed(files, ranks=Ranks(1, 2)) == wanted
     file = entry_of(files) / FILE
     file.write_bytes(file.read_bytes()[:-1] + b"x")
