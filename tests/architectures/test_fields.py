@@ -228,7 +228,11 @@ def test_no_note_on_fields_that_are_known(capsys: pytest.CaptureFixture[str]) ->
         model = read(name, **PUBLISHED.get(name, {}))
         assert isinstance(model, Decoder)
         assert model_config_from_hf(hf_from_model_config(model), "config.json") == model, name
-        assert (name, capsys.readouterr().err) == (name, "")
+        told = capsys.readouterr().err.splitlines()  # of layers, which classes have by default
+        further = "config.json: its layers that predict a further token are left out"
+        assert (name, [line for line in told if line != further]) == (name, [])
+        if name in ("deepseek_v3", "glm4_moe"):
+            assert further in told
 
 
 def test_other_names_of_a_field() -> None:

@@ -30,6 +30,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 
+# Of config.json: how many layers behind the model's predict a further token.
+_FURTHER_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
+
 
 def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True) -> Decoder:
     """The model that config.json describes.
@@ -64,6 +67,8 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     ]
     if unknown and notes:
         progress.note(f"{where}: {_listed(unknown)}: not a field of {model_type}, and not followed")
+    if notes and any(raw.get(key) for key in _FURTHER_LAYERS):
+        progress.note(f"{where}: its layers that predict a further token are left out")
     # A description that is registered under another name is that name's.
     return replace(model, architecture=architecture.name)
 
