@@ -1,4 +1,4 @@
-"""What a training takes: memory, and operations."""
+"""Memory and operations of a training."""
 
 from __future__ import annotations
 

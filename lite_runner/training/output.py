@@ -1,4 +1,4 @@
-"""What a training writes: an adapter, or a model, trained or with the adapter merged; and the
+"""Outputs of a training: an adapter, or a model, trained or with the adapter merged; and the
 checkpoints that MindFormers goes on from."""
 
 from __future__ import annotations

@@ -148,9 +148,11 @@ def gguf_at(path: Path) -> GGUFFile | None:
 def is_packed(path: Path) -> bool:
     """True if another tool has quantized the matrices of a checkpoint, as safetensors and .ckpt
     hold them. Raises ArtifactError."""
+    file = weights_file(path)
+    if looks_like_gguf(file):  # whose blocks are read as they are
+        return False
     from lite_runner.weights.formats.ckpt_file import looks_like_ckpt
 
-    file = weights_file(path)
     is_index = file.name.endswith(".index.json") and file.name != TORCH_INDEX
     if not (is_index or looks_like_safetensors(file) or looks_like_ckpt(file)):
         return False
