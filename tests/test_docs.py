@@ -48,9 +48,11 @@ ARGUMENTS = re.compile(r"\brun_lite\.py (.*?)(?: ?(?:&>|2>|>).*)?$")
 REDIRECTION = re.compile(r"\s*(?:&>|2>|>) .*$")
 MODEL = re.compile(r"--config |(?:model|load_checkpoint|infer\.model_dir)=")
 INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
-# What differs from run to run, or by machine: times, speeds, dates, free memory, instructions.
+# What differs from run to run, or by machine: times, speeds, dates, free memory, instructions, and
+# how far calibrated integers are from the source: a sum's last bit decides how one is rounded.
 MEASURED = re.compile(
-    r"(?<=own kernels )\(\w+\)|"
+    r"(?<=own kernels )\(\w+\)|(?<=^GPTQ, on text that it did not see: ).*|"
+    r"(?<=^an importance matrix, on text that it did not see: ).*|"
     r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"
 )
 
