@@ -11,7 +11,7 @@ run:  ## set up without MindSpore, then predict with a real model; ARGS="max_new
 	@.venv/bin/python run_lite.py run_mode=predict model=smollm2_135m predict_data='The capital of France is' $(ARGS)
 
 # Two more than there are processors, four at most: each takes a gigabyte or two.
-WORKERS := from lite_runner.system.processor import cores; print(min(4, cores() + 2))
+WORKERS := from lite_runner.system.environment import cores; print(min(4, cores() + 2))
 
 test:  ## set up, then lint, types, shell check and all tests
 	@scripts/setup.sh lite --optional

@@ -498,6 +498,12 @@ def test_names_imported_from_the_package_exist(path: Path) -> None:
     assert not missing
 
 
+def test_names_imported_in_shell_exist() -> None:
+    text = "".join(f.read_text() for f in (ROOT / "Makefile", *ROOT.glob("scripts/*.sh")))
+    found = re.findall(r"from (lite_runner[\w.]*) import (\w+)", text)
+    assert found and all(name in names_of(module) for module, name in found)
+
+
 @over(PYTHON_FILES)
 def test_nothing_runs_untrusted_input(path: Path) -> None:
     roots = {target.split(".")[0] for target in imports(nodes_of(path), path.stem)}
