@@ -162,7 +162,7 @@ def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_no_address_is_wrong_and_nothing_is_undefined(sanitized: Path) -> None:
     folder = Path(__file__).parent
-    names = ("linear", "layers", "attention", "lora_pool", "model")
+    names = ("linear", "layers", "attention", "structs", "model")
     tests = [str(folder / f"test_{name}.py") for name in names]
     tests += ["-k", "not without_memory"]  # of which the sanitizer itself takes more
     done = subprocess.run(
