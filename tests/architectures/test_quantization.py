@@ -81,10 +81,6 @@ def test_conflicting_settings_are_refused(
             ["run_mode=quantize", "quant=a16w8", "quantize_output=x", "quantize.method=gptq"],
             "quantize.method=gptq is of 4 bits, got quant=a16w8; expected quant=a16w4",
         ),
-        (
-            ["run_mode=quantize", "quant=a16w4", "quantize_output=x", "quantize.data=x.txt"],
-            "quantize.data has no effect without quantize.method=gptq",
-        ),
         (["run_mode=quantize", "predict_data=x"], "predict_data has no effect with run_mode=quan"),
         (["run_mode=quantize", "adapter_path=x"], "adapter_path has no effect with run_mode=qu"),
         (

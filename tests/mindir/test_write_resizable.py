@@ -1,4 +1,4 @@
-"""Exporting the `resizable` layout; backends/test_resizable.py shows that its numbers are right."""
+"""Exporting the `resizable` layout; tests/backends/lite/test_layouts.py runs it."""
 
 from __future__ import annotations
 

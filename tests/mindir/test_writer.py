@@ -1,4 +1,4 @@
-"""What the rewrite for Lite 2.0.0 makes of a MindIR; that Lite runs it, test_resizable.py shows."""
+"""A MindIR rewritten for Lite 2.0.0, which tests/backends/lite/test_layouts.py runs."""
 
 from __future__ import annotations
 

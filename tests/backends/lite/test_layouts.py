@@ -31,7 +31,7 @@ from tests.models import reference_model
 CASES = references.covering(
     [case for case in references.of_graphs() if not not_resizable(reference_model(case))]
 )
-TOLERANCE = 1e-4  # of the largest logit; see test_online.py
+TOLERANCE = 1e-4  # of the largest logit; see backends/mindspore/test_backend.py
 Reference = Callable[[str], Any]
 Error = Callable[[NDArray, NDArray], float]
 Export = Callable[[str, Path, int], Manifest]
