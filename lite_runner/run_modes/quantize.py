@@ -326,7 +326,8 @@ def _receipt(
     what: str,
 ) -> bytes:
     """How close the quantized weights are to their source."""
-    found = fidelity(replace(source, quantization=Quantization("file")), written, held_out)
+    whole = replace(source, quantization=Quantization("file"), auto_trans=True)
+    found = fidelity(whole, written, held_out)
     progress.note(f"{NAMES[settings.method]}, on text that it did not see: {found}")
     receipt = {
         "method": settings.method,

@@ -161,6 +161,9 @@ def test_a_checkpoint_that_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verbosity=0", *TINY, *cut]) == 0
     run = ["model=tiny_llama", "load_checkpoint=cut", "auto_trans_ckpt=true", "predict_data=hi"]
     assert "merge it first" in fault(capsys, *run, "quant=a16w8", code=4)
+    # What is written is whole, and its receipt reads the source as a whole, too.
+    source = ["model=tiny_llama", "load_checkpoint=cut"]
+    assert "receipt.json" in quantized(*source, "quantize.format=compressed-tensors")
 
 
 @pytest.mark.parametrize("kept", ["lm_head", "w2", "wq", "layers.0.", "tok_embeddings"])
