@@ -42,7 +42,7 @@ def lay_out(folder: Path) -> None:
     for name in ("tests", "examples"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "prompts.txt").write_text("The capital of France is\nOne, two,\n")
-    for name in ("train", "held_out"):
+    for name in ("train", "held_out", "help", "other"):
         (folder / f"{name}.jsonl").symlink_to("examples/pirate.jsonl")
     for name, sizes in (("predict_llama2_7b", ""), ("dist", ""), ("predict_tiny_llama", SIZES)):
         (folder / f"{name}.yaml").write_text(YAML % sizes)

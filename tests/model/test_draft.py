@@ -58,7 +58,8 @@ def test_memory_of_both_is_planned() -> None:
 def test_another_vocabulary_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     refused([*TINY, "draft_model=smollm2_135m", "dry_run=true"], 2)
     assert "draft_model: " in (said := capsys.readouterr().err)
-    assert "has another vocabulary: 49152 tokens, expected 320" in said
+    assert "has another vocabulary: " in said  # a token, where its files are in the cache
+    assert "49152 tokens, expected 320" in said or "expected 'Ĝ' as in the built-in" in said
     refused([*TINY, "draft_model=nowhere"], 4)
     assert "draft_model=nowhere: " in capsys.readouterr().err
 
