@@ -87,6 +87,13 @@ def plan(config: Config) -> Plan:
     if not own:
         check_folder(target, config.overwrite)
     files, saved = _located(config)
+    if files.path is not None:
+        source = files.path if files.path.is_dir() else files.path.parent
+        if source.resolve() == target.resolve():
+            raise ConfigError(
+                f"finetune_output: {target} holds the model that is trained",
+                "choose another folder",
+            )
     model = files.model
     check_fits(config, model)
     length = _max_length(config, model)
@@ -216,7 +223,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         _follow(trainer)
         return
     make_folder(target)
-    if not trainer.done and (target / BEST).is_dir():
+    if trainer.done == trainer.began and (target / BEST).is_dir():
         shutil.rmtree(target / BEST)  # of a training that this one overwrites
 
     output = TrainingOutput(
@@ -322,7 +329,8 @@ def _train(
             raise CutShort
     except (KeyboardInterrupt, Terminated):
         progress.status("")
-        if trainer.done > first:
+        # The other ranks meet this one where all have agreed to stop, not where it was ended.
+        if trainer.done > first and (trainer.stopped or not trainer.divided):
             with deferred():
                 trainer.save(checkpoint, trainer.state())
             progress.note(
@@ -434,13 +442,15 @@ def _stored(files: ModelFiles, shard: ModelShard | None) -> dict[str, Callable[[
 
 def _unchanged(files: ModelFiles) -> dict[str, LazyTensor]:
     """The model's tensors; quantized ones as the training has them."""
-    return {
-        name: tensor
-        if tensor.integers is None or not files.quantization.rounds
-        else LazyTensor(tensor.shape, "F32", partial(_values, files, name, tensor, turned, None))
-        for name, tensor in files.tensors().items()
-        for turned in [matrices(files.model).get(name, False)]
-    }
+    table = matrices(files.model)
+
+    def held(name: str, tensor: LazyTensor) -> LazyTensor:
+        if tensor.integers is None or not files.quantization.rounds:
+            return tensor
+        read = partial(_values, files, name, tensor, table.get(name, False), None)
+        return LazyTensor(tensor.shape, "F32", read)
+
+    return {name: held(name, tensor) for name, tensor in files.tensors().items()}
 
 
 def _turned(read: Callable[[], Array]) -> Array:

@@ -109,9 +109,17 @@ def read_data(
     their records those behind the first `skip`, at most `take`. Raises ConfigError for a record
     that is none, with its place, and where none is left."""
     texts, truncated, dropped, count = [], 0, 0, 0
-    read = _recorded if path.is_dir() or is_mindrecord(path) else _tokenized
-    records = read(path, tokenizer, template)
-    for ids, learned in itertools.islice(records, skip, None if take is None else skip + take):
+    stop = None if take is None else skip + take
+    records: Iterator[tuple[list[int], list[bool]]]
+    if path.is_dir() or is_mindrecord(path):
+        records = itertools.islice(_recorded(path, tokenizer), skip, stop)
+    else:
+        chosen = itertools.islice(records_of(path), skip, stop)
+        records = (
+            _ids(pieces_of(record, where, tokenizer, template), tokenizer, where)
+            for where, record in chosen
+        )
+    for ids, learned in records:
         count += 1
         truncated += len(ids) > max_length
         ids, learned = ids[:max_length], learned[:max_length]
@@ -131,19 +139,9 @@ def read_data(
     return ExampleSet(texts, count, truncated, dropped)
 
 
-def _tokenized(
-    path: Path, tokenizer: Tokenizer, template: Template
-) -> Iterator[tuple[list[int], list[bool]]]:
-    """The ids of each record, and which of them are learned."""
-    for where, record in records_of(path):
-        yield _ids(pieces_of(record, where, tokenizer, template), tokenizer, where)
-
-
-def _recorded(
-    path: Path, tokenizer: Tokenizer, _: Template
-) -> Iterator[tuple[list[int], list[bool]]]:
-    """The same of MindRecord, whose texts are filled up with the pad or eos token: of what follows
-    the text, MindFormers learns the first."""
+def _recorded(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[bool]]]:
+    """The ids of each record of MindRecord, and which of them are learned. Its texts are filled up
+    with the pad or eos token: of what follows the text, MindFormers learns the first."""
     if path.is_dir():
         files = sorted(one for one in path.iterdir() if is_mindrecord(one))
         if not files:
@@ -151,8 +149,8 @@ def _recorded(
                 f"finetune.data: {path}: no .mindrecord file is in this folder",
                 "a folder of them, or a .jsonl, .json or .csv file",
             )
-        for file in files:
-            yield from _recorded(file, tokenizer, _)
+        every = itertools.chain.from_iterable(_recorded(file, tokenizer) for file in files)
+        yield from itertools.islice(every, MAX_RECORDS)
         return
     fillers = {*tokenizer.eos_token_ids, tokenizer.pad_token_id}
     for number, row in enumerate(itertools.islice(read_mindrecord(path), MAX_RECORDS), 1):

@@ -86,7 +86,7 @@ def open_training(path: Path, model: Decoder, options: LoraOptions) -> SavedTrai
     adapter = {name: one for name, one in weights.items() if LORA.fullmatch(name)}
     rest = {name: one for name, one in weights.items() if name not in adapter}
     base = with_canonical_names(rest, model, str(path))
-    step = max(_number(counters.get(name)) for name in _COUNTERS)
+    step = max(_number(counters.get(name), path) for name in _COUNTERS)
     if not adapter:
         first, second = (
             {
@@ -108,11 +108,17 @@ def open_training(path: Path, model: Decoder, options: LoraOptions) -> SavedTrai
     )
 
 
-def _number(stored: StoredTensor | None) -> int:
+def _number(stored: StoredTensor | None, path: Path) -> int:
     if stored is None:
         return 0
-    values = np.frombuffer(stored.data, np.int32 if stored.dtype == "I32" else np.int64)
-    return int(values[0]) if values.size else 0
+    kind = {"I32": np.int32, "I64": np.int64}.get(stored.dtype)
+    values = [] if kind is None else np.frombuffer(stored.data, kind).tolist()
+    if len(values) != 1 or values[0] < 0:
+        raise ArtifactError(
+            f"{path}: its step is {stored.dtype} {values[:3]}, expected one integer",
+            "finetune.resume=false goes on with the weights alone",
+        )
+    return int(values[0])
 
 
 def write_training(

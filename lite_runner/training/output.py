@@ -6,6 +6,7 @@ from __future__ import annotations
 import glob
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from lite_runner.architectures.spec import Decoder
@@ -20,10 +21,11 @@ from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
 from lite_runner.weights.lora.adapter_gguf import write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import FILES as ADAPTER_FILES
 from lite_runner.weights.lora.adapter_writer import write_adapters
-from lite_runner.weights.write import COPIED_FILES, files_folder, with_head, write_model
+from lite_runner.weights.write import files_folder, with_head, write_model
 
 Form = AdapterFormat | CheckpointFormat
-_MODEL_FILES = ("model.safetensors", *COPIED_FILES)
+# Not the tokenizer, which lies beside adapters too.
+_MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class TrainingOutput:
             if self.lora is None:
                 tensors = {**tensors, **_held(trained)}
             else:
-                adapter = self.lora.adapter()
+                # As the first step of a warm-up leaves it.
+                adapter = replace(self.lora.adapter(), may_be_zero=True)
                 tensors, model = merged(tensors, adapter, model), merged_model(model, adapter)
             target = folder if form == "huggingface" else folder / f"{self.name}.{form}"
             if form != "huggingface":
@@ -79,7 +82,8 @@ class TrainingOutput:
     ) -> Path:
         """Write what MindFormers goes on from, as it names it, in place of the one before."""
         trained, *moments = state
-        tensors = dict(self.tensors()) | ({} if self.lora else _held(trained))
+        own = {} if self.lora else _held(trained)
+        tensors = dict(with_head({**self.tensors(), **own}, self.model))
         epoch, place = divmod(step - 1, steps_per_epoch)
         ranks = folder / FOLDER / "rank_0"
         path = ranks / f"{self.name}_rank_0-{epoch + 1}_{place + 1}.ckpt"

@@ -104,12 +104,17 @@ class Trainer:
         self.epoch_steps = max(1, len(packs) // step_size(options, ranks))
         self.eval_steps = options.eval_steps or self.epoch_steps
         self.best_loss, self.best_step = math.inf, 0  # of an evaluation
-        self.done = 0  # steps
+        self.done = self.began = 0  # steps; those of another training before it
 
     @property
     def stopped(self) -> bool:
         """True where a rank was interrupted before the last step."""
         return self._stops and self.done < self.steps and not self.gains_nothing
+
+    @property
+    def divided(self) -> bool:
+        """True where ranks train parts, which all of them together make whole."""
+        return self._parts is not None
 
     def run(self) -> Generator[StepMetrics, None, None]:
         """The steps that are left; each is complete when it is yielded."""
@@ -129,7 +134,7 @@ class Trainer:
     def gains_nothing(self) -> bool:
         """True where so many evaluations as finetune.early_stop have not found a lower loss."""
         patience = self.options.early_stop
-        since = self.done - self.best_step
+        since = self.done - max(self.best_step, self.began)
         return patience is not None and since >= patience * self.eval_steps
 
     def _evaluate(self, pool: ThreadPoolExecutor) -> float:
@@ -354,7 +359,7 @@ class Trainer:
             for name, array in own.items():
                 shard = self._parts
                 array[...] = found[name] if shard is None else found[name][shard.bounds(name)]
-        self.done = self.optimizer.steps = step
+        self.done = self.began = self.optimizer.steps = step
 
     def _arrays(self) -> tuple[Mapping[str, Array], ...]:
         return self.network.trained, self.optimizer.first, self.optimizer.second

@@ -82,6 +82,24 @@ def test_an_adapter_is_trained_and_served() -> None:
     assert sorted(file.name for file in Path("g").iterdir()) == files
 
 
+def test_the_model_that_is_trained_is_not_written_over(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["finetune.steps=1", "convert_format=huggingface", "finetune_output=m"]
+    assert main([*RUN, *given]) == 0
+    before = sorted(file.name for file in Path("m").iterdir())
+    own = ["model=tiny_llama", "load_checkpoint=m", "finetune_output=m", "overwrite=true"]
+    refused([*(one for one in RUN if one not in TINY), *own], 2)
+    assert "m holds the model that is trained" in capsys.readouterr().err
+    assert sorted(file.name for file in Path("m").iterdir()) == before
+
+
+def test_a_merged_model_is_written_before_anything_is_learned() -> None:
+    """A warm-up begins with a rate of 0."""
+    given = ["finetune.warmup_steps=2", "finetune.eval_data=data.jsonl", "finetune.eval_steps=1"]
+    more = ["finetune.steps=2", "convert_format=huggingface", "finetune_output=out"]
+    assert main([*RUN, *given, *more]) == 0
+    assert Path("out/best/model.safetensors").is_file()
+
+
 def test_the_best_adapter_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["finetune.learning_rate=0.02", "finetune.eval_data=data.jsonl", "verbosity=1"]
     more = ["finetune.steps=6", "finetune.eval_steps=2", "finetune.charts=true"]

@@ -180,6 +180,9 @@ def test_training_ends_when_nothing_is_gained() -> None:
     better, _ = trainer(learning_rate=0.01, **{**given, "steps": 8})
     assert len(list(better.run())) == better.best_step == 8
     assert better.best_loss < made.best_loss
+    later, _ = trainer(learning_rate=0.0, **given)  # steps of another training gain nothing here
+    later.go_on(20, [later.optimizer.first, later.optimizer.second])
+    assert len(list(later.run())) == 6 and later.done == 26
 
 
 @pytest.mark.parametrize("stop", [1, 4])
