@@ -368,7 +368,7 @@ def _translate_adapter(given: Any, result: Translation) -> None:
         return
     if not isinstance(given, Mapping):
         result.errors.append(f"{section}: got {show(given)}, expected a section")
-    elif (names := _PET.get(given.get("pet_type", ""))) is not None:
+    elif (names := _PET.get(str(given.get("pet_type")))) is not None:
         found = {names[name]: value for name, value in given.items() if name in names}
         if found["pet_type"] == "prefixtuning":  # always with a network
             found = {"prefix_projection": True, "projection_dim": 512} | found

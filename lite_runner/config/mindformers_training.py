@@ -108,9 +108,10 @@ def with_training(
         value = at(raw, theirs)
         if value is not None and not (ours in ("steps", "warmup_steps", "take") and value in _OFF):
             found[ours] = value
-    for callback in raw.get("callbacks") or ():
+    callbacks = raw.get("callbacks")
+    for callback in callbacks if isinstance(callbacks, list) else ():
         steps = callback.get("save_checkpoint_steps") if isinstance(callback, Mapping) else None
-        if isinstance(steps, int) and steps > 0:
+        if type(steps) is int and steps > 0:
             found["save_steps"] = steps
     kind = at(raw, "lr_schedule.type")
     if kind is not None:
@@ -202,13 +203,14 @@ def _handled(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
         kind = one.get("type")
         if kind == "PackingHandler" and one.get("pack_strategy", "pack") == "pack":
             found["packing"] = True
-        elif kind in ("take", "skip") and isinstance(one.get("n"), int) and one["n"] >= 0:
+        elif kind in ("take", "skip") and type(one.get("n")) is int and one["n"] >= 0:
+            taken = found.get("take", one["n"] if kind == "take" else None)  # of any type yet
             if kind == "take":
-                found["take"] = min(one["n"], found.get("take", one["n"]))
+                found["take"] = min(one["n"], taken) if type(taken) is int else taken
             else:
                 found["skip"] = found.get("skip", 0) + one["n"]
-                if "take" in found:  # of those that were taken
-                    found["take"] = max(found["take"] - one["n"], 0)
+                if type(taken) is int:  # of those that were taken
+                    found["take"] = max(taken - one["n"], 0)
         elif kind == "AlpacaInstructDataHandler":
             found["template"] = "alpaca"
             notes.append(

@@ -185,6 +185,10 @@ def test_flags_work_without_a_file(resolve: Resolve, notes: Notes, faults: Fault
             ["use_past: False", "pet_config: {pet_type: lora2}"],
             "pet_type: 'lora2' is not available: there are lora, slora, ptuning2 and prefixtuning",
         ),
+        (
+            ["use_past: False", "pet_config: {pet_type: [lora]}"],
+            "pet_type: ['lora'] is not available: there are lora, slora, ptuning2 and prefixtuning",
+        ),
         (["seed: 7", "register_path: ./mine"], "it is taken from the command line only"),
         (["run_mode: 'predict'", "run_mode: train"], "finetune_output is empty"),
         (["multiple_of: 256", "multiple_of: x"], "expected numbers"),

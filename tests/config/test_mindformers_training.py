@@ -104,6 +104,10 @@ def test_a_folder_and_its_checkpoints() -> None:
     raw, notes, faults = with_training({**given, "resume_training": True})
     asked = {"data": "data/belle", "take": 100, "save_steps": 9, "resume": True}
     assert raw["finetune"] == asked and not notes and not faults
+    # What is of another type is left to the reader of the key.
+    loader |= {"num_samples": "100", "handler": [{"type": "take", "n": 3}]}
+    raw, *_ = with_training({**given, "callbacks": 5})
+    assert raw["finetune"] == {"data": "data/belle", "take": "100"}
 
 
 def test_what_does_not_map_is_named() -> None:

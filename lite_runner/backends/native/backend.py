@@ -107,9 +107,11 @@ class NativeBackend:
         self._options = options = replace(options, length=length)
         memory, block_bytes = None, self._model.block_bytes(options.cache)
         if options.cache_bytes is not None:
-            one = -(-(length + self._ahead) // BLOCK)  # a sequence of full length fits in any case
+            one = -(-length // BLOCK)  # a sequence of full length fits in any case
+            # Every slot has learned keys, whatever it holds.
+            ahead = options.slots * -(-self._ahead // BLOCK)
             states = options.slots * state_bytes(config)
-            blocks = max(one, (options.cache_bytes - states) // max(1, block_bytes))
+            blocks = max(one, (options.cache_bytes - states) // max(1, block_bytes) - ahead)
             memory = CacheMemory(BLOCK, blocks) if blocks < options.slots * one else None
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
