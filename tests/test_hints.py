@@ -48,7 +48,8 @@ TYPED = {
     *("key", "name", "plugins", "hydra.searchpath"),
     "infer.ge_options.ascend_context.rank_table_file",
 }
-OTHER_PROGRAMS = {"worker_num", "head", "address", "merge"}  # flags of msrun, Ray, llama.cpp
+# Flags of msrun, Ray, llama.cpp, pip.
+OTHER_PROGRAMS = {"worker_num", "head", "address", "merge", "force-reinstall"}
 
 
 def test_a_hint_names_what_is_there() -> None:
