@@ -97,8 +97,7 @@ def _model(config: Config, given: str) -> Config:
     raw["serve"]["models"] = []
     found, _ = resolve(CommandLine(config=raw, settings=settings))
     assert isinstance(found, Config)
-    own = replace(found.serve, port=0, api_key="", tls_cert="", tls_key="", cors_origins=())
-    return replace(found, serve=replace(own, drain_delay=0))
+    return replace(found, serve=replace(found.serve.behind, cors_origins=()))
 
 
 def _settings(raw: Mapping[str, Any], section: str = "") -> Iterator[Setting]:

@@ -16,6 +16,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +37,7 @@ from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.plugins import register_plugins, registered
 from lite_runner.serving.adapters import load_lora, unload_lora
-from lite_runner.serving.app import application, disconnected, event
+from lite_runner.serving.app import api_error, application, disconnected, event
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.middleware import read_body
@@ -104,7 +105,8 @@ def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) ->
         max_constructor_retry_count=_RETRIES,
         max_ongoing_requests=_ONGOING,
     )
-    bound = replicas.bind(config.to_dict(), registered(), str(Path.cwd()), key)
+    raw = replace(config, serve=config.serve.behind).to_dict()
+    bound = replicas.bind(raw, registered(), str(Path.cwd()), key)
     try:
         return ray_serve.run(bound, name=APP, route_prefix=None, logging_config=logs)
     except RuntimeError as error:
@@ -296,8 +298,8 @@ class Door:
                 answer = await self._metrics(asked)
         except (RayError, RayServeException) as failure:
             answer = _refusal(_failed(failure), path)
-        except ApiError as error:
-            answer = _refusal(error, path)
+        except Exception as error:
+            answer = _refusal(api_error(error), path)
         if answer is not None:
             await answer(scope, receive, send)
             return

@@ -112,6 +112,11 @@ class Serve:
         return "https" if self.tls_cert else "http"
 
     @property
+    def behind(self) -> Serve:
+        """The same for a server that another process of ours answers for."""
+        return replace(self, port=0, api_key="", tls_cert="", tls_key="", drain_delay=0)
+
+    @property
     def batch_target(self) -> Path:
         """The file of answers to a batch."""
         batch = Path(self.batch)

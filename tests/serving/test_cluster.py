@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.paths import ROOT
 from tests.run_modes.test_slora import WIDTHS, write_adapter
+from tests.test_joined import free_port
 
 NAMES = ("tiny_llama", "en", "zh")  # the base model and its adapters
 SERVE = "run_mode=serve seed=1 serve.port=0 serve.engine=ray serve.replicas=2"
@@ -46,9 +46,7 @@ class Cluster:
     """Nodes of Ray, each a few processes of this machine, in a folder of their own."""
 
     def __init__(self, python: Path, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.env = {
             **os.environ,
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -211,7 +209,10 @@ def test_replicas_register_plugins(
     cluster: Cluster, ray_python: Path, tmp_path: Path, llama_called_mine: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(PLUGIN)
-    options = ("plugins=mine.py", "model=auto", f"load_checkpoint={llama_called_mine}")
+    options = (
+        *("plugins=mine.py", "model=auto", f"load_checkpoint={llama_called_mine}"),
+        f"serve.port={free_port()}",  # one that the replicas, on the same machine, must not ask for
+    )
     with Served(cluster, ray_python, tmp_path, "model", *options) as served:
         client = openai.OpenAI(base_url=served.url, api_key="none", max_retries=0)
         assert [card.id for card in client.models.list()] == ["model"]
