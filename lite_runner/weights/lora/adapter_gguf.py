@@ -123,10 +123,12 @@ def _check_kind(file: GGUFFile, model: Decoder) -> None:
 
 def _by_name(model: Decoder) -> dict[str, list[Parameter]]:
     """The matrices that adapters may target by their tensors in a file, which may fuse some."""
-    found = defaultdict(list)
+    found, gguf = defaultdict(list), _gguf(model)
     for one in parameters(model):
         is_matrix = one.is_linear or one.role in ("embedding", "head")
-        if is_matrix and one.kind == "weight" and one.expert is None:
+        # Inputs in another order, or rows among others': A and B alone do not have that.
+        moved = gguf.columns(one, model) is not None or gguf.fused_rows(one, model) is not None
+        if is_matrix and not moved and one.kind == "weight" and one.expert is None:
             found[one.gguf].append(one)
     return {name: sorted(parts, key=lambda one: one.part or 0) for name, parts in found.items()}
 

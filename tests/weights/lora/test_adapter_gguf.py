@@ -135,6 +135,44 @@ def test_a_listing_of_files(tmp_path: Path) -> None:
     assert only == next(iter(adapters))
 
 
+@pytest.mark.parametrize(
+    ("family", "roles"),
+    [
+        ("granitemoehybrid", {"recurrent_in", "recurrent_gate", "recurrent_decay"}),
+        ("qwen3_next", {"recurrent_beta", "recurrent_decay"}),
+        ("qwen3_5_text", {"recurrent_out"}),
+    ],
+)
+def test_matrices_that_files_have_in_another_order(
+    family: str, roles: set[str], tmp_path: Path
+) -> None:
+    """Their rows among others', or their columns, are not in A and B alone."""
+    model = model_config_in(FIXTURES / "reference" / family)
+    assert model is not None
+    matrices = [one for one in parameters(model) if one.role in roles and one.kind == "weight"]
+    assert {one.role for one in matrices} == roles
+    for one in matrices:
+        outputs, inputs = one.shape
+        a, b = np.ones((2, inputs), np.float32), np.ones((outputs, 2), np.float32)
+        pair = LoraPair(LazyTensor(a.shape, "F32", a.copy), LazyTensor(b.shape, "F32", b.copy), 1.0)
+        path = tmp_path / "x.gguf"
+        with pytest.raises(ArtifactError, match=f"{one.name}: llama.cpp has no such tensor"):
+            write_lora_gguf(Adapter("x", Path(), {one.name: pair}), model, path)
+        architecture = architecture_of(model).gguf
+        assert architecture is not None
+        writer = gguf.GGUFWriter(path, architecture.name)
+        writer.add_string("general.type", "adapter")
+        writer.add_string("adapter.type", "lora")
+        writer.add_tensor(f"{one.gguf}.lora_a", a)
+        writer.add_tensor(f"{one.gguf}.lora_b", b)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(ArtifactError, match=f"{one.gguf}: the model has no such matrix"):
+            open_lora_gguf("x", path, model)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     adapters, model = opened("llama")
     adapter = next(iter(plain(adapters, model).values()))
