@@ -74,7 +74,7 @@ class GGUF:
     # config.json key -> metadata key without the architecture prefix.
     keys: Mapping[str, str]
     permuted: bool = False  # rows of q and k are permuted for llama.cpp's rotary embedding
-    # (tensor names, values of `keys`) -> further config.json fields inferred from them.
+    # (tensor names, fields so far, those of `keys` too) -> config.json fields inferred from them.
     infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
     name: str = ""  # general.architecture; "": that of the architecture
     written: bool = True  # False: such files are read alone

@@ -29,7 +29,6 @@ ACTIVATIONS = ("gelu_pytorch_tanh", "gelu_new")
 KEYS = llama_like.KEYS | {
     "hidden_size": "embedding_length",
     "num_attention_heads": "attention.head_count",
-    "num_hidden_layers": "block_count",
     "sliding_window": "attention.sliding_window",
     "final_logit_softcapping": "final_logit_softcapping",
 }

@@ -202,8 +202,6 @@ GRANITE_HYBRID = Architecture(
         | llama_like.LOCAL_EXPERT_KEYS
         | recurrent_keys("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
         | {
-            "num_hidden_layers": "block_count",
-            "intermediate_size": "feed_forward_length",
             "shared_intermediate_size": "expert_shared_feed_forward_length",
             "position_embedding_type": "rope.scaling.finetuned",
             "mamba_expand": "ssm.inner_size",

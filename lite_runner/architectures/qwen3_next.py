@@ -204,8 +204,6 @@ KEYS = {
         *("linear_num_value_heads", "linear_num_key_heads"),
         *("linear_key_head_dim", "linear_conv_kernel_dim"),
     ),
-    "num_hidden_layers": "block_count",
-    "intermediate_size": "feed_forward_length",
     "linear_value_head_dim": "ssm.inner_size",
     "full_attention_interval": "full_attention_interval",
 }

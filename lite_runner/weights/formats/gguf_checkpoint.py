@@ -144,8 +144,8 @@ def _as_hugging_face(
         "rope_theta": value("rope.freq_base", 10000.0),
         "rope_scaling": longrope(file, value) or scaling_of_metadata(value),
     }
-    given = {name: value(key) for name, key in gguf.keys.items()}
-    return raw | given | gguf.infer(file.tensors, given)
+    given = raw | {name: value(key) for name, key in gguf.keys.items()}
+    return given | gguf.infer(file.tensors, given)
 
 
 def _layers(value: Callable[..., Any]) -> Any:
