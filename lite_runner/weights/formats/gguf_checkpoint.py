@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import GGUF, KNOWN, Parameter, of_gguf, parameters
+from lite_runner.architectures.fields import MAX_LAYERS
 from lite_runner.architectures.naming import Rows
 from lite_runner.architectures.positions import longrope_attention_factor
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
@@ -23,6 +24,7 @@ from lite_runner.weights.formats.gguf_file import Array, GGUFFile
 
 NEXT_TOKEN = "nextn_predict_layers"
 FREQUENCIES = "rope_freqs.weight"
+INSTEAD = "take the model's Hugging Face checkpoint instead"  # the hint of errors
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # of LongRoPE
 # Metadata below the architecture's name that changes nothing, with the reason; whatever else is not
 # read is refused unless it is 0, false, empty or NEUTRAL.
@@ -109,7 +111,18 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
             f"{file.path}: {architecture}.attention.causal = false: the model sees the tokens that "
             "follow, and so generates no text"
         )
-    raw = _as_hugging_face(file, architecture, gguf, given.value)
+    every = given.value("block_count")
+    if type(every) is not int or not 1 <= every <= MAX_LAYERS:
+        raise ArtifactError(
+            f"{file.path}: {architecture}.block_count is {every!r}, expected 1 to {MAX_LAYERS}",
+            INSTEAD,
+        )
+    try:
+        raw = _as_hugging_face(file, architecture, gguf, given.value)
+    except (TypeError, ValueError, IndexError, ArithmeticError) as error:
+        raise ArtifactError(
+            f"{file.path}: metadata of {architecture} is incomplete or malformed: {error}", INSTEAD
+        ) from error
     config = model_config_from_hf(
         {"model_type": found.name} | raw, f"{file.path}: metadata", notes=False
     )
@@ -151,8 +164,7 @@ def _as_hugging_face(
 def _layers(value: Callable[..., Any]) -> Any:
     """Those of the model; behind them a file may have some that predict a further token."""
     every, further = value("block_count"), value(NEXT_TOKEN, 0)
-    counted = type(every) is int and type(further) is int and 0 <= further < every
-    return every - further if counted else every
+    return every - further if type(further) is int and 0 <= further < every else every
 
 
 def _is_tied(file: GGUFFile) -> bool:
@@ -376,7 +388,7 @@ def scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> R
     raise ArtifactError(
         f"{file.path}: {FREQUENCIES} [{factors.size}] does not hold the factors of Llama 3's "
         "rotary scaling, and other frequency factors are not supported",
-        "take the model's Hugging Face checkpoint instead",
+        INSTEAD,
     )
 
 

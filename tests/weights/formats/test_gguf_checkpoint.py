@@ -19,6 +19,7 @@ from tests.sizes import ModelConfig, resized
 
 WriteGguf = Callable[..., Path]
 ARCHITECTURES = ("llama", "qwen2", "gpt2", "bloom")
+RECURRENT = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4}
 
 
 def arrays(config: Decoder) -> dict[str, np.ndarray]:
@@ -269,12 +270,36 @@ def test_other_architectures_are_refused(
         config_of_gguf(open_gguf(tmp_path / "y.gguf"))
 
 
-def test_missing_metadata_names_the_file(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "message"),
+    [
+        ("llama", {}, "llama.block_count is None, expected 1 to "),
+        ("llama", {"block_count": 2}, "metadata: hidden_size is None"),
+        ("qwen3next", {"block_count": 2**32 - 1}, "qwen3next.block_count is 4294967295, expected"),
+        ("granitehybrid", {"block_count": 0}, "granitehybrid.block_count is 0, expected"),
+        ("qwen3next", {"block_count": 2}, "metadata of qwen3next .* malformed: .*NoneType"),
+        (
+            "qwen35",
+            RECURRENT | {"ssm.inner_size": 64, "ssm.time_step_rank": 0},
+            "metadata of qwen35 is incomplete or malformed: .* by zero",
+        ),
+        (
+            "granitehybrid",  # without a tensor of a recurrent layer
+            RECURRENT | {"attention.head_count_kv": 1},
+            "metadata of granitehybrid is incomplete or malformed: True is not in list",
+        ),
+    ],
+)
+def test_missing_and_malformed_metadata_names_the_file(
+    architecture: str, metadata: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
+    for key, value in metadata.items():
+        writer.add_uint32(f"{architecture}.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(ArtifactError, match=r"x.gguf: metadata: hidden_size is None"):
+    with pytest.raises(ArtifactError, match=f"x.gguf: {message}"):
         config_of_gguf(open_gguf(tmp_path / "x.gguf"))
 
 
