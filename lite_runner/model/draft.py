@@ -59,17 +59,15 @@ def check_vocabulary(draft: ModelFiles, files: ModelFiles, tokenizer: Tokenizer 
         return
     sizes = draft.model.vocab_size, files.model.vocab_size
     own = None if draft.path is None or tokenizer is None else _vocabulary(draft.path)
+    found = ""
     if own is None or tokenizer is None:
-        found = "" if sizes[0] == sizes[1] else f"{sizes[0]} tokens, expected {sizes[1]}"
-    else:
-        found = next(
-            (
-                f"token {id} is {own[id]!r}, expected {token!r} as in {tokenizer.source}"
-                for token, id in tokenizer.vocabulary().items()
-                if own.get(id, token) != token
-            ),
-            "",
-        )
+        if sizes[0] != sizes[1]:
+            found = f"{sizes[0]} tokens, expected {sizes[1]}"
+    elif others := [
+        (id, token) for token, id in tokenizer.vocabulary().items() if own.get(id, token) != token
+    ]:
+        id, token = min(others)
+        found = f"token {id} is {own[id]!r}, expected {token!r} as in {tokenizer.source}"
     if found:
         raise ConfigError(
             f"draft_model: {draft.source} has another vocabulary: {found}",
