@@ -89,8 +89,8 @@ def write_folder(
     for name, tensor in to_hugging_face(tensors, model).items():
         if name in layers:
             first, scheme = layers[name][0], _scheme(quantization, layers[name][0])
-            integers = tensors[first.name].integers if calibrated else None
-            read = integers.read if integers else partial(_rounded, name, tensor, scheme)
+            own = tensors[first.name].integers if calibrated else None
+            read = own.read if own else partial(rounded, name, tensor, scheme)
             layer = name.removesuffix("weight")
             layout = {
                 f"{layer}{end}": one
@@ -98,8 +98,7 @@ def write_folder(
             }
             *before, last = read_once(layout, partial(_arrays, read, layer))
         else:
-            half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
-            before, last = [], Entry(name, half.dtype, half.shape, partial(half.chunks, CHUNK))
+            before, last = [], of_16_bits(name, tensor)
         done = partial(told, last.chunks, partial(advance, held[name]))
         entries += [*before, replace(last, chunks=done)]
     write_entries(folder / "model.safetensors", entries, {"format": "pt"})
@@ -160,7 +159,14 @@ def _scheme(quantization: Quantization, one: Parameter) -> Scheme:
     return scheme if scheme.group else Scheme(8, _columns(one))
 
 
-def _rounded(name: str, tensor: LazyTensor, scheme: Scheme) -> QuantizedTensor:
+def of_16_bits(name: str, tensor: LazyTensor) -> Entry:
+    """bfloat16 as it is, other floats as float16."""
+    half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
+    return Entry(name, half.dtype, half.shape, partial(half.chunks, CHUNK))
+
+
+def rounded(name: str, tensor: LazyTensor, scheme: Scheme) -> QuantizedTensor:
+    """The nearest integers around zero."""
     if scheme.bits == 8:
         return quantize(tensor.float32(), 8, scheme.group, name)
     return quantize_around_zero(tensor.float32(), scheme.group, name)

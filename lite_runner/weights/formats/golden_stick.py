@@ -19,18 +19,18 @@ from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ConfigError
-from lite_runner.weights import CHUNK, LazyTensor, cast
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import bytes_of, write_ckpt_entries
-from lite_runner.weights.formats.compressed_tensors import linear_layers, read_once, told
+from lite_runner.weights.formats.compressed_tensors import (
+    linear_layers,
+    of_16_bits,
+    read_once,
+    rounded,
+    told,
+)
 from lite_runner.weights.formats.mindformers import stored_name, to_mindformers
 from lite_runner.weights.formats.safetensors_file import Entry
-from lite_runner.weights.quantization.quantized import (
-    QuantizedTensor,
-    check_columns,
-    quantize,
-    quantize_around_zero,
-    unpacked,
-)
+from lite_runner.weights.quantization.quantized import QuantizedTensor, check_columns, unpacked
 
 FORMAT = "mindformers"
 FILE = "golden_stick.ckpt"
@@ -81,13 +81,14 @@ def write_folder(
 ) -> None:
     """Write the weights into `folder`, matrices in the nearest integers, or those that `calibrated`
     tensors have. `advance` is told of each tensor. Raises ArtifactError and EnvironmentFault."""
-    layers = linear_layers(model, quantization, stored_name)
+    layers, scheme = linear_layers(model, quantization, stored_name), quantization.linear
+    assert scheme is not None
     entries: list[Entry] = []
     for name, tensor in to_mindformers(tensors, model).items():
         if name in layers:
             one = layers[name][0]
-            integers = tensors[one.name].integers if calibrated else None
-            read = integers.read if integers else partial(_rounded, name, tensor, quantization)
+            own = tensors[one.name].integers if calibrated else None
+            read = own.read if own else partial(rounded, name, tensor, scheme)
             cell = name.removesuffix("weight")
             layout = {f"{cell}{end}": each for end, each in _layout(one, quantization).items()}
             *before, last = read_once(layout, partial(_arrays, read, cell, quantization))
@@ -95,8 +96,7 @@ def write_folder(
             cell, _, part = name.rpartition(".")
             if part == "bias" and f"{cell}.weight" in layers:
                 name = f"{cell}._layer.bias"
-            half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
-            before, last = [], Entry(name, half.dtype, half.shape, partial(half.chunks, CHUNK))
+            before, last = [], of_16_bits(name, tensor)
         done = partial(told, last.chunks, partial(advance, 1))
         entries += [*before, replace(last, chunks=done)]
     write_ckpt_entries(folder / FILE, entries)
@@ -112,12 +112,6 @@ def _layout(one: Parameter, quantization: Quantization) -> _Layout:
     if quantization.quant != "a8w8":
         found["_layer.matmul.weight_zp"] = ("F32", scales)
     return found
-
-
-def _rounded(name: str, tensor: LazyTensor, quantization: Quantization) -> QuantizedTensor:
-    if quantization.group:
-        return quantize_around_zero(tensor.float32(), quantization.group, name)
-    return quantize(tensor.float32(), 8, 0, name)
 
 
 def _arrays(

@@ -138,9 +138,10 @@ def calibrated(
     for index, (layer, ours) in enumerate(layers):
         before = kept.layer(index) if kept and index < done else {}
         quantized: dict[str, QuantizedTensor] = {}
-        for one in ours:
-            if one.name not in wanted or not one.is_linear:
-                continue
+        linear = [one for one in ours if one.name in wanted and one.is_linear]
+        places: dict[int, int] = {}  # of inputs: what multiplies the same follows each other
+        linear.sort(key=lambda one: places.setdefault(id(layer.matrix(one).inputs), len(places)))
+        for one in linear:
             held, scheme = tensors[one.name].integers, wanted[one.name]
             if held is not None and held.scheme == scheme and not around_zero:
                 continue  # as they are, they have no error
@@ -159,6 +160,7 @@ def calibrated(
             found[one.name] = LazyTensor(shape, "F32", read, integers=integers)
         if kept and index >= done:
             kept.keep(index, quantized)
+        feedback.cache_clear()  # as large as the matrices, and of no use to the next layer
         advance(1)
     return found
 
