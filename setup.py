@@ -66,12 +66,9 @@ class BuildOperators(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
-        if self.editable_mode and (built := built_here()):
-            library.parent.mkdir(parents=True, exist_ok=True)
-            library.write_bytes(built)
-            return
+        built = (self.editable_mode and built_here()) or (self.of_checkout and built_before())
         library.unlink(missing_ok=True)
-        if self.of_checkout and (built := built_before()):
+        if built:
             library.parent.mkdir(parents=True, exist_ok=True)
             library.write_bytes(built)
             return
@@ -133,8 +130,7 @@ def built_before() -> bytes:
         with zipfile.ZipFile(wheel) as archive:
             name = f"{KERNELS}/operators.so"
             content = archive.read(name) if name in archive.namelist() else b""
-        machine = MACHINES.get(int.from_bytes(content[18:20], "little"))
-        if BUILD["sources"]().encode() in content and machine == platform.machine():
+        if fits(content):
             print(f"operators: those of {wheel}", file=sys.stderr)
             return content
     return b""
@@ -150,7 +146,13 @@ def built_here() -> bytes:
         library.read_bytes(),
         library.stat().st_mtime > Path("setup.py").stat().st_mtime,
     )
-    return content if newer and BUILD["sources"]().encode() in content else b""
+    return content if newer and fits(content) else b""
+
+
+def fits(library: bytes) -> bool:
+    """True for a library of these very sources and for this kind of processor."""
+    machine = MACHINES.get(int.from_bytes(library[18:20], "little"))
+    return BUILD["sources"]().encode() in library and machine == platform.machine()
 
 
 def runs_elsewhere(library: bytes) -> bool:

@@ -28,7 +28,6 @@ from lite_runner.weights.checkpoint import (
     check_file,
     config_folder,
     gguf_at,
-    is_packed,
     model_config_in,
     model_config_of,
     rank_folders,
@@ -65,8 +64,8 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
     alone = not weights and is_on_hub(source.checkpoint) and path.is_dir()
     sharded = bool(rank_folders(path))
     gguf = None if alone or sharded else gguf_at(path)
-    if weights and not sharded:
-        check_file(path)  # a damaged file is reported before what is missing beside it
+    # A damaged file is reported before what is missing beside it.
+    packed = weights and not sharded and check_file(path)
     stored = model_config_in(path) if alone else model_config_of(path)
     if model is None:
         if stored is None:
@@ -78,7 +77,7 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
     elif stored is not None:
         check_same_model(model, stored, path)
     quantization = quantization_of(source, path, gguf)
-    if weights and not sharded and source.quant is None and is_packed(path):
+    if packed and source.quant is None:
         quantization = Quantization("file")
     files = ModelFiles(
         source.checkpoint,

@@ -121,19 +121,19 @@ def open_with(
     return with_canonical_names(rest, config, str(file)), apart
 
 
-def check_file(path: Path) -> None:
-    """Raise ArtifactError where the checkpoint at `path` is missing or malformed; only headers are
-    read, and no model is needed."""
+def check_file(path: Path) -> bool:
+    """True if another tool has quantized the matrices of the checkpoint at `path`; only headers are
+    read, and no model is needed. Raises ArtifactError where it is missing or malformed."""
     file = weights_file(path)
-    if looks_like_gguf(file):
+    if looks_like_gguf(file):  # whose blocks are read as they are
         open_gguf(file)
-        return
+        return False
     from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
 
     if read_quantization(file) is not None:
         stored_tensors(file)
-    else:
-        tensors_at(file)
+        return False
+    return any(tensor.block_type for tensor in tensors_at(file).values())
 
 
 def gguf_at(path: Path) -> GGUFFile | None:
@@ -143,24 +143,6 @@ def gguf_at(path: Path) -> GGUFFile | None:
     """
     file = weights_file(path)
     return open_gguf(file) if looks_like_gguf(file) else None
-
-
-def is_packed(path: Path) -> bool:
-    """True if another tool has quantized the matrices of a checkpoint, as safetensors and .ckpt
-    hold them. Raises ArtifactError."""
-    file = weights_file(path)
-    if looks_like_gguf(file):  # whose blocks are read as they are
-        return False
-    from lite_runner.weights.formats.ckpt_file import looks_like_ckpt
-
-    is_index = file.name.endswith(".index.json") and file.name != TORCH_INDEX
-    if not (is_index or looks_like_safetensors(file) or looks_like_ckpt(file)):
-        return False
-    from lite_runner.weights.quantization.quantized_checkpoint import read_quantization
-
-    if read_quantization(file) is not None:
-        return False
-    return any(tensor.block_type for tensor in tensors_at(file).values())
 
 
 def tensors_at(path: Path) -> dict[str, LazyTensor]:
