@@ -296,21 +296,22 @@ class Server:
     ) -> AsyncIterator[AsyncIterator[tuple[int, Output]]]:
         """(prompt's place, output) of each prompt with its options, as they come. What still runs
         at the end is cancelled. Raises Busy, Stopped, and TimeoutError out of the iterator."""
-        outputs: asyncio.Queue[tuple[int, Output]] = asyncio.Queue()
-        deadline = asyncio.get_running_loop().time() + self.settings.request_timeout
+        # None: the time is over. Before Python 3.12 asyncio.wait_for ignores a cancellation that
+        # comes together with an output: the request of a client that has left would run on.
+        outputs: asyncio.Queue[tuple[int, Output] | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.request_timeout
         handles = []
 
         async def each() -> AsyncIterator[tuple[int, Output]]:
-            while True:
-                left = deadline - asyncio.get_running_loop().time()
-                try:
-                    yield await asyncio.wait_for(outputs.get(), left)
-                except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-                    raise TimeoutError from None
+            while (found := await outputs.get()) is not None and loop.time() < deadline:
+                yield found
+            raise TimeoutError
 
         if adapter is not None:
             self.adapter_of(adapter)  # it may have gone since the request came
             self.adapter_uses[adapter] += 1
+        timer = loop.call_at(deadline, outputs.put_nowait, None)
         try:
             for place, (tokens, options) in enumerate(prompts):
                 request = GenerationRequest(
@@ -332,6 +333,7 @@ class Server:
                 handles.append(handle)
             yield each()
         finally:
+            timer.cancel()
             for handle in handles:
                 self.engine.cancel(handle)
             if adapter is not None:

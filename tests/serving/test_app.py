@@ -8,8 +8,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -17,10 +18,12 @@ import openai
 import pytest
 
 from lite_runner import __version__, profiler, progress
+from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.serving import middleware
 from lite_runner.serving.errors import of_exception
 from lite_runner.serving.middleware import MAX_BODY
+from lite_runner.serving.state import Server
 from tests.generation.mock import MockBackend
 from tests.serving.conftest import Served, Start, letters
 
@@ -463,6 +466,38 @@ def test_metrics_add_up(start: Start) -> None:
         time.sleep(0.005)
     assert metric(served, ended) == 27
     assert metric(served, "vllm:prompt_tokens_total") == sums["prompt_tokens"] + 10
+
+
+def test_a_client_that_leaves_as_a_token_comes() -> None:
+    """Its request is cancelled, and does not run on."""
+    puts: list[Callable[[Any], None]] = []
+    cancelled: list[int] = []
+
+    def submit(request: Any, put: Callable[[Any], None], **_: Any) -> int:
+        puts.append(put)
+        return 7
+
+    engine = SimpleNamespace(submit=submit, cancel=cancelled.append)
+    server: Any = SimpleNamespace(settings=SimpleNamespace(request_timeout=60), engine=engine)
+
+    async def read() -> None:
+        prompt = [1], GenerationConfig()
+        async with Server.answer(server, [prompt], None, None) as outputs:
+            async for _ in outputs:
+                pass
+
+    async def leave() -> None:
+        reading = asyncio.ensure_future(read())
+        while not puts:
+            await asyncio.sleep(0)
+        for _ in range(9):  # until it waits
+            await asyncio.sleep(0)
+        puts[0]("a token")
+        reading.cancel()
+        done, _ = await asyncio.wait({reading}, timeout=5)
+        assert done and reading.cancelled() and cancelled == [7]
+
+    asyncio.run(leave())
 
 
 def test_priorities_may_be_switched_off(start: Start) -> None:
