@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copyfile
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -43,7 +44,7 @@ def lay_out(folder: Path) -> None:
         (folder / name).symlink_to(ROOT / name)
     (folder / "prompts.txt").write_text("The capital of France is\nOne, two,\n")
     for name in ("train", "held_out", "help", "other"):
-        (folder / f"{name}.jsonl").symlink_to("examples/pirate.jsonl")
+        copyfile("examples/pirate.jsonl", folder / f"{name}.jsonl")  # the pages write some anew
     for name, sizes in (("predict_llama2_7b", ""), ("dist", ""), ("predict_tiny_llama", SIZES)):
         (folder / f"{name}.yaml").write_text(YAML % sizes)
     write_tiny_gguf(folder / TINY)
