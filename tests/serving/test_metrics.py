@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
 
+import httpx2
 import pytest
 
 from lite_runner.errors import ConfigError
+from lite_runner.serving.planning import listen
 from lite_runner.system.secret import named_keys
 from tests.paths import ROOT
-from tests.serving.conftest import Start
+from tests.serving.conftest import Launch, Start
 from tests.serving.test_app import call
 
 NAMES = re.compile(r"\b(?:vllm|lite_runner|process)[:_][\w:]+")
 LABELS = re.compile(r"by \((\w+)\)|\{(\w+)=")
+BOARD = json.loads((ROOT / "deploy/grafana.json").read_text(encoding="utf-8"))
+QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
 
 
 def test_the_dashboard_asks_for_what_there_is(start: Start) -> None:
@@ -26,13 +34,57 @@ def test_the_dashboard_asks_for_what_there_is(start: Start) -> None:
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     names = {re.split(r"[{ ]", line)[0] for line in lines}
     labels = set(re.findall(r"(\w+)=\"", text))
-    board = json.loads((ROOT / "deploy/grafana.json").read_text())
-    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    queries += [one["query"] for one in board["templating"]["list"] if one["type"] == "query"]
-    assert len(queries) > 12
-    for query in queries:
+    variables = [one["query"] for one in BOARD["templating"]["list"] if one["type"] == "query"]
+    assert len(QUERIES) > 12 and variables
+    for query in [*QUERIES, *variables]:
         assert NAMES.search(query) and set(NAMES.findall(query)) <= names, query
         assert {one for pair in LABELS.findall(query) for one in pair if one} <= labels, query
+
+
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="no Prometheus: apt install prometheus")
+def test_prometheus_answers_what_the_dashboard_asks(launch: Launch, tmp_path: Path) -> None:
+    """With deploy/prometheus.yml, but for the server's address, its key and how often it asks."""
+    key, config = tmp_path / "key", tmp_path / "prometheus.yml"
+    key.write_text("0123456789abcdef")
+    _, url = launch(f"serve.api_key={key}", "serve.model_name=tiny")
+    text = (ROOT / "deploy/prometheus.yml").read_text(encoding="utf-8")
+    changes = {"/run/secrets/key": str(key), "lite-runner:8000": url.removeprefix("http://")}
+    for old, new in {**changes, "10s": "1s"}.items():
+        assert old in text
+        text = text.replace(old, new)
+    config.write_text(text)
+    bound = listen("127.0.0.1", 0)
+    address = f"127.0.0.1:{bound.getsockname()[1]}"
+    bound.close()
+    words = ["prometheus", f"--config.file={config}", f"--web.listen-address={address}"]
+    process = subprocess.Popen([*words, f"--storage.tsdb.path={tmp_path / 'stored'}"])
+    waiting, ends = set(QUERIES), time.monotonic() + 60
+    try:
+        while waiting:
+            assert time.monotonic() < ends, waiting
+            for prompt, status in (([97, 98, 99] * 20, 200), ([], 400)):
+                asked = {"prompt": prompt, "max_tokens": 4}
+                headers = {"Authorization": f"Bearer {key.read_text()}"}
+                told = httpx2.post(f"{url}/v1/completions", json=asked, headers=headers)
+                assert told.status_code == status
+            time.sleep(0.5)
+            waiting = {query for query in waiting if not answered(address, query)}
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answered(address: str, query: str) -> bool:
+    """Whether Prometheus has a number for a query, with Grafana's variables in it."""
+    asked = query.replace("$model", "tiny").replace("$__rate_interval", "30s")
+    try:
+        answer = httpx2.get(f"http://{address}/api/v1/query", params={"query": asked})
+    except httpx2.ConnectError:
+        return False  # it starts
+    if answer.status_code == 503:
+        return False  # it reads what it has stored
+    found = answer.json()["data"]["result"]
+    return any(one["value"][1] != "NaN" for one in found)
 
 
 def test_requests_by_the_name_of_their_key(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
