@@ -17,7 +17,7 @@ from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.serving.options import ServeOptions as Config
 from lite_runner.serving.options import serve_errors as errors
-from lite_runner.serving.planning import plan_serving
+from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.sizing import readable
 from lite_runner.system import environment
 from lite_runner.system.yaml_file import read_yaml
@@ -43,6 +43,8 @@ def plan(config: Config) -> Plan:
         environment.check_packages("serve")
         return Plan(config=config, lines=_lines(models_of(config), dry_run=config.dry_run))
     if not config.serve.batch:
+        if not config.dry_run:
+            listen(config.serve.host, config.serve.port).close()  # told before anything is fetched
         return plan_serving(config)
     environment.check_packages("serve")
     from lite_runner.serving.batches import read_batch

@@ -114,7 +114,7 @@ class Serve:
     @property
     def behind(self) -> Serve:
         """The same for a server that another process of ours answers for."""
-        return replace(self, port=0, api_key="", tls_cert="", tls_key="", drain_delay=0)
+        return replace(self, api_key="", tls_cert="", tls_key="", drain_delay=0)
 
     @property
     def batch_target(self) -> Path:

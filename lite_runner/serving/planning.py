@@ -30,8 +30,6 @@ def plan_serving(config: ServeOptions) -> Plan:
     running, length = config.serve.max_running, config.serve.max_length
     named_keys(read_key("serve.api_key", config.serve.api_key))
     check_certificate(config.serve)
-    if not config.dry_run and not config.serve.batch:
-        listen(config.serve.host, config.serve.port).close()  # told before anything is fetched
     plan = plan_session(
         config,
         slots=range(1, MOST_RUNNING + 1) if running == "auto" else [running],

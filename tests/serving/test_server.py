@@ -31,9 +31,11 @@ from pydantic import BaseModel, Field
 
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.native import instructions
-from lite_runner.serving.planning import check_certificate, listen
+from lite_runner.run_modes.serve import plan
+from lite_runner.serving.planning import check_certificate, listen, plan_serving
 from lite_runner.serving.server import KEEP_ALIVE_S, serve_until_stopped
 from tests.serving.conftest import SETTINGS, Launch
+from tests.serving.test_router import config_of
 
 SCHEMA = json.loads(
     '{"type": "object", "required": ["city", "days", "by_train"], "additionalProperties": false,'
@@ -304,6 +306,16 @@ def test_a_port_that_is_taken() -> None:
         listen("no.such.host.invalid", 0)
     with closing(listen("localhost", 0)) as one:
         assert one.getsockname()[1] > 0
+
+
+def test_what_answers_behind_a_server_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica on another machine does not have the server's address."""
+    monkeypatch.setenv("KEY", "0123456789abcdef")
+    words = ("model=tiny_llama", "serve.host=192.0.2.1", "serve.api_key=env:KEY")
+    config = config_of(*words)
+    with pytest.raises(EnvironmentFault, match=r"serve\.host=192.0.2.1, .*Cannot assign"):
+        plan(config)
+    plan_serving(replace(config, serve=config.serve.behind))
 
 
 def test_tls(launch: Launch, tmp_path: Path) -> None:
