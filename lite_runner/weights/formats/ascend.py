@@ -163,10 +163,16 @@ class _Module(ModuleParts):
         but for what float16 rounds away."""
         if "quant_bias" not in self._parts or not self._golden:
             return None
-        stored = array_of(self._take("quant_bias", "I32", dims=1)).view(np.int32).astype(np.int64)
+        rows, columns = self._weight.shape
+        taken = self._take("quant_bias", "I32", shape=(rows,))
+        stored = array_of(taken).view(np.int32).astype(np.int64)
         offset = next((n for n in ("input_zp", "input_offset") if n in self._parts), None)
         codes = array_of(self._weight)
         offsets = np.zeros(1) if offset is None else self._numbers(offset).astype(np.float64)
+        if offsets.shape not in ((), (1,), (columns,)):
+            raise self._broken(
+                f"{offset} is {list(offsets.shape)}, expected [{columns}] or one number"
+            )
         of_inputs = (codes.astype(np.int32) * offsets).sum(1)
         bias = stored + of_inputs
         if (np.abs(bias) <= 2 + np.abs(of_inputs) / 512).all():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from safetensors.numpy import load_file, save_file
 
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import open_checkpoint, tensors_at
+from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt_entries
+from lite_runner.weights.formats.packed_matrix import array_of
+from lite_runner.weights.formats.safetensors_file import Entry, StoredTensor
 from tests.packed_folders import MODEL, write_folder
 from tests.paths import FIXTURES
 
@@ -46,6 +50,27 @@ def test_golden_stick_means_its_floats(
     assert (got.integers and got.integers.scheme.bits) == bits
     largest = np.abs(expected).max(1, keepdims=True)
     assert (np.abs(got.float32() - expected) <= 0.51 * largest / steps).all()
+
+
+@pytest.mark.parametrize(
+    ("part", "shape", "says"),
+    [
+        ("quant_bias", (31,), r"quant_bias is \[31\], expected \[32\]"),
+        ("input_zp", (63,), r"input_zp is \[63\], expected \[64\] or one number"),
+    ],
+)
+def test_golden_sticks_offsets_of_another_shape(
+    part: str, shape: tuple[int], says: str, tmp_path: Path
+) -> None:
+    others: dict[str, StoredTensor] = {}
+    entries = []
+    for name, one in {**open_ckpt(GOLDEN / "smooth.ckpt", others), **others}.items():
+        values = array_of(one)
+        found = values[: shape[0]] if name.endswith(part) else values
+        entries.append(Entry(name, one.dtype, found.shape, partial(iter, [found])))
+    write_ckpt_entries(tmp_path / "broken.ckpt", entries)
+    with pytest.raises(ArtifactError, match=f"wk: not a matrix of Golden Stick: {says}"):
+        tensors_at(tmp_path / "broken.ckpt")
 
 
 def test_what_msmodelslim_saves_is_what_it_meant() -> None:
