@@ -284,6 +284,7 @@ class Door:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, answer = scope["path"], None
+        messages: Any = None
         try:
             data = bytearray()
             await read_body(_parts(receive), data)
@@ -296,14 +297,14 @@ class Door:
                 answer = await self._change(asked, body)
             elif path == "/metrics":
                 answer = await self._metrics(asked)
-        except (RayError, RayServeException) as failure:
+            else:
+                replicas = self._replicas.options(stream=True)
+                messages = replicas.answer.remote(asked, body, adapters, key)
+        except Exception as failure:
             answer = _refusal(_failed(failure), path)
-        except Exception as error:
-            answer = _refusal(api_error(error), path)
         if answer is not None:
             await answer(scope, receive, send)
             return
-        messages = self._replicas.options(stream=True).answer.remote(asked, body, adapters, key)
         self._running.add(messages)
         try:
             left = disconnected(Request(scope, receive))
@@ -329,7 +330,7 @@ class Door:
             if not self.draining:
                 return  # the client has left
             await self._end(_STOPPED, streams, scope, receive, send)
-        except (RayError, RayServeException) as failure:
+        except Exception as failure:
             await self._end(_failed(failure), streams, scope, receive, send)
 
     @staticmethod
@@ -339,9 +340,10 @@ class Door:
         """End an answer with an error; `streams`: it has begun as events; None: not at all."""
         if streams is None:
             await _refusal(error, scope["path"])(scope, receive, send)
-            return
-        last = event(error.body(scope["path"])) if streams else b""
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        elif streams:
+            last = event(error.body(scope["path"]))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        # Of any other, uvicorn ends the connection: the client sees that it is not whole.
 
     async def _all(self, asked: Scope, body: bytes, seconds: float | None = None) -> list[Whole]:
         """The answers of all replicas but those that fail. Raises ApiError where none answers."""
@@ -392,6 +394,9 @@ _STOPPED = ApiError(503, "the server is shutting down", code="unavailable")
 
 
 def _failed(failure: Exception) -> ApiError:
+    """What a client is told; the log has a line."""
+    if not isinstance(failure, (RayError, RayServeException)):
+        return api_error(failure)
     progress.note(f"a replica has failed: {type(failure).__name__}")
     return _UNAVAILABLE
 
