@@ -228,7 +228,10 @@ class ChatCompletion:
                 self.stats.usage.reasoning = (self.stats.usage.reasoning or 0) + 1
         calls: list[dict[str, Any]] = []
         if self._readers:
-            text, calls = self._readers[output.index].put(text, last=last)
+            reader = self._readers[output.index]
+            text, calls = reader.put(text, last=last)
+            if isinstance(output, Ended) and output.finish_reason == "stop":
+                reader.check()
         return thought if self._thinking.is_told else "", text, calls
 
     def _message(self, index: int, text: str, thought: str) -> dict[str, Any]:

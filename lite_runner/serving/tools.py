@@ -11,9 +11,9 @@ from lite_runner.serving.errors import ApiError
 from lite_runner.serving.sampling import check_free_end
 from lite_runner.serving.schemas import ChatRequest, Function, Message, NamedTool, Tool
 from lite_runner.serving.tool_formats import NO_ARGUMENTS, CallFormat
-from lite_runner.serving.tool_parsers import Call, More, Part, Tools
+from lite_runner.serving.tool_parsers import Call, More, Part, Tools, json_of, type_of, types_of
 from lite_runner.structured.grammars import Grammar
-from lite_runner.system.files import parse_json
+from lite_runner.system.files import MAX_DIGITS, parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
 # What of a definition is not for the chat template.
@@ -35,6 +35,7 @@ class ToolUse:
         self.definitions, self._format = definitions(body.tools or (), form), _known(form, "tools")
         self._functions = [tool.function for tool in body.tools or ()]
         self._several = body.parallel_tool_calls is not False
+        self._forced = body.tool_choice not in (None, "auto")
         known = {id: text for text in self._format.marks if (id := tokenizer.id_of(text))}
         self._special = {text: id for id, text in known.items() if id in tokenizer.special_ids}
         self.keeps_special = bool(self._special)  # else the marks of calls are not in the text
@@ -43,20 +44,19 @@ class ToolUse:
     def reader(self) -> CallReader:
         """Reads one answer."""
         tools = {function.name: _schema(function) for function in self._functions}
-        return CallReader(self._format, tools, several=self._several)
+        return CallReader(self._format, tools, several=self._several, forced=self._forced)
 
     def _restricted(self, body: ChatRequest, said: Grammar | None) -> Grammar | None:
         """Of calls that must be made; or of calls, or else an answer as `said` has it."""
         chosen, functions = body.tool_choice, self._functions
-        forced = chosen not in (None, "auto")
-        if not forced and said is None:
+        if not self._forced and said is None:
             return None
         check_free_end(body, "tool_choice")
         if isinstance(chosen, NamedTool):
             functions = [one for one in functions if one.name == chosen.function.name]
         schemas = [(one.name, _schema(one)) for one in functions]
         several = self._several and not isinstance(chosen, NamedTool)
-        other = None if forced else said
+        other = None if self._forced else said
         lark = self._format.grammar(schemas, self._spell, several, other.lark if other else None)
         listed = (*(schema for _, schema in schemas), *(other.schemas if other else ()))
         return Grammar(lark, "tools", listed, other.patterns if other else ())
@@ -82,8 +82,9 @@ def definitions(tools: Sequence[Tool], form: CallFormat | None) -> list[dict[str
 class CallReader:
     """Separates the text of an answer from the calls in it."""
 
-    def __init__(self, form: CallFormat, tools: Tools, *, several: bool) -> None:
-        self._parser, self._several = form.parser(tools), several
+    def __init__(self, form: CallFormat, tools: Tools, *, several: bool, forced: bool) -> None:
+        self._parser, self._several, self._forced = form.parser(tools), several, forced
+        self._tools = tools
         self._new_id = form.new_id
         self._dropped = False  # the newest call, where one alone is wanted
         self.calls: list[dict[str, Any]] = []  # so far, as message.tool_calls has them
@@ -107,6 +108,27 @@ class CallReader:
                 more = {"function": {"arguments": part.text}}
                 deltas.append({"index": len(self.calls) - 1, **more})
         return content, deltas
+
+    def check(self) -> None:
+        """Of a whole answer. Raises ApiError where calls were forced, and one is not to be used: in
+        JSON a number may be beyond all floats."""
+        if self._forced and not (self.calls and all(map(self._is_usable, self.calls))):
+            raise ApiError(
+                500,
+                "tool_choice: the model's call has a number that cannot be read, beyond all floats"
+                f" or of more than {MAX_DIGITS} digits; ask again, or bound numbers in the schema",
+                "tool_choice",
+            )
+
+    def _is_usable(self, call: dict[str, Any]) -> bool:
+        """Whether its arguments are JSON, and of the types that they may have."""
+        function = call["function"]
+        allowed = types_of(self._tools.get(function["name"], {}))
+        arguments = json_of(function["arguments"])
+        return isinstance(arguments, dict) and all(
+            name not in allowed or type_of(value) in allowed[name]
+            for name, value in arguments.items()
+        )
 
     def _made(self, call: Call) -> dict[str, Any]:
         id = self._new_id(call.name, len(self.calls))

@@ -37,6 +37,7 @@ from tests.serving.conftest import (
     tokenizer_with_chat,
 )
 from tests.serving.test_sampling import chaos
+from tests.serving.test_tool_parsers import qwen3_call, qwen3_pair
 from tests.serving.tool_reading import Allowed, read, read_however_cut
 
 BODY = (
@@ -302,6 +303,35 @@ def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
         if made.function.name == "clock":
             assert json.loads(made.function.arguments) == {}
     assert names == {"get_weather", "clock"}
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("hermes", '<tool_call>\n{"name": "heat", "arguments": {"to": NUMBER}}\n</tool_call>'),
+        ("gemma", "<start_function_call>call:heat{to:NUMBER}<end_function_call>"),
+        ("qwen3_coder", qwen3_call(qwen3_pair("to", "NUMBER"), name="heat")),
+    ],
+)
+def test_a_forced_call_of_no_usable_number_is_an_error(start: Start, form: str, said: str) -> None:
+    """JSON lets a number be beyond all floats, of which most of its readers make infinity."""
+    heats = {"type": "object", "properties": {"to": {"type": "number"}}, "required": ["to"]}
+    tool = {"type": "function", "function": {"name": "heat", "parameters": heats}}
+    asked = {**ASKED, "tools": [tool], "temperature": 0, "tool_choice": "required"}
+    asked |= {"parallel_tool_calls": False}
+    tokenizer = tokenizer_of(form)
+    client = start(says(said.replace("NUMBER", "1e9"), tokenizer), tokenizer=tokenizer).client
+    (choice,) = client.chat.completions.create(**asked).choices
+    assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [
+        {"to": 1e9}
+    ]
+    client = start(says(said.replace("NUMBER", "1e999"), tokenizer), tokenizer=tokenizer).client
+    with pytest.raises(openai.InternalServerError, match="a number that cannot be read"):
+        client.chat.completions.create(**asked)
+    with pytest.raises(openai.APIError, match="a number that cannot be read"):
+        list(client.chat.completions.create(**asked, stream=True))
+    (cut,) = client.chat.completions.create(**asked, max_tokens=len(said) - 9).choices
+    assert cut.finish_reason == "length"
 
 
 @pytest.mark.parametrize("form", FORMS)
