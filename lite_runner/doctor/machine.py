@@ -146,7 +146,7 @@ def cpu() -> Finding:
     features = (
         " ".join(environment.processor_features()) or "no vector instructions that matter here"
     )
-    return Finding("ok", f"{environment.processor()}, {count}, {' '.join(features)}")
+    return Finding("ok", f"{environment.processor()}, {count}, {features}")
 
 
 def ascend() -> Finding:

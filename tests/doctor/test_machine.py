@@ -100,6 +100,7 @@ def test_ctrl_c_ends_it_with_what_there_is_and_leaves_no_rank(tmp_path: Path) ->
 def test_this_machine_has_a_processor_and_memory() -> None:
     assert machine.cpu().status == "ok"
     assert f" of {os.cpu_count()} cores" in machine.cpu().found
+    assert machine.cpu().found.endswith(" ".join(environment.processor_features()))
     assert machine.main_memory().status == "ok"
 
 
