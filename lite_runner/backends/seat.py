@@ -103,12 +103,6 @@ class RunOptions:
         return adapters, size
 
 
-def draft_of(config: ComputeOptions) -> str | None:
-    """The draft model that a run names, which run modes that score texts never do."""
-    name: str | None = getattr(config, "draft_model", None)
-    return name
-
-
 class Seat(Protocol):
     """A backend as runs choose it. Its folder's package has one as SEAT."""
 

@@ -14,10 +14,8 @@ from lite_runner.bench.charts import check_available, figures_chart, ratios_char
 from lite_runner.bench.options import (
     BenchOptions,
     CellJob,
-    CellOptions,
     CellSettings,
     from_plain,
-    jobs_of,
     why_left_out,
 )
 from lite_runner.bench.report import (
@@ -66,12 +64,12 @@ def described(options: BenchOptions, context: int) -> list[str]:
 
 def run(
     options: BenchOptions,
-    config: CellOptions,
+    jobs: Sequence[CellJob],
     *,
     context: int,
     keep: Callable[[Report], None],
 ) -> Report:
-    """Measure the cells of a run with this `config`, in processes of their own.
+    """Measure the cells of these `jobs`, in processes of their own.
 
     `keep` is given all there is after every cell. Ctrl-C ends it with the cells that are done, or
     is raised where there are none.
@@ -80,7 +78,7 @@ def run(
     machine = this_machine()
     report = Report(machine=machine, warmup=options.warmup, repeat=options.repeat, cells=())
     try:
-        for cell in run_cells(jobs_of(options, config), context):
+        for cell in run_cells(jobs, context):
             cells = (*report.cells, cell)
             comparison = None if former is None else compared(cells, former)
             report = replace(report, cells=cells, comparison=comparison)

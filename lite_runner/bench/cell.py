@@ -13,23 +13,21 @@ import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lite_runner import plugins, profiler, progress
 from lite_runner.backends import Backend
 from lite_runner.backends.lite.export.opening import folder_of_run
-from lite_runner.bench.options import CellJob, CellOptions, check_cell
+from lite_runner.bench.options import CellJob, CellOptions
 from lite_runner.bench.report import FIGURES, Measured, Spread
 from lite_runner.bench.workload import timed, workload
+from lite_runner.config import raise_errors
 from lite_runner.model.locate import locate, tokenizer_of
 from lite_runner.native import costs
 from lite_runner.plan import Job
 from lite_runner.plan.resources import choose, open_backend, run_options
 from lite_runner.records import dataclass
 from lite_runner.system import environment, memory, own_process
-
-if TYPE_CHECKING:
-    from lite_runner.model import ModelFiles
 
 
 def answer(job: Any) -> dict[str, Any]:
@@ -92,23 +90,20 @@ def load(job: CellJob) -> Loaded:
     RunnerError."""
     plugins.register_plugins(job.plugins)
     config = CellOptions.from_dict(job.config)
-    check_cell(config)
+    raise_errors(list(config.cell_errors()))
     files = locate(config.source)
     work = workload(files.model, job.settings)
     device = environment.resolve_device(config.context.device_target)
     choice = choose(files, run_options(config, work, device))
     config = replace(config, backend=choice.name)
-    exports = not _is_exported(config, files, work)
+    exports = (
+        config.in_lite
+        and files.exported is None
+        and not folder_of_run(config, files, work.slots, work.length).is_dir()
+    )
     tokenizer = tokenizer_of(config.tokenizer, files) if exports else None
     backend = open_backend(files, run_options(config, work, device, tokenizer=tokenizer))
     return Loaded(backend, choice.note, work, str(files.quantization), exports)
-
-
-def _is_exported(config: CellOptions, files: ModelFiles, work: Job) -> bool:
-    """False where the backend has to export the model first."""
-    if not config.in_lite or files.exported is not None:
-        return True
-    return folder_of_run(config, files, work.slots, work.length).is_dir()
 
 
 if __name__ == "__main__":

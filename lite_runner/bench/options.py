@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from lite_runner.architectures.quantization import Quant
-from lite_runner.config import Invalid, invalid, raise_errors, read
-from lite_runner.config.checks import offline_errors, quantization_errors, strategy_errors
+from lite_runner.config import Invalid, invalid, read
+from lite_runner.config.checks import offline_errors, quantization_errors
 from lite_runner.config.schema import AdapterSlotOptions, ExportedOptions
-from lite_runner.plugins import registered
 from lite_runner.records import Count, Index, InputPath, Range, dataclass
 
 Plain = TypeVar("Plain")
@@ -132,29 +131,12 @@ class CellOptions(ExportedOptions, AdapterSlotOptions):
         }
         return CellOptions(**own)
 
-
-def cell_errors(config: CellOptions) -> Iterator[Invalid]:
-    """Validation errors of a cell. The settings of exported models are for those of
-    backend=mslite."""
-    yield from quantization_errors(config)
-    if config.in_lite:
-        yield from offline_errors(config)
-
-
-def check_cell(config: CellOptions) -> None:
-    """Raises ConfigError with the `cell_errors`."""
-    raise_errors(list(cell_errors(config)))
-
-
-def grid_errors(options: BenchOptions, config: CellOptions) -> Iterator[Invalid]:
-    """Validation errors of a benchmark; those of only some cells are told when these fail."""
-    yield from strategy_errors(config)
-    cells = [config.of_cell(settings) for settings in options.cells()]
-    found = [list(cell_errors(cell)) for cell in cells]
-    if all(found):
-        yield from itertools.chain.from_iterable(found)
-    if all(not cell.in_lite for cell in cells):
-        yield from offline_errors(config)
+    def cell_errors(self) -> Iterator[Invalid]:
+        """Validation errors of a cell. The settings of exported models are for those of
+        backend=mslite."""
+        yield from quantization_errors(self)
+        if self.in_lite:
+            yield from offline_errors(self)
 
 
 def from_plain(kind: type[Plain], raw: Any) -> Plain:
@@ -183,17 +165,3 @@ class CellJob:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-def jobs_of(options: BenchOptions, config: CellOptions) -> list[CellJob]:
-    """A job for each cell of the grid, in its order."""
-    return [
-        CellJob(
-            config=config.of_cell(settings).to_dict(),
-            plugins=tuple(registered()),
-            settings=settings,
-            warmup=options.warmup,
-            repeat=options.repeat,
-        )
-        for settings in options.cells()
-    ]

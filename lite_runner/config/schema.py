@@ -316,6 +316,11 @@ class ComputeOptions(StrategyOptions):
         """True if the KV cache is to be narrower than float32: only backend=native has that."""
         return self.kv_cache not in (None, "fp32")
 
+    @property
+    def draft_name(self) -> str | None:
+        """The draft model that a run names, which run modes that score texts never do."""
+        return vars(self).get("draft_model")
+
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SaveStrategyOptions(RunConfig):

@@ -3,6 +3,7 @@ tuning train them into a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -47,12 +48,16 @@ def with_learned_keys(files: ModelFiles, pet: LearnedKeySettings) -> ModelFiles:
     return replace(files, model=model, learned_keys=found)
 
 
-def learned_keys(tensors: Mapping[str, LazyTensor], model: Decoder) -> NDArray[np.float32]:
-    """Keys and values [layers, 2, kv_heads, tokens, head_dim]."""
+def learned_keys(
+    tensors: Mapping[str, LazyTensor], model: Decoder, *, reproducible: bool = False
+) -> NDArray[np.float32]:
+    """Keys and values [layers, 2, kv_heads, tokens, head_dim]; `reproducible`: with the same bits
+    on every processor, which NumPy's products and tanh have not."""
+    product, tanh = (_product, _tanh) if reproducible else (np.matmul, np.tanh)
     numbers = tensors[_TABLE].float32().copy()
-    for layer, follow in (("trans.0", np.tanh), ("trans.2", None)):
+    for layer, follow in (("trans.0", tanh), ("trans.2", None)):
         if f"{layer}.weight" in tensors:
-            numbers = numbers @ tensors[f"{layer}.weight"].float32().T
+            numbers = product(numbers, tensors[f"{layer}.weight"].float32().T)
             numbers = numbers + tensors[f"{layer}.bias"].float32()
             numbers = numbers if follow is None else follow(numbers)
     both = numbers.reshape(len(numbers), model.num_layers, 2, -1)
@@ -62,6 +67,29 @@ def learned_keys(tensors: Mapping[str, LazyTensor], model: Decoder) -> NDArray[n
         both[:, :, 0] = both[:, :, 0][:, :, np.argsort(np.argsort(rows))]
     shape = (len(numbers), model.num_layers, 2, model.n_kv_heads, model.head_dim)
     return both.reshape(shape).transpose(1, 2, 3, 0, 4)
+
+
+def _product(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x @ weight, summed in float64 in the order of the columns of x."""
+    total = np.zeros((len(x), weight.shape[1]))
+    for column, row in zip(x.T.astype(np.float64), weight, strict=True):
+        total += column[:, None] * row
+    return total.astype(np.float32)
+
+
+def _tanh(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """By operations of float64 that each processor rounds alike; within a bit of the nearest
+    float32."""
+    wide = np.clip(x.astype(np.float64), -20, 20)  # beyond it is 1
+    halvings = np.rint(wide * (2 / math.log(2)))
+    rest = 2 * wide - halvings * math.log(2)
+    exponential = np.ones_like(rest)
+    for n in range(14, 0, -1):  # the series of e^rest
+        exponential = 1 + exponential * rest / n
+    found = 1 - 2 / (np.ldexp(exponential, halvings.astype(np.int32)) + 1)
+    square = wide * wide
+    small = wide * (1 - square * (1 / 3 - square * (2 / 15)))
+    return np.where(square < 1e-4, small, found).astype(np.float32)
 
 
 def _layer(name: str) -> str:

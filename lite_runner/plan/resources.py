@@ -10,7 +10,7 @@ from typing import TypeVar
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
 from lite_runner.backends import SMALLEST_CACHE, Backend, Growing
-from lite_runner.backends.seat import RunOptions, draft_of, seat
+from lite_runner.backends.seat import RunOptions, seat
 from lite_runner.config.parallel import Cluster, Ranks, cluster_of, ranks_of
 from lite_runner.config.schema import (
     CompareOptions,
@@ -55,7 +55,7 @@ def run_options(
 ) -> RunOptions:
     """The options of a backend for a job."""
     shared, draft = job.generation, None
-    if name := draft_of(config):
+    if name := config.draft_name:
         from lite_runner.model.draft import draft_files
 
         draft = draft_files(name, config.source)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from lite_runner import progress
 from lite_runner.bench import bench
-from lite_runner.bench.options import BenchOptions, CellOptions, grid_errors
+from lite_runner.bench.options import BenchOptions, CellJob, CellOptions
 from lite_runner.bench.report import Report
 from lite_runner.config import Invalid
+from lite_runner.config.checks import offline_errors, strategy_errors
 from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate_for_plan
 from lite_runner.output import Result, RunFolder, Timing
 from lite_runner.plan import Plan
+from lite_runner.plugins import registered
 from lite_runner.records import dataclass
 from lite_runner.sizing import model_lines
 from lite_runner.system import environment
@@ -28,7 +31,13 @@ class Config(CellOptions):
 
 def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of a benchmark."""
-    yield from grid_errors(config.bench, config)
+    yield from strategy_errors(config)
+    cells = [config.of_cell(settings) for settings in config.bench.cells()]
+    found = [list(cell.cell_errors()) for cell in cells]
+    if all(found):  # those of only some cells are told when these fail
+        yield from chain.from_iterable(found)
+    if all(not cell.in_lite for cell in cells):
+        yield from offline_errors(config)
 
 
 def plan(config: Config) -> Plan:
@@ -53,7 +62,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
     def keep(report: Report) -> None:
         folder.write_result(_result(plan, report))
 
-    report = bench.run(config.bench, config, context=files.model.seq_length, keep=keep)
+    context, jobs = files.model.seq_length, jobs_of(config.bench, config)
+    report = bench.run(config.bench, jobs, context=context, keep=keep)
     progress.text(bench.write(report, config.model_name, folder, charts=config.bench.charts))
     progress.note(f"results in {folder.path}")
     if report.interrupted:
@@ -63,6 +73,20 @@ def run(plan: Plan, folder: RunFolder) -> None:
             f"{report.failed} of {len(report.cells)} cells failed",
             f"{folder.path / 'bench.md'} says why",
         )
+
+
+def jobs_of(grid: BenchOptions, config: CellOptions) -> list[CellJob]:
+    """A job for each cell of the grid, in its order."""
+    return [
+        CellJob(
+            config=config.of_cell(settings).to_dict(),
+            plugins=tuple(registered()),
+            settings=settings,
+            warmup=grid.warmup,
+            repeat=grid.repeat,
+        )
+        for settings in grid.cells()
+    ]
 
 
 def _result(plan: Plan, report: Report) -> Result:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
@@ -18,10 +18,11 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.architectures import custom_network, parameters
 from lite_runner.architectures.spec import Decoder
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits
 from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompt import no_likelihood
-from lite_runner.config.sections import AdapterFormat
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_plan
@@ -43,7 +44,6 @@ from lite_runner.training.mindformers_checkpoint import (
 )
 from lite_runner.training.network import Example, TrainedNetwork, matrices
 from lite_runner.training.options import TrainOptions as Config
-from lite_runner.training.options import finetune_errors as errors
 from lite_runner.training.output import TrainingOutput
 from lite_runner.training.shard import AllGather, ModelShard
 from lite_runner.training.tensorboard import event, event_file, header
@@ -76,6 +76,30 @@ class TrainPlan(Plan):
     evaluated: Sequence[Example] = ()
     packs: Sequence[Sequence[Example]] = ()
     saved: SavedTraining | None = None  # a training of MindFormers to go on from
+
+
+def errors(config: Config) -> Iterator[Invalid]:
+    """Validation errors of a fine-tuning."""
+    if not config.finetune_output:
+        yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
+    if config.finetune.full and config.convert_format in get_args(AdapterFormat):
+        yield invalid(
+            ("convert_format", "finetune.full"),
+            f"convert_format={config.convert_format} is of an adapter; finetune.full=true writes"
+            f" a model: {', '.join(get_args(CheckpointFormat))}",
+        )
+    if config.backend not in ("auto", "native"):
+        yield invalid(
+            ("backend", "run_mode"),
+            f"backend={config.backend} is not available with run_mode=finetune, which computes on"
+            " the CPU by itself; expected backend=auto",
+        )
+    if config.context.device_target == "Ascend":
+        yield invalid(
+            ("context.device_target", "run_mode"),
+            "context.device_target=Ascend is not available with run_mode=finetune, which computes"
+            " on the CPU; expected CPU",
+        )
 
 
 def plan(config: Config) -> Plan:
@@ -117,10 +141,10 @@ def plan(config: Config) -> Plan:
             evaluated = _data("eval_data", asked.eval_data, config, model, tokenizer)
     trained = parameter_count(model) if lora is None else sum(a.size for a in lora.arrays.values())
     longest = max((len(text.ids) for text in data.texts), default=0) if data else length
-    parts = ranks_of(config).tensor
+    parts, threads = ranks_of(config).tensor, config.context.threads
     # Rank 0 has all of what ranks train parts of, when it is written.
     held = trained + trained // parts if asked.full and parts > 1 else trained
-    memory = memory_of(config, model.shard(parts), held, longest)
+    memory = memory_of(asked, model.shard(parts), held, longest, threads=threads)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
     lines["trains"] = f"{trained:,} of {parameter_count(model):,} parameters" + (
         "" if lora is None else f", LoRA of {len(lora.deltas)} weights"
@@ -143,8 +167,8 @@ def plan(config: Config) -> Plan:
             f" some {round(steps * batch * mean):,} tokens"
         )
         if config.dry_run:
-            work = operations_of(config, model, data) * steps * batch / len(packs)
-            speed = product_speed(config, model)
+            work = operations_of(asked, model, data) * steps * batch / len(packs)
+            speed = product_speed(asked.dtype, model, threads)
             lines["time"] = (
                 f"some {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
                 f" products, at the {speed / 1e9:.0f} GFLOP/s of one that was measured now"
@@ -220,7 +244,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     trainer.check_same_step()
     loaded = time.perf_counter() - began
     if plan.ranks.rank > 0:
-        _follow(trainer)
+        _follow(trainer, moments=config.for_mindformers)
         return
     make_folder(target)
     if trainer.done == trainer.began and (target / BEST).is_dir():
@@ -235,7 +259,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         partial(side_files, config.tokenizer, files),
     )
     steps = _train(trainer, folder, config, output)
-    state = trainer.state()
+    state = trainer.state(moments=config.for_mindformers)
     output.write(target, state[0])
     if config.for_mindformers:
         path = output.write_checkpoint(target, state, trainer.done, trainer.epoch_steps)
@@ -264,15 +288,16 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     progress.note(f"wrote {target}: {len(steps)} steps in {seconds:.1f} s{last}")
 
 
-def _follow(trainer: Trainer) -> None:
-    """The steps of a rank that writes nothing, which meets rank 0 where that one does. Raises
-    KeyboardInterrupt where ranks are stopped."""
+def _follow(trainer: Trainer, *, moments: bool) -> None:
+    """The steps of a rank that writes nothing, which meets rank 0 where that one does; `moments`:
+    they are written at the end. Raises KeyboardInterrupt where ranks are stopped."""
     first = trainer.done
     for step in trainer.run():
-        if trainer.is_best(step) or trainer.is_saved(step):
-            trainer.state()
+        due = trainer.is_saved(step)
+        if trainer.is_best(step) or due:
+            trainer.state(moments=due)
     if trainer.done > first or not trainer.stopped:
-        trainer.state()
+        trainer.state(moments=moments or trainer.stopped)
     if trainer.stopped:
         raise CutShort
 
@@ -305,7 +330,7 @@ def _train(
                     event_log.write(event(step))
                     event_log.flush()
                     best, due = trainer.is_best(step), trainer.is_saved(step)
-                    state = trainer.state() if best or due else []
+                    state = trainer.state(moments=due) if best or due else []
                     if best:
                         output.write(target / BEST, state[0])
                     if due:

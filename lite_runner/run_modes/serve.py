@@ -10,13 +10,14 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.argv import CommandLine, Setting
+from lite_runner.config.checks import session_errors
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.errors import ConfigError
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.serving.options import ServeOptions as Config
-from lite_runner.serving.options import serve_errors as errors
 from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.sizing import readable
 from lite_runner.system import environment
@@ -25,6 +26,16 @@ from lite_runner.system.yaml_file import read_yaml
 __all__ = ["Config", "errors", "plan", "run"]
 
 
+# Each request says these itself.
+_OF_REQUESTS = {
+    "num_beams": "n samples are drawn; there is no beam search",
+    "length_penalty": "there is no beam search",
+    "num_return_sequences": "a request gives n",
+    "logprobs": "a request gives it",
+    "prompt_logprobs": "a request gives it",
+    "adapter_id": "a request names its adapter as model",
+    "max_length": "serve.max_length bounds prompt and completion together",
+}
 # Of the address, whatever answers there; of a model are its names, sizes and limits.
 _OF_SERVER = (
     *("engine", "replicas", "models", "load_timeout", "batch", "batch_output", "host", "port"),
@@ -34,6 +45,25 @@ _OF_SERVER = (
 # Keys that say which model it is, and those without effect here.
 _OF_MODEL = ("model", "trainer", "processor", "load_checkpoint", "pretrained_model_dir", "infer")
 _IDLE = ("parallel", "parallel_config")
+
+
+def errors(config: Config) -> Iterator[Invalid]:
+    """Validation errors of a server."""
+    for key, why in _OF_REQUESTS.items():
+        if (value := getattr(config, key)) is not None:
+            yield invalid(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
+    if config.serve.load_adapters and not config.adapter_root:
+        yield invalid(
+            ("serve.load_adapters", "adapter_root"),
+            "serve.load_adapters=true needs adapter_root=, below which those are that clients load",
+        )
+    for key in ("watch_adapters", "load_adapters") if config.in_lite else ():
+        if getattr(config.serve, key):
+            yield invalid(
+                (f"serve.{key}", "backend"),
+                f"serve.{key} has no effect with backend=mslite, whose models are exported ones",
+            )
+    yield from session_errors(config)
 
 
 def plan(config: Config) -> Plan:
@@ -129,7 +159,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if config.serve.models:
         from lite_runner.serving.router import serve_models
 
-        serve_models(config, models_of(config))
+        configs = {name: one.to_dict() for name, one in models_of(config).items()}
+        serve_models(config.serve, configs)
         return
     if config.serve.batch:
         from lite_runner.serving.batches import run_batch

@@ -84,28 +84,31 @@ def serve_on_ray(plan: Plan) -> None:
                 "serve shutdown ends what Ray Serve runs there",
             )
         try:
-            replicas = _deploy(config, key, logs)
+            raw = replace(config, serve=config.serve.behind).to_dict()
+            replicas = _deploy(config.serve, raw, config.context.threads or 1, key, logs)
             names = [one.name for one in adapters.adapters] if adapters else []
-            asyncio.run(_serve(config, Door(replicas, config.serve, names), bound))
+            door = Door(replicas, config.serve, names)
+            asyncio.run(_serve(door, bound, config.served_names[0]))
         finally:
             ray_serve.delete(APP)
             ray_serve.shutdown()
 
 
-def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) -> DeploymentHandle:
-    """Start replicas, and wait until they are ready."""
+def _deploy(
+    settings: Serve, raw: Mapping[str, Any], cpus: int, key: bytes | None, logs: dict[str, object]
+) -> DeploymentHandle:
+    """Start replicas with the config `raw`, and wait until they are ready; `cpus`: of each."""
     replicas = ray_serve.deployment(
         Replica,
-        num_replicas=config.serve.replicas,
-        ray_actor_options={"num_cpus": config.context.threads or 1},
+        num_replicas=settings.replicas,
+        ray_actor_options={"num_cpus": cpus},
         health_check_period_s=1,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        graceful_shutdown_timeout_s=config.serve.drain_timeout,
+        graceful_shutdown_timeout_s=settings.drain_timeout,
         graceful_shutdown_wait_loop_s=0.1,
         max_constructor_retry_count=_RETRIES,
         max_ongoing_requests=_ONGOING,
     )
-    raw = replace(config, serve=config.serve.behind).to_dict()
     bound = replicas.bind(raw, registered(), str(Path.cwd()), key)
     try:
         return ray_serve.run(bound, name=APP, route_prefix=None, logging_config=logs)
@@ -116,9 +119,9 @@ def _deploy(config: ServeOptions, key: bytes | None, logs: dict[str, object]) ->
         ) from error
 
 
-async def _serve(config: ServeOptions, door: Door, bound: socket.socket) -> None:
-    http, told = http_server(door, config.serve), f"{config.serve.replicas} replicas on Ray"
-    await serve_until_stopped(http, door, bound, config.served_names[0], door.close, told)
+async def _serve(door: Door, bound: socket.socket, name: str) -> None:
+    http, told = http_server(door, door.settings), f"{door.settings.replicas} replicas on Ray"
+    await serve_until_stopped(http, door, bound, name, door.close, told)
 
 
 @contextmanager

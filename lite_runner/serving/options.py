@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from lite_runner.config import Invalid, invalid, show, size_errors
-from lite_runner.config.checks import session_errors
 from lite_runner.config.generation import Pooling
 from lite_runner.config.schema import PrefixCache, SessionOptions
 from lite_runner.config.sections import AdapterSource
@@ -46,16 +45,6 @@ ToolParser = Literal[
     "pythonic",
     "qwen3_coder",
 ]
-# Each request says these itself.
-_OF_REQUESTS = {
-    "num_beams": "n samples are drawn; there is no beam search",
-    "length_penalty": "there is no beam search",
-    "num_return_sequences": "a request gives n",
-    "logprobs": "a request gives it",
-    "prompt_logprobs": "a request gives it",
-    "adapter_id": "a request names its adapter as model",
-    "max_length": "serve.max_length bounds prompt and completion together",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +155,12 @@ class Serve:
                 "serve.watch_adapters",
                 f"serve.watch_adapters: {other} the adapters of adapter_path= alone",
             )
+        watched = self.watch_adapters
+        if watched and "\0" not in watched and not Path(watched).expanduser().is_dir():
+            yield invalid(
+                "serve.watch_adapters",
+                f"serve.watch_adapters: no folder {watched}; make it, or give another one",
+            )
         if self.max_lora_rank is not None and not self.takes_adapters:
             yield invalid(
                 "serve.max_lora_rank",
@@ -236,28 +231,3 @@ class ServeOptions(SessionOptions):
     @property
     def log_format(self) -> Literal["text", "json"]:
         return self.serve.log_format
-
-
-def serve_errors(config: ServeOptions) -> Iterator[Invalid]:
-    """Validation errors of a server."""
-    for key, why in _OF_REQUESTS.items():
-        if (value := getattr(config, key)) is not None:
-            yield invalid(key, f"{key}={show(value)} has no effect with run_mode=serve: {why}")
-    if config.serve.load_adapters and not config.adapter_root:
-        yield invalid(
-            ("serve.load_adapters", "adapter_root"),
-            "serve.load_adapters=true needs adapter_root=, below which those are that clients load",
-        )
-    watched = config.serve.watch_adapters
-    if watched and "\0" not in watched and not Path(watched).expanduser().is_dir():
-        yield invalid(
-            "serve.watch_adapters",
-            f"serve.watch_adapters: no folder {watched}; make it, or give another one",
-        )
-    for key in ("watch_adapters", "load_adapters") if config.in_lite else ():
-        if getattr(config.serve, key):
-            yield invalid(
-                (f"serve.{key}", "backend"),
-                f"serve.{key} has no effect with backend=mslite, whose models are exported ones",
-            )
-    yield from session_errors(config)

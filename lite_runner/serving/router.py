@@ -46,7 +46,7 @@ from lite_runner.serving.app import (
 from lite_runner.serving.errors import ApiError, shortened
 from lite_runner.serving.metrics import ServerMetrics, merged
 from lite_runner.serving.middleware import parse_body, read_body
-from lite_runner.serving.options import Serve, ServeOptions
+from lite_runner.serving.options import Serve
 from lite_runner.serving.planning import check_certificate, listen
 from lite_runner.serving.server import http_server, run_model, serve_until_stopped
 from lite_runner.serving.state import Gone, is_stored, or_gone
@@ -80,7 +80,7 @@ class ServedModel:
     """One of the models, and its process while it has one."""
 
     name: str
-    config: ServeOptions
+    config: Mapping[str, Any]  # of ServeOptions, as plain data
     state: Literal["unloaded", "loading", "loaded"] = "unloaded"
     names: tuple[str, ...] = ()  # with its adapters, once it was loaded
     max_length: int | None = None
@@ -101,7 +101,9 @@ def _is_loaded(model: ServedModel) -> float:
 class Models:
     """The models of a server."""
 
-    def __init__(self, configs: Mapping[str, ServeOptions], settings: Serve, key: bytes | None):
+    def __init__(
+        self, configs: Mapping[str, Mapping[str, Any]], settings: Serve, key: bytes | None
+    ) -> None:
         """`settings`: of the address; those of a model are its own."""
         # Each model's server counts what a key may ask of it.
         self.settings = replace(settings, requests_per_minute=None, tokens_per_minute=None)
@@ -201,7 +203,7 @@ class Models:
         model.process = multiprocessing.get_context("spawn").Process(
             target=run_model,
             args=(
-                *(model.config.to_dict(), registered(), self._key, model.path),
+                *(model.config, registered(), self._key, model.path),
                 *(self.kept(model), theirs),
             ),
             daemon=True,
@@ -505,16 +507,17 @@ async def exchange(path: str, scope: Scope, body: bytes) -> AsyncGenerator[h11.E
         writer.close()
 
 
-def serve_models(config: ServeOptions, configs: Mapping[str, ServeOptions]) -> None:
-    """Serve until SIGTERM or Ctrl-C, the first model loaded at once. Raises RunnerError."""
-    key = take_key("serve.api_key", config.serve.api_key)
-    check_certificate(config.serve)
-    with closing(listen(config.serve.host, config.serve.port)) as bound:
-        asyncio.run(_serve(config.serve, configs, key, bound))
+def serve_models(settings: Serve, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """Serve until SIGTERM or Ctrl-C, the first model loaded at once; `configs`: of each model, as
+    plain data. Raises RunnerError."""
+    key = take_key("serve.api_key", settings.api_key)
+    check_certificate(settings)
+    with closing(listen(settings.host, settings.port)) as bound:
+        asyncio.run(_serve(settings, configs, key, bound))
 
 
 async def _serve(
-    settings: Serve, configs: Mapping[str, ServeOptions], key: bytes | None, bound: Any
+    settings: Serve, configs: Mapping[str, Mapping[str, Any]], key: bytes | None, bound: Any
 ) -> None:
     models = Models(configs, settings, key)
     http = http_server(application(models), settings)

@@ -14,14 +14,16 @@ from lite_runner.system.environment import cores
 from lite_runner.training.data import ExampleSet
 from lite_runner.training.kernels import use_threads
 from lite_runner.training.network import matrices
-from lite_runner.training.options import TrainOptions as Config
+from lite_runner.training.options import FinetuneOptions
 from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, Value
 from lite_runner.training.trainer import CHUNK
 
 PROCESS = 120 << 20  # Python with NumPy and the tokenizer
 
 
-def memory_of(config: Config, model: Decoder, trained: int, longest: int) -> Memory:
+def memory_of(
+    asked: FinetuneOptions, model: Decoder, trained: int, longest: int, *, threads: int | None
+) -> Memory:
     """Memory of training: weights, gradients and the optimizer's state, and activations."""
     block = max(model.blocks, key=lambda one: one.feed_forward.width)
     attention, width = block.attention, block.feed_forward.width
@@ -29,23 +31,23 @@ def memory_of(config: Config, model: Decoder, trained: int, longest: int) -> Mem
     wide = width * (3 if experts is None else 3 * experts.chosen)
     heads = (2 * attention.heads + 4 * attention.kv_heads) * attention.head_dim
     tokens = max(longest, CHUNK)
-    kept = 1 if config.finetune.checkpoint else model.num_layers  # layers whose values are kept
+    kept = 1 if asked.checkpoint else model.num_layers  # layers whose values are kept
     per_token = kept * (5 * model.hidden_size + 2 * heads + wide)
     per_token += (model.num_layers - kept) * model.hidden_size
-    workers = 1 if config.finetune.full else config.context.threads or cores()
+    workers = 1 if asked.full else threads or cores()
     logits = min(LOGIT_ROWS, tokens) * model.vocab_size
-    tied = config.finetune.dtype != "float32" and model.tie_word_embeddings
+    tied = asked.dtype != "float32" and model.tie_word_embeddings
     twice = 4 * model.vocab_size * model.hidden_size if tied else 0  # as embedding, and as head
     return Memory(
-        weights=(2 if config.finetune.dtype == "stored" else 4) * parameter_count(model) + twice,
+        weights=(2 if asked.dtype == "stored" else 4) * parameter_count(model) + twice,
         cache=0,
-        adapters=4 * 4 * trained if not config.finetune.full else 4 * 3 * trained,
+        adapters=4 * 4 * trained if not asked.full else 4 * 3 * trained,
         process=PROCESS,
         work=4 * workers * (tokens * per_token + logits),
     )
 
 
-def operations_of(config: Config, model: Decoder, data: ExampleSet) -> float:
+def operations_of(asked: FinetuneOptions, model: Decoder, data: ExampleSet) -> float:
     """Floating-point operations of the products of an epoch, two for each multiplication."""
     experts = None if model.sparse is None else model.sparse.experts
     share = 1.0 if experts is None else experts.chosen / experts.count
@@ -56,8 +58,8 @@ def operations_of(config: Config, model: Decoder, data: ExampleSet) -> float:
         if one.name in names and one.role != "head":
             size = math.prod(one.shape)
             weights += size * share if (one.role or "").startswith("expert_") else size
-    again = 1 if config.finetune.checkpoint else 0
-    passes = 3 if config.finetune.full else 2  # forwards, to inputs, and to weights
+    again = 1 if asked.checkpoint else 0
+    passes = 3 if asked.full else 2  # forwards, to inputs, and to weights
     # Each token sees half of its text, in two products; backwards these are four.
     seen = sum(len(text.ids) ** 2 / 2 for text in data.texts)
     width = sum(block.attention.heads * block.attention.head_dim for block in model.blocks)
@@ -65,14 +67,13 @@ def operations_of(config: Config, model: Decoder, data: ExampleSet) -> float:
     return 2 * (work + seen * width * 2 * (3 + again))
 
 
-def product_speed(config: Config, model: Decoder) -> float:
+def product_speed(dtype: str, model: Decoder, threads: int | None) -> float:
     """Floating-point operations a second of a product as the layers have it."""
     width = max(model.hidden_size, min(4 * model.hidden_size, model.intermediate_size or 0))
     weight = np.ones((width, model.hidden_size), np.float32)
     x = np.ones((CHUNK, model.hidden_size), np.float32)
-    bfloat16 = config.finetune.dtype == "bfloat16"
-    value = Value(weight, packed=Bfloat16Matrix(weight) if bfloat16 else None)
-    use_threads(config.context.threads or cores())
+    value = Value(weight, packed=Bfloat16Matrix(weight) if dtype == "bfloat16" else None)
+    use_threads(threads or cores())
     least = math.inf
     for _ in range(5):
         began = time.perf_counter()

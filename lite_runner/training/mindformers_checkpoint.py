@@ -38,14 +38,14 @@ _COUNTERS = ("global_step", "step_num")  # the first is 0 with optimizers that d
 
 @dataclass(frozen=True)
 class SavedTraining:
-    """What is resumed. Arrays are by the names of what is trained."""
+    """What is resumed. Moments are by the names of what is trained, and read when they are used."""
 
     path: Path
     step: int
     base: Mapping[str, LazyTensor]  # the model's tensors
     lora: TrainedLora | None  # None: the model itself was trained
-    first: Mapping[str, Array]
-    second: Mapping[str, Array]
+    first: Mapping[str, LazyTensor]
+    second: Mapping[str, LazyTensor]
 
 
 def checkpoint_file(path: Path) -> Path:
@@ -88,13 +88,7 @@ def open_training(path: Path, model: Decoder, options: LoraOptions) -> SavedTrai
     base = with_canonical_names(rest, model, str(path))
     step = max(_number(counters.get(name), path) for name in _COUNTERS)
     if not adapter:
-        first, second = (
-            {
-                name: tensor.float32().copy()
-                for name, tensor in with_canonical_names(one, model, str(path)).items()
-            }
-            for one in moments
-        )
+        first, second = (with_canonical_names(one, model, str(path)) for one in moments)
         return SavedTraining(path, step, base, None, first, second)
     modules = sorted({match[1] for name in adapter if (match := LORA.fullmatch(name))})
     alpha = options.alpha * (math.sqrt(options.r) if options.rslora else 1)
@@ -103,9 +97,10 @@ def open_training(path: Path, model: Decoder, options: LoraOptions) -> SavedTrai
     def opened(tensors: Mapping[str, LazyTensor]) -> TrainedLora:
         return lora_of(fitted("lora", path, tensors, path, settings, model), model)
 
-    return SavedTraining(
-        path, step, base, opened(adapter), *(opened(one).arrays for one in moments)
+    first, second = (
+        {name: in_memory(array) for name, array in opened(one).arrays.items()} for one in moments
     )
+    return SavedTraining(path, step, base, opened(adapter), first, second)
 
 
 def _number(stored: StoredTensor | None, path: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.prompts import is_file
@@ -95,11 +95,23 @@ class FinetuneOptions:
                     (f"finetune.{name}", "finetune.eval_data"),
                     f"finetune.{name}={value} has an effect only with finetune.eval_data=",
                 )
+        if not self.data:
+            yield invalid(
+                "finetune.data",
+                "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
+            )
+        for name, path in (("data", self.data), ("eval_data", self.eval_data)):
+            if path and "\0" not in path and not _exists(Path(path).expanduser()):
+                yield invalid(f"finetune.{name}", f"finetune.{name}: no file {path}")
         if self.lora.targets == ():
             yield invalid(
                 "finetune.lora.targets",
                 "finetune.lora.targets: an empty list, expected names of modules, or null",
             )
+
+
+def _exists(path: Path) -> bool:
+    return is_file(path) or path.is_dir()  # of MindRecord files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,39 +149,3 @@ class TrainOptions(OverwriteOptions):
     def source(self) -> ModelSource:
         """The sources of the model; an adapter of its config is one to make, not to merge."""
         return replace(super().source, pet=None)
-
-
-def _is_there(path: Path) -> bool:
-    return is_file(path) or path.is_dir()  # of MindRecord files
-
-
-def finetune_errors(config: TrainOptions) -> Iterator[Invalid]:
-    """Validation errors of a fine-tuning."""
-    if not config.finetune_output:
-        yield invalid("finetune_output", "finetune_output is empty; give the folder to write")
-    if config.finetune.full and config.convert_format in get_args(AdapterFormat):
-        yield invalid(
-            ("convert_format", "finetune.full"),
-            f"convert_format={config.convert_format} is of an adapter; finetune.full=true writes"
-            f" a model: {', '.join(get_args(CheckpointFormat))}",
-        )
-    if not config.finetune.data:
-        yield invalid(
-            "finetune.data",
-            "finetune.data is empty; give a file of examples: finetune.data=TRAIN.jsonl",
-        )
-    for name, path in (("data", config.finetune.data), ("eval_data", config.finetune.eval_data)):
-        if path and "\0" not in path and not _is_there(Path(path).expanduser()):
-            yield invalid(f"finetune.{name}", f"finetune.{name}: no file {path}")
-    if config.backend not in ("auto", "native"):
-        yield invalid(
-            ("backend", "run_mode"),
-            f"backend={config.backend} is not available with run_mode=finetune, which computes on"
-            " the CPU by itself; expected backend=auto",
-        )
-    if config.context.device_target == "Ascend":
-        yield invalid(
-            ("context.device_target", "run_mode"),
-            "context.device_target=Ascend is not available with run_mode=finetune, which computes"
-            " on the CPU; expected CPU",
-        )

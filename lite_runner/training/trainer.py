@@ -249,12 +249,12 @@ class Trainer:
         said = self._gather(np.array(squares(own)).tobytes())[: self.ranks.tensor]
         return squares(same) + sum(float(np.frombuffer(one)[0]) for one in said)
 
-    def state(self) -> list[dict[str, Array]]:
-        """What is trained, and its first and second moments, all of them whole. Ranks that train
-        parts must call it together."""
+    def state(self, *, moments: bool = True) -> list[dict[str, Array]]:
+        """What is trained, and with `moments` its first and second moments, all of them whole on
+        rank 0. Ranks that train parts must call it together."""
         return [
             {name: self._whole(name, array) for name, array in arrays.items()}
-            for arrays in self._arrays()
+            for arrays in self._arrays()[: None if moments else 1]
         ]
 
     def _whole(self, name: str, array: Array) -> Array:
@@ -262,6 +262,8 @@ class Trainer:
         if shard is None or not shard.divides(name):
             return array
         said = self._gather(np.ascontiguousarray(array).tobytes())[: self.ranks.tensor]
+        if self.ranks.rank > 0:  # which writes nothing
+            return array
         parts = [np.frombuffer(one, np.float32).reshape(array.shape) for one in said]
         return shard.joined(name, parts)
 
@@ -353,12 +355,14 @@ class Trainer:
             return whole
         return sliced(whole, shard.bounds(weight))
 
-    def go_on(self, step: int, moments: Sequence[Mapping[str, Array]]) -> None:
+    def go_on(self, step: int, moments: Sequence[Mapping[str, LazyTensor]]) -> None:
         """Go on after a step of another training, with its moments."""
+        shard = self._parts
         for own, found in zip(self._arrays()[1:], moments, strict=True):
             for name, array in own.items():
-                shard = self._parts
-                array[...] = found[name] if shard is None else found[name][shard.bounds(name)]
+                whole = found[name]
+                part = whole if shard is None else sliced(whole, shard.bounds(name))
+                array[...] = part.float32()
         self.done = self.began = self.optimizer.steps = step
 
     def _arrays(self) -> tuple[Mapping[str, Array], ...]:

@@ -20,6 +20,7 @@ from lite_runner.bench.options import BenchOptions, CellJob, CellOptions, CellSe
 from lite_runner.bench.report import Cell, Measured, Report
 from lite_runner.errors import ConfigError
 from lite_runner.output import RunFolder
+from lite_runner.run_modes.bench import jobs_of
 from lite_runner.system import own_process
 
 Options = Callable[..., BenchOptions]
@@ -53,7 +54,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, measured: MeasuredOf) -> list[int
 
 def run(options: BenchOptions, config: CellOptions, kept: list[Report]) -> Report:
     bench.check(options, context=256)
-    return bench.run(options, config, context=256, keep=kept.append)
+    return bench.run(options, jobs_of(options, config), context=256, keep=kept.append)
 
 
 def test_everything_is_kept_after_every_cell_and_written(

@@ -10,7 +10,6 @@ from lite_runner.bench.options import (
     BenchOptions,
     CellOptions,
     CellSettings,
-    cell_errors,
     shared,
     varying,
     why_left_out,
@@ -93,9 +92,9 @@ def test_settings_of_exported_models_are_for_the_cells_that_run_one(
     config: CellOptions, settings: Callable[..., CellSettings]
 ) -> None:
     run = replace(config, engine="lite")
-    assert not list(cell_errors(run.of_cell(settings())))
+    assert not list(run.of_cell(settings()).cell_errors())
     lite = run.of_cell(settings(backend="mslite", quant="a16w8"))
-    assert [one.text for one in cell_errors(lite)] == [
+    assert [one.text for one in lite.cell_errors()] == [
         "quant=a16w8 is not available with backend=mslite: graphs compute with floats;"
         " backend=native computes without an export"
     ]

@@ -18,6 +18,7 @@ from lite_runner.training.mindformers_checkpoint import (
 )
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import LoraOptions
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.ckpt_file import open_ckpt
 from lite_runner.weights.formats.safetensors_file import StoredTensor
 from tests.paths import FIXTURES
@@ -43,7 +44,8 @@ def test_what_mindformers_saved_has_its_loss_and_its_moments(kind: str) -> None:
     lora = saved.lora
     trained, deltas = (weights, {}) if lora is None else (lora.arrays, lora.deltas)
     assert saved.first.keys() == saved.second.keys() == trained.keys()
-    assert all(np.all(one >= 0) and one.any() for one in saved.second.values())
+    second = [one.float32() for one in saved.second.values()]
+    assert all(np.all(one >= 0) and one.any() for one in second)
     network = TrainedNetwork(MODEL, weights, trained, deltas)
     expected = np.load(FOLDER / "training.npz")
     texts = [Example(ids.astype(np.int64), 1) for ids in expected["ids"][:2]]
@@ -55,7 +57,10 @@ def test_what_mindformers_saved_has_its_loss_and_its_moments(kind: str) -> None:
 def test_what_is_written_is_what_mindformers_wrote(kind: str, tmp_path: Path) -> None:
     """Tensor by tensor, but for the learning rate."""
     saved, path = saved_training(kind), tmp_path / "x.ckpt"
-    moments = (saved.first, saved.second)
+    moments = [
+        {name: tensor.float32() for name, tensor in one.items()}
+        for one in (saved.first, saved.second)
+    ]
     write_training(path, MODEL, saved.base, saved.lora, moments, step=4, epoch=2)
     counters: dict[str, StoredTensor] = {}
     theirs = open_ckpt(saved.path)
@@ -69,6 +74,13 @@ def test_what_is_written_is_what_mindformers_wrote(kind: str, tmp_path: Path) ->
     import mindspore
 
     assert int(mindspore.load_checkpoint(str(path))["global_step"]) == 4
+
+
+def test_a_training_of_all_weights_is_opened_without_reading_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LazyTensor, "float32", lambda one: pytest.fail(f"{one.shape} is read"))
+    assert len(saved_training("full").second) > 1
 
 
 def test_the_newest_checkpoint_of_a_folder(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
-from lite_runner.training.adapter import TrainedLora, new_lora
+from lite_runner.training.adapter import TrainedLora, in_memory, new_lora
 from lite_runner.training.network import Example, TrainedNetwork
 from lite_runner.training.options import LoraOptions
 from lite_runner.training.trainer import ALONE, Gather, StepMetrics, Trainer
@@ -181,7 +181,8 @@ def test_training_ends_when_nothing_is_gained() -> None:
     assert len(list(better.run())) == better.best_step == 8
     assert better.best_loss < made.best_loss
     later, _ = trainer(learning_rate=0.0, **given)  # steps of another training gain nothing here
-    later.go_on(20, [later.optimizer.first, later.optimizer.second])
+    moments = later.optimizer.first, later.optimizer.second
+    later.go_on(20, [{name: in_memory(one) for name, one in some.items()} for some in moments])
     assert len(list(later.run())) == 6 and later.done == 26
 
 

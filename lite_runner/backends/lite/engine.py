@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -79,23 +79,7 @@ def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> Envir
             "the layout resizable runs on CPU only",
             "export.layout=static_pair runs on Ascend; or context.device_target=CPU",
         )
-    if engine == "lite":
-        if not lite.available():
-            return EnvironmentFault(
-                "no mindspore_lite in this Python",
-                "install the wheel of the device's vendor, or use engine=auto",
-            )
-        if is_pair(layout) and device != "Ascend":
-            return EnvironmentFault(
-                "MindSpore Lite supports a KV cache inside a graph on Ascend only",
-                "export.layout=resizable runs in it on CPU",
-            )
-    if engine == "lite-worker":
-        try:
-            LITE.find()
-        except EnvironmentFault as error:
-            return error
-    return None
+    return _KINDS[engine].lacking(layout, device)
 
 
 def choose_engine(layout: Layout, asked: str, device: Device) -> EngineName:
@@ -107,12 +91,12 @@ def choose_engine(layout: Layout, asked: str, device: Device) -> EngineName:
     engines = ENGINES[layout]
     if asked != "auto":
         if asked not in engines:
-            why = LITE_2_0 if asked == "lite-worker" else ""
+            why = _KINDS[cast(EngineName, asked)].limit
             raise ConfigError(
                 f"engine={asked} does not run the layout {layout}" + (f": {why}" if why else ""),
                 f"engine={engines[-1]}",
             )
-        engines = tuple(engine for engine in engines if engine == asked)
+        engines = (asked,)
     errors = [why_unavailable(engine, layout, device) for engine in engines]
     for engine, error in zip(engines, errors, strict=True):
         if error is None:
@@ -133,16 +117,52 @@ def start_engine(
     graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions
 ) -> GraphEngine:
     """Start an engine with the graphs of a manifest. Raises RunnerError if that fails."""
-    if options.name == "lite":
-        return lite.LiteEngine(graphs, options, manifest.model_type)
-    if options.name == "lite-worker":
-        from lite_runner.backends.lite.engines.worker import WorkerEngine
+    return _KINDS[options.name].start(graphs, manifest, options)
 
-        threads = options.threads
-        if manifest.layout == "no_cache" and threads != 1:
-            progress.note("threads=1: LayerNorm of MindSpore Lite 2.0 is wrong with several")
-            threads = 1
-        return WorkerEngine(graphs, threads=threads)
+
+def _without_lite(layout: Layout, device: Device) -> EnvironmentFault | None:
+    if not lite.available():
+        return EnvironmentFault(
+            "no mindspore_lite in this Python",
+            "install the wheel of the device's vendor, or use engine=auto",
+        )
+    if is_pair(layout) and device != "Ascend":
+        return EnvironmentFault(
+            "MindSpore Lite supports a KV cache inside a graph on Ascend only",
+            "export.layout=resizable runs in it on CPU",
+        )
+    return None
+
+
+def _without_worker(_layout: Layout, _device: Device) -> EnvironmentFault | None:
+    try:
+        LITE.find()
+    except EnvironmentFault as error:
+        return error
+    return None
+
+
+def _lite(
+    graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions
+) -> GraphEngine:
+    return lite.LiteEngine(graphs, options, manifest.model_type)
+
+
+def _worker(
+    graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions
+) -> GraphEngine:
+    from lite_runner.backends.lite.engines.worker import WorkerEngine
+
+    threads = options.threads
+    if manifest.layout == "no_cache" and threads != 1:
+        progress.note("threads=1: LayerNorm of MindSpore Lite 2.0 is wrong with several")
+        threads = 1
+    return WorkerEngine(graphs, threads=threads)
+
+
+def _graph_cell(
+    graphs: Mapping[GraphName, Path], manifest: Manifest, options: EngineOptions
+) -> GraphEngine:
     environment.import_mindspore()
     from lite_runner.backends.lite.engines.graph_cell import GraphCellEngine
     from lite_runner.mindir.inspect import check_graphs
@@ -151,6 +171,22 @@ def start_engine(
         check_graphs(graphs, manifest)
     producer = manifest.versions.get("mindspore", "")
     return GraphCellEngine(graphs, manifest.graphs, options, producer)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """An engine: what it lacks on this machine, how it is started, why it does not run a layout."""
+
+    lacking: Callable[[Layout, Device], EnvironmentFault | None]
+    start: Callable[[Mapping[GraphName, Path], Manifest, EngineOptions], GraphEngine]
+    limit: str = ""
+
+
+_KINDS: dict[EngineName, _Kind] = {
+    "lite": _Kind(_without_lite, _lite),
+    "lite-worker": _Kind(_without_worker, _worker, LITE_2_0),
+    "graph-cell": _Kind(lambda _layout, _device: None, _graph_cell),
+}
 
 
 def device_of(target: str, *, dry_run: bool) -> Device:

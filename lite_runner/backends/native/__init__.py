@@ -22,7 +22,7 @@ from lite_runner.backends.native.packed_cache import (
     packed_memory,
     packed_model,
 )
-from lite_runner.backends.seat import RunOptions, Seat, draft_of
+from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.config import bytes_of
 from lite_runner.config.parallel import cluster_of
 from lite_runner.model import ModelFiles
@@ -158,7 +158,7 @@ class Native(Seat):
         layers = packed_model(
             _as_computed(files, options),
             lora,
-            name=draft_of(config) or "" if options.is_draft else config.model_name,
+            name=config.draft_name or "" if options.is_draft else config.model_name,
             cached=config.context.cache,
             ranks=options.ranks,
             share=_share(options),
@@ -167,7 +167,8 @@ class Native(Seat):
         if files.learned_keys is not None:
             from lite_runner.model.learned_keys import learned_keys
 
-            learned = learned_keys(files.learned_keys, files.model)
+            same = config.context.reproducible
+            learned = learned_keys(files.learned_keys, files.model, reproducible=same)
         cache = config.kv_cache or CACHE
         sizes = NativeOptions(options.slots, options.length, cache, lora, options.cache_bytes)
         store = None
