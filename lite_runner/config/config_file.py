@@ -34,6 +34,7 @@ from lite_runner.config import (
     without,
 )
 from lite_runner.config.argv import MODEL_KEYS, CommandLine, ConfigFile, Setting, value_of
+from lite_runner.config.generation import SAMPLING
 from lite_runner.config.grammar import with_environment, with_references
 from lite_runner.config.groups import (
     GROUPS,
@@ -323,7 +324,7 @@ _PRECEDENCE: Mapping[str, Collection[str]] = {
         *("max_new_tokens", "max_length", f"{_SETTINGS}.max_new_tokens"),
     ),
     "max_length": ("max_new_tokens",),
-    **dict.fromkeys(("temperature", "top_k", "top_p", "min_p"), ("do_sample",)),
+    **dict.fromkeys(SAMPLING, ("do_sample",)),
     f"{_SETTINGS}.checkpoint_name_or_path": ("load_checkpoint",),
     "infer.model_dir": tuple(f"infer.{name}" for name in MINDFORMERS_EXPORT),
     "infer.prefill_model_path": ("infer.model_dir",),
