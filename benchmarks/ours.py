@@ -34,9 +34,9 @@ def loaded(config: GenerateOptions, files: ModelFiles, job: Job) -> Path:
     """What the backend reads: the checkpoint, or what is made of it in the cache."""
     assert files.path is not None
     if config.backend == "mslite":
-        return folder_of_run(config, files, job.slots, job.length)
+        return folder_of_run(config.graphs, files, job.slots, job.length)
     if config.backend == "native" and config.context.cache:
-        return entry_of(replace(files, rounded=config.rounded_dtype("CPU")))
+        return entry_of(replace(files, rounded=config.precision.rounded("CPU")))
     return files.path
 
 

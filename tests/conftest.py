@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from lite_runner.backends import Backend
     from lite_runner.backends.mindspore.backend import MindSporeBackend
     from lite_runner.backends.native.backend import NativeBackend
-    from lite_runner.config.schema import DType, RunConfig
+    from lite_runner.config.schema import RunConfig
+    from lite_runner.config.sections import DType
     from lite_runner.weights import LazyTensor
 
 

@@ -76,7 +76,7 @@ class RunOptions:
         if self.adapters is None or not isinstance(config, AdapterSlotOptions):
             return 0
         rounded = config.adapter_dtype == "bf16"
-        dtype = "bfloat16" if rounded else config.compute_dtype(self.device)
+        dtype = "bfloat16" if rounded else config.precision.computed(self.device)
         return self.adapters.pool_bytes(model, self.ranks, slots, dtype)
 
     def rank_adapters(self, model: Decoder) -> tuple[Sequence[Adapter], LoraSize | None]:

@@ -226,7 +226,7 @@ def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
         "kv_cache": (config.narrow_cache, "a cache of another type"),
         "context.mode": (config.context.mode == 1, "pynative mode"),
         "model.model_config.compute_dtype": (
-            config.weights_dtype("CPU") == "bfloat16",
+            config.precision.weights("CPU") == "bfloat16",
             "bfloat16",
         ),
     }

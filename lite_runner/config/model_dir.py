@@ -13,8 +13,7 @@ from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import at
 from lite_runner.config.argv import CommandLine, ConfigFile, Setting
-from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import MANIFEST
+from lite_runner.config.sections import MANIFEST, ExportedSource
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.system.files import read_json_object
 from lite_runner.system.yaml_file import read_yaml
@@ -122,7 +121,7 @@ HEAD = "# Written by an export of lite-runner: the sizes of the model beside it.
 
 
 def model_yaml(
-    model: Decoder, config: RunConfig, seq_length: int, model_type: str, *, use_past: bool
+    model: Decoder, source: ExportedSource, seq_length: int, model_type: str, *, use_past: bool
 ) -> str:
     """The text of the yaml; it reads as `--config`.
 
@@ -131,7 +130,7 @@ def model_yaml(
     """
     theirs = architecture_of(model).mindformers
     assert theirs is not None, "registered families have no yaml"
-    settings = config.model.model_config
+    settings = source.settings
     sizes: dict[str, Any] = {
         "type": theirs.config,
         "seq_length": model.seq_length,
@@ -149,8 +148,8 @@ def model_yaml(
         **theirs.settings(model),
     }
     plain = {
-        "trainer": {"type": config.trainer.type, "model_name": config.trainer.model_name},
-        "processor": {"tokenizer": {"type": config.processor.tokenizer.type}},
+        "trainer": {"type": source.trainer.type, "model_name": source.trainer.model_name},
+        "processor": {"tokenizer": {"type": source.tokenizer_type}},
         "model": {"arch": {"type": theirs.network}, "model_config": sizes},
         "infer": {"infer_seq_length": seq_length, "model_type": model_type},
     }

@@ -1,9 +1,8 @@
 """A run's config: the keys of every run mode, and the groups of keys that run modes share.
 
-Names are those of run_mindformer's yaml. A run mode's own keys are in its module, and the defaults
-in conf/. A config that exists has valid types; checks.py validates combinations.
-Objects are made of the run modes' configs alone: of a group no methods are generated, which takes
-most of its import.
+Names are those of run_mindformer's yaml; a run mode's own keys are in its module, defaults in
+conf/. A config that exists has valid types; checks.py validates combinations. Only the configs of
+run modes are instantiated: of a group no methods are generated, which takes most of its import.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from lite_runner.config.sections import (
     AdapterSource,
     Context,
     Export,
+    ExportedSource,
     Infer,
     Model,
     ModelSource,
     Parallel,
     ParallelConfig,
+    Precision,
     Processor,
     RunMindFormers,
     TokenizerSource,
@@ -60,12 +61,6 @@ else:
     BackendName = Literal.__getitem__(("auto", *BACKENDS))
 
 
-def asked_by_auto(device: str) -> list[str]:
-    """The backends in the order in which backend=auto asks them."""
-    return sorted(BACKENDS, key=lambda name: device != "CPU" and name != "ms")
-
-
-DType = Literal["float32", "float16", "bfloat16"]
 Config = TypeVar("Config", bound="RunConfig")
 
 
@@ -250,22 +245,10 @@ class RunConfig:
         """The model's sizes; None for model=auto, whose checkpoint has them."""
         return self.model.decoder
 
-    def weights_dtype(self, device_target: str) -> DType:
-        """The type that matrices have on a device ("CPU" or "Ascend"), wider ones rounded to it."""
-        wanted = self.model.model_config.compute_dtype
-        if wanted == "auto":
-            return "float32" if device_target == "CPU" else "float16"
-        return wanted
-
-    def compute_dtype(self, device_target: str) -> DType:
-        """The type to compute in on a device: a CPU has fast products of float32 alone, whatever
-        the weights are kept in."""
-        return "float32" if device_target == "CPU" else self.weights_dtype(device_target)
-
-    def rounded_dtype(self, device_target: str) -> DType:
-        """The type that matrices are rounded to before they are computed with in `compute_dtype`;
-        float32: they are not."""
-        return self.weights_dtype(device_target) if device_target == "CPU" else "float32"
+    @property
+    def precision(self) -> Precision:
+        """The types of the weights."""
+        return Precision(self.model.model_config.compute_dtype)
 
 
 def _name_of(source: str) -> str:
@@ -288,8 +271,6 @@ def _plain(value: Any) -> Any:
 
 Exported = TypeVar("Exported", bound="ExportedOptions")
 Compared = TypeVar("Compared", bound="CompareOptions")
-# Of logits: MindFormers computes parts of some models with float16.
-DEFAULT_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -395,6 +376,30 @@ class ExportedOptions(ComputeOptions):
         infer = self.infer
         alone = bool(infer.prefill_model_path) and not infer.increment_model_path
         return not self.use_past or (alone and self.writes_graphs)
+
+    @property
+    def graphs(self) -> ExportedSource:
+        """The settings that exported models are written and run by."""
+        return ExportedSource(
+            model_name=self.model_name,
+            settings=self.model.model_config,
+            trainer=self.trainer,
+            tokenizer_type=self.processor.tokenizer.type,
+            context=self.context,
+            engine=self.engine,
+            export=self.export,
+            infer=self.infer,
+            kv_cache=self.kv_cache if self.narrow_cache else None,
+            writes=self.writes_graphs,
+            in_mindformers=self.in_mindformers,
+            full_graph=self.full_graph,
+            ranks=self.parallel_config.model_parallel if self.use_parallel else 1,
+            vocab_parallel=self.vocab_parallel,
+            rank_table_file=self.parallel.rank_table_file,
+            batch_key=self.batch_key,
+            output_dir=self.output_dir,
+            dry_run=self.dry_run,
+        )
 
     def without_given_model(self: Exported) -> Exported:
         """The config of a run from the checkpoint, whatever exported model is named."""
@@ -570,13 +575,13 @@ class CompareOptions(RunConfig):
     """Comparing two backends."""
 
     compare_backend: BackendName | None
-    compare_tolerance: NotNegative | None  # null: DEFAULT_TOLERANCE
+    compare_tolerance: NotNegative | None  # null: 0.05
 
     @property
     def tolerance(self) -> float:
         """The largest accepted difference of logits."""
-        given = self.compare_tolerance
-        return DEFAULT_TOLERANCE if given is None else given
+        given = self.compare_tolerance  # MindFormers computes parts of some models with float16
+        return 0.05 if given is None else given
 
     @property
     def names_mindformers(self) -> bool:

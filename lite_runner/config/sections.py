@@ -241,6 +241,66 @@ class Infer:
         return bool(self.ge_config_path) or self.ge_options is not None
 
 
+DType = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The types of weights on a device ("CPU" or "Ascend"), of what a config asks for."""
+
+    asked: DType | Literal["auto"]
+
+    def weights(self, device_target: str) -> DType:
+        """The type that matrices have, wider ones rounded to it."""
+        if self.asked == "auto":
+            return "float32" if device_target == "CPU" else "float16"
+        return self.asked
+
+    def computed(self, device_target: str) -> DType:
+        """The type to compute in: a CPU has fast products of float32 alone, whatever the weights
+        are kept in."""
+        return "float32" if device_target == "CPU" else self.weights(device_target)
+
+    def rounded(self, device_target: str) -> DType:
+        """The type that matrices are rounded to before they are computed with; float32: they are
+        not."""
+        return self.weights(device_target) if device_target == "CPU" else "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedSource:
+    """The settings that exported models are written and run by."""
+
+    model_name: str
+    settings: ModelSettings
+    trainer: Trainer
+    tokenizer_type: str
+    context: Context
+    engine: str
+    export: Export
+    infer: Infer
+    kv_cache: str | None  # one that graphs do not have; None: none is asked for
+    writes: bool  # the run writes exported models
+    in_mindformers: bool  # MindFormers writes them
+    full_graph: bool
+    ranks: int  # that share the model
+    vocab_parallel: bool
+    rank_table_file: str | None
+    batch_key: str  # the key of how many rows are computed together
+    output_dir: str
+    dry_run: bool
+
+    @property
+    def precision(self) -> Precision:
+        """The types of the weights."""
+        return Precision(self.settings.compute_dtype)
+
+    @property
+    def chosen_engine(self) -> str | None:
+        """None: auto."""
+        return None if self.engine == "auto" else self.engine
+
+
 @dataclass(frozen=True)
 class RunMindFormers:
     release: Literal["1.0.2", "1.9.0"] | None  # null: the first that computes the model

@@ -25,7 +25,7 @@ from lite_runner.weights.formats.gguf_file import parts_of
 # opens none.
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
-    from lite_runner.config.schema import DType
+    from lite_runner.config.sections import DType
     from lite_runner.model.exported_model import ExportedModel
     from lite_runner.weights import LazyTensor
     from lite_runner.weights.formats.gguf_file import GGUFFile

@@ -13,12 +13,12 @@ from lite_runner.backends import SMALLEST_CACHE, Backend, Growing
 from lite_runner.backends.seat import RunOptions, seat
 from lite_runner.config.parallel import Cluster, Ranks, cluster_of, ranks_of
 from lite_runner.config.schema import (
+    BACKENDS,
     CompareOptions,
     ComputeOptions,
     GenerateOptions,
     SamplingOptions,
     SessionOptions,
-    asked_by_auto,
 )
 from lite_runner.config.sections import RANDOM, AscendSettings, ModelSource
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
@@ -87,13 +87,18 @@ class Choice:
         return f"backend={self.name}: {self.why}"
 
 
+def _in_order(device: str) -> list[str]:
+    """The backends in the order in which backend=auto asks them."""
+    return sorted(BACKENDS, key=lambda name: device != "CPU" and name != "ms")
+
+
 def choose(files: ModelFiles, options: RunOptions) -> Choice:
     """The backend that the config names; of auto the first without an objection.
 
     Raises ConfigError with what they object to where none can compute the run.
     """
     asked, device = options.config.backend, options.device
-    names = asked_by_auto(device) if asked == "auto" else [asked]
+    names = _in_order(device) if asked == "auto" else [asked]
     found: dict[str, list[str]] = {}
     for name in names:
         if not (reasons := _objections(name, files, options)):
@@ -123,7 +128,7 @@ def _objections(name: str, files: ModelFiles, options: RunOptions) -> list[str]:
 
 def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
     """The first other backend that can compute the run, as a remedy; empty: there is none."""
-    for other in asked_by_auto(options.device):
+    for other in _in_order(options.device):
         if other != name and not _objections(other, files, options):
             return f"backend={other} can"
     return ""
@@ -132,7 +137,7 @@ def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
 def others(files: ModelFiles, options: RunOptions) -> str:
     """The backends that the config does not name, each with what it objects to."""
     said = []
-    for name in asked_by_auto(options.device):
+    for name in _in_order(options.device):
         if name != options.config.backend:
             try:
                 reasons = _objections(name, files, options)
@@ -305,7 +310,7 @@ def _cheaper(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
     if files.exported is None and not files.quantization.rounds:
         for quant in ("a16w8", "a16w4"):
             changed.append((f"quant={quant}", replace(config, quant=quant)))
-        if config.rounded_dtype("CPU") == "float32":
+        if config.precision.rounded("CPU") == "float32":
             settings = replace(config.model.model_config, compute_dtype="float16")
             half = replace(config, model=replace(config.model, model_config=settings))
             changed.append(("model.model_config.compute_dtype=float16", half))

@@ -32,7 +32,7 @@ from lite_runner.model.adapters import with_adapter
 from lite_runner.model.locate import locate_for_plan, tokenizer_of
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Job, Plan, described
-from lite_runner.plan.resources import files_to_fetch, with_seat
+from lite_runner.plan.resources import files_to_fetch, options_of, with_seat
 from lite_runner.records import OutputPath, dataclass
 from lite_runner.sizing import check_memory
 from lite_runner.system import environment
@@ -143,7 +143,7 @@ def _job_and_paths(
     config: Config, files: ModelFiles, ranks: Ranks
 ) -> tuple[ExportJob, OutputPaths]:
     """Raises ConfigError where something stands at the paths."""
-    export = job_of_export(config, files, ranks, slots=config.predict_batch_size or 1)
+    export = job_of_export(config.graphs, files, ranks, slots=config.predict_batch_size or 1)
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()
     return export, paths
@@ -160,7 +160,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     assert isinstance(config, Config)
     files = with_adapter(plan.model, config.adapters)
     tokenizer = tokenizer_of(config.tokenizer, files)
-    job = job_of_export(config, files, ranks, tokenizer, slots=plan.work.slots)
+    job = job_of_export(config.graphs, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(
@@ -172,8 +172,10 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
             "a full graph alone, without a cache: infer.increment_model_path= writes a pair"
         )
     paths = output_paths(job, config.export_output, overwrite=config.overwrite)
-    write = export_with_mindformers if config.in_mindformers else export_artifact
-    manifest = write(job, paths)
+    if config.in_mindformers:
+        manifest = export_with_mindformers(job, paths, options_of(plan))
+    else:
+        manifest = export_artifact(job, paths)
     if ranks.rank > 0:
         return
     folder.write_result(

@@ -240,12 +240,12 @@ def test_the_model_that_a_checkpoint_holds_is_checked_when_it_is_known(resolve: 
 
 def test_the_type_to_compute_in_follows_the_device(resolve: Resolve) -> None:
     config = resolve(TINY, "predict_data=x")
-    assert config.compute_dtype("CPU") == "float32"
-    assert config.compute_dtype("Ascend") == "float16"
-    config = resolve(TINY, "predict_data=x", f"{MODEL}.compute_dtype=bfloat16")
-    assert config.compute_dtype("Ascend") == config.weights_dtype("Ascend") == "bfloat16"
-    assert (config.compute_dtype("CPU"), config.weights_dtype("CPU")) == ("float32", "bfloat16")
-    assert config.rounded_dtype("CPU") == "bfloat16" and config.rounded_dtype("Ascend") == "float32"
+    assert config.precision.computed("CPU") == "float32"
+    assert config.precision.computed("Ascend") == "float16"
+    found = resolve(TINY, "predict_data=x", f"{MODEL}.compute_dtype=bfloat16").precision
+    assert found.computed("Ascend") == found.weights("Ascend") == "bfloat16"
+    assert (found.computed("CPU"), found.weights("CPU")) == ("float32", "bfloat16")
+    assert found.rounded("CPU") == "bfloat16" and found.rounded("Ascend") == "float32"
 
 
 def test_sizes_resolve_to_a_model(resolve: Resolve) -> None:

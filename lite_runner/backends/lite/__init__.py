@@ -35,7 +35,7 @@ class Lite(Seat):
             from lite_runner.backends.lite.export.job import spec_of_run
 
             try:
-                spec_of_run(config, files, options.slots, options.length)
+                spec_of_run(config.graphs, files, options.slots, options.length)
             except ConfigError as error:
                 reasons.append(error.message)
         return reasons
@@ -56,7 +56,7 @@ class Lite(Seat):
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
         """See Seat."""
-        return options.config.compute_dtype(options.device)
+        return options.config.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """See Seat. The exported model that the config names, or the one in the cache."""

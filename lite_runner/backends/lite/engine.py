@@ -25,8 +25,7 @@ from lite_runner.backends.lite.ge import (
 from lite_runner.config.backend_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.groups import compose_groups
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.schema import ExportedOptions
-from lite_runner.config.sections import Infer
+from lite_runner.config.sections import ExportedSource, Infer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest, fits_any, is_pair
 from lite_runner.records import dataclass
@@ -195,7 +194,7 @@ def device_of(target: str, *, dry_run: bool) -> Device:
 
 
 def engine_for(
-    config: ExportedOptions,
+    source: ExportedSource,
     layout: Layout,
     ge_files: tuple[Path, ...] = (),
     *,
@@ -207,28 +206,29 @@ def engine_for(
 
     Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
     """
-    device = device_of(config.context.device_target, dry_run=config.dry_run)
-    name = choose_engine(layout, config.engine, device)
+    context, infer = source.context, source.infer
+    device = device_of(context.device_target, dry_run=source.dry_run)
+    name = choose_engine(layout, source.engine, device)
     ge = None
     if compiles_with_ge(name, device):
-        ge = ge_of_run(config.infer, ge_files)
-        tell_ge(config.infer, ge)
+        ge = ge_of_run(infer, ge_files)
+        tell_ge(infer, ge)
         if (count := sharing or ranks.tensor) > 1:
-            table = _rank_table(config.parallel.rank_table_file) if ranks.size > 1 else None
+            table = _rank_table(source.rank_table_file) if ranks.size > 1 else None
             ge = _with_rank_table(ge or GeConfig(), count, table)
-    elif config.run_mode != "export":  # which only writes them down
-        given = ge_config(config.infer) or (GeConfig(files=ge_files) if ge_files else None)
+    elif not source.writes:  # which only writes them down
+        given = ge_config(infer) or (GeConfig(files=ge_files) if ge_files else None)
         if given is not None:
             options = ", ".join(map(str, given.files)) or "ge="
             progress.note(f"{options}: for GE on Ascend; this runs in {name} on {device}")
     return EngineOptions(
         name=name,
         device=device,
-        device_id=config.context.device_id,
-        rank_id=ranks.rank or config.infer.rank_id,
-        threads=config.context.threads,
+        device_id=context.device_id,
+        rank_id=ranks.rank or infer.rank_id,
+        threads=context.threads,
         ge=ge,
-        key=encryption_key(config.infer.enc_key),
+        key=encryption_key(infer.enc_key),
     )
 
 

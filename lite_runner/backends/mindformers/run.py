@@ -12,7 +12,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class MindFormersRun:
                 f" {options.length} tokens of the longest text, the context of the model",
                 "fewer new tokens: max_new_tokens=",
             )
-        dtype = config.weights_dtype(device)
+        dtype = config.precision.weights(device)
         assert dtype != "bfloat16", "see mindformers_run_checks"
         used = {token for tokens in prompts for token in tokens}
         free = (token for token in reversed(range(model.vocab_size)) if token not in used)
@@ -422,20 +422,17 @@ def join_group(
     return Path(first["work"]), group.variables(ranks.tensor_index), scheduler
 
 
-def export_with_mindformers(job: ExportJob, paths: OutputPaths) -> Manifest:
+def export_with_mindformers(job: ExportJob, paths: OutputPaths, options: RunOptions) -> Manifest:
     """As `export_artifact`: the graph of MindFormers' network without a cache. Raises
     RunnerError."""
-    config, spec, files = job.config, job.spec, job.files
+    spec, files = job.spec, job.files
     paths.check()
     paths.make_parent()
     with temporary_folder("mindformers") as work, paths.temporary() as folder:
         exported = work / "graph"  # MindSpore takes no path with spaces, as `folder` may be
         exported.mkdir()
-        options = RunOptions(
-            config=config, device="CPU", slots=spec.slots, length=spec.length, folder=work
-        )
-        with closing(open_mindformers(files, options)) as opened:
-            with progress.step(f"export {config.model_name} ({spec.layout})"):
+        with closing(open_mindformers(files, replace(options, folder=work))) as opened:
+            with progress.step(f"export {job.source.model_name} ({spec.layout})"):
                 opened.process.export(exported / "model.mindir")
             made_by, release = dict(opened.process.versions), opened.run.release
         _move(exported, folder)

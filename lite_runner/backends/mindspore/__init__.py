@@ -77,7 +77,7 @@ class MindSpore(Seat):
             )
         wide = model.head_dim > MAX_HEAD_DIM and custom_network(model) is None
         wide = wide and config.context.mode == 0  # pynative mode has MindSpore's plain attention
-        if wide and config.compute_dtype(device) != "float32" and _has_fused(options):
+        if wide and config.precision.computed(device) != "float32" and _has_fused(options):
             reasons.append(
                 f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes"
                 f" at most {MAX_HEAD_DIM}; model.model_config.compute_dtype=float32 takes other"
@@ -93,7 +93,7 @@ class MindSpore(Seat):
         if options.device == "CPU":
             return _process_memory(files, options)
         config, device, ranks = options.config, options.device, options.ranks
-        dtype = config.compute_dtype(device)
+        dtype = config.precision.computed(device)
         if uses_integer_matmul(files, options):
             weights = weight_bytes(files.model, dtype, files.quantization)
         else:
@@ -120,12 +120,12 @@ class MindSpore(Seat):
         """See Seat."""
         if uses_integer_matmul(files, options):
             return f"integers (quant={files.quantization})"
-        return options.config.compute_dtype(options.device)
+        return options.config.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """See Seat."""
         config, device, ranks = options.config, options.device, options.ranks
-        dtype, quantized = config.rounded_dtype(device), files.quantization.rounds
+        dtype, quantized = config.precision.rounded(device), files.quantization.rounds
         if dtype != "float32":
             progress.note(describe_dtype(dtype, quantized=quantized))
         files = replace(files, rounded=dtype)
@@ -150,7 +150,7 @@ def uses_integer_matmul(files: ModelFiles, options: RunOptions) -> bool:
     return (
         options.ranks.tensor == 1  # sharded weights are dequantized
         and files.quantization.rounds
-        and config.compute_dtype(device) != "float32"
+        and config.precision.computed(device) != "float32"
         and custom_network(files.model) is None
         and files.model.sparse is None
         and _has_fused(options)
@@ -189,7 +189,7 @@ def _opened(
         settings = MindSporeOptions(
             slots=options.slots,
             length=options.length,
-            dtype=config.compute_dtype(options.device),
+            dtype=config.precision.computed(options.device),
             device=options.device,
             device_id=config.context.device_id,
             threads=config.context.threads,
@@ -220,7 +220,7 @@ def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     model = files.model
     local = model.shard(ranks.tensor)
     # Whoever reads their values verifies them.
-    unread = replace(files, rounded=config.rounded_dtype("CPU"), verified=True)
+    unread = replace(files, rounded=config.precision.rounded("CPU"), verified=True)
     tensors = unread.tensors(ranks, vocab_parallel=config.vocab_parallel)
     sizes = {name: mindspore_bytes(one, copied=slots > 1) for name, one in tensors.items()}
     weights = sum(one.resident for one in sizes.values())

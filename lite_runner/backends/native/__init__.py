@@ -142,7 +142,7 @@ class Native(Seat):
         config = options.config
         self.check(files, options)
         draft = None if options.draft is None else self.open(options.draft, options.of_draft)
-        dtype = config.rounded_dtype(options.device)
+        dtype = config.precision.rounded(options.device)
         quantized, blocks = files.quantization.rounds, files.quantization.keeps_blocks
         if dtype != "float32" and (quantized or blocks):
             from lite_runner.weights.quantization.quantize import describe_dtype
@@ -246,7 +246,7 @@ def _met(options: RunOptions) -> Peers:
 
 
 def _as_computed(files: ModelFiles, options: RunOptions) -> ModelFiles:
-    return replace(files, rounded=options.config.rounded_dtype(options.device))
+    return replace(files, rounded=options.config.precision.rounded(options.device))
 
 
 def _step_bytes(model: Decoder, slots: int, length: int) -> int:

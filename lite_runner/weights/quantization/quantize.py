@@ -16,7 +16,7 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.naming import Role
 from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config import schema
+from lite_runner.config import sections
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import (
     DType,
@@ -35,7 +35,7 @@ from lite_runner.weights.quantization.quantized import (
 )
 
 PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap
-_SHORT: dict[schema.DType, DType] = {"float16": "F16", "bfloat16": "BF16"}
+_SHORT: dict[sections.DType, DType] = {"float16": "F16", "bfloat16": "BF16"}
 # From here on the nearest number of the type is infinite.
 _LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9))}
 
@@ -212,7 +212,7 @@ def _pieces(
 
 
 def with_matrices_in(
-    tensors: Mapping[str, LazyTensor], dtype: schema.DType
+    tensors: Mapping[str, LazyTensor], dtype: sections.DType
 ) -> dict[str, LazyTensor]:
     """The tensors, matrices that are wider than `dtype` rounded to it when they are read.
 
@@ -231,7 +231,7 @@ def with_matrices_in(
     }
 
 
-def describe_dtype(dtype: schema.DType, *, quantized: bool, blocks: bool = False) -> str:
+def describe_dtype(dtype: sections.DType, *, quantized: bool, blocks: bool = False) -> str:
     """A line about compute_dtype= where a run does not compute with matrices of that type."""
     if blocks:
         return (

@@ -19,7 +19,7 @@ from lite_runner.architectures.quantization import Quant, Quantization, Scheme
 from lite_runner.architectures.reference import forward
 from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
-from lite_runner.config.schema import DType
+from lite_runner.config.sections import DType
 from lite_runner.errors import ArtifactError
 from lite_runner.generation.sampling import logits_of_text
 from lite_runner.native.model import NativeOptions

@@ -107,16 +107,16 @@ def _move(source: Path, target: Path) -> None:
 def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths:
     """The output paths of a config: those of its graphs, `folder`, or, where that
     is "", in a folder of output_dir."""
-    config, infer = job.config, job.config.infer
+    source, infer = job.source, job.source.infer
     if infer.prefill_model_path:
         first = Path(infer.prefill_model_path).expanduser()
-        if config.full_graph:
+        if source.full_graph:
             return OutputPaths.of_graphs({"model": first}, overwrite)
         second = Path(infer.increment_model_path).expanduser()
         return OutputPaths.of_graphs({"prefill": first, "increment": second}, overwrite)
     if not folder:
-        parts = [config.model_name, job.spec.layout, *_particulars(job)]
-        folder = f"{config.output_dir}/{'_'.join(parts)}"
+        parts = [source.model_name, job.spec.layout, *_particulars(job)]
+        folder = f"{source.output_dir}/{'_'.join(parts)}"
     return OutputPaths(Path(folder).expanduser(), overwrite=overwrite)
 
 
