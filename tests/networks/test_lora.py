@@ -42,7 +42,7 @@ LAYER_NORM = ("starcoder2", "gpt_neox")
 SPARSE = ("qwen3_moe", "mixtral")
 # Compiled with adapters alone: their linear layers are llama's, and those of the others are also
 # compared with the graphs of a network that knows of no adapters, to the bit.
-LIKE_OTHERS = ("qwen2", "gemma2", "gpt_neox")
+LIKE_OTHERS = ("gpt_neox", "mixtral")
 TOLERANCE = 1e-4  # as without adapters; a wrong scale or rank is off by 1e-2 and more
 Weights = Mapping[str, NDArray[np.float32]]
 Error = Callable[[NDArray, NDArray], float]
@@ -132,9 +132,9 @@ def pinned(network: MindSporeBackend | NativeBackend, name: str) -> int:
             (family, {"fused": True})
             for family in (*FAMILIES, "qwen3", "mistral", *LLAMA_LIKE, *LAYER_NORM, *SPARSE, "glm")
         ),
-        # Each compiles graphs: embeddings and heads with adapters and without, matrices that are
-        # held [in, out], biases, norms behind a sum, parallel sums, experts beside adapters.
-        *((family, {}) for family in ("bloom", "qwen2", "gemma2", "gpt_neox", "mixtral")),
+        # Each compiles graphs: embeddings and heads with adapters and without, biases, parallel
+        # sums, experts beside adapters. Of norms behind a sum adapters know nothing.
+        *((family, {}) for family in ("bloom", "gpt_neox", "mixtral")),
         ("llama", {"use_past": False}),
     ],
     ids=str,
@@ -338,20 +338,22 @@ def test_an_adapter_that_comes_later_is_as_if_known_from_the_start(
     adapters = [random_adapter(model, seed, rank, 1.0) for seed, rank in ((1, 3), (2, 5))]
     names = ["random_1", None, "random_2"]
     prompts = np.arange(15, dtype=np.int32).reshape(3, 5)
+    # A step takes the adapters from where the prompt does, by another graph to compile.
+    forced = prompts[:, : 2 if fused else 0]
     lora = pool_size(adapters, 2)
     early = backend(model, weights, adapters, slots=3, lora=lora, fused=fused)
-    wanted = run(early, prompts, prompts[:, :2], names)
+    wanted = run(early, prompts, forced, names)
     room = LoraSize(2, lora.rank, lora.targets)
     late = backend(model, weights, slots=3, lora=room, fused=fused)
     assert late.adapters is not None
-    base = run(late, prompts, prompts[:, :2], [None] * 3)
+    base = run(late, prompts, forced, [None] * 3)
     for adapter in adapters:
         late.adapters.add(adapter)
-    assert run(late, prompts, prompts[:, :2], names).tobytes() == wanted.tobytes()
+    assert run(late, prompts, forced, names).tobytes() == wanted.tobytes()
     assert base[1].tobytes() == wanted[1].tobytes()
     assert not np.allclose(base, wanted)
     late.adapters.add(replace(adapters[0], name="random_2"))  # in the place of the other
-    twice = run(late, prompts[[0, 1, 0]], prompts[[0, 1, 0], :2], names)
+    twice = run(late, prompts[[0, 1, 0]], forced[[0, 1, 0]], names)
     np.testing.assert_allclose(twice[2], twice[0], rtol=0, atol=1e-4 * abs(twice[0]).max())
 
 
@@ -394,18 +396,18 @@ def test_what_bfloat16_does_not_hold_finds_no_room_beside_what_it_does() -> None
     assert "adapter_dtype=bf16 rounds all adapters" in caught.value.hint
     cells = backend(model, weights, [half])
     rounding = backend(model, weights, [half], fused=True, rounded=True)
-    prompts = np.arange(5, dtype=np.int32)[None]
+    prompts, none = np.arange(5, dtype=np.int32)[None], np.empty((1, 0), np.int32)
     late = []
     for other in (cells, rounding):
         assert other.adapters is not None
         other.adapters.remove(half.name)
         other.adapters.add(exact)
-        late.append(run(other, prompts, prompts[:, :2], [exact.name]))
+        late.append(run(other, prompts, none, [exact.name]))
     nearest = backend(model, weights, [nearest_bfloat16(exact)], fused=True, rounded=True)
-    wanted = run(nearest, prompts, prompts[:, :2], [exact.name])
+    wanted = run(nearest, prompts, none, [exact.name])
     assert late[1].tobytes() == wanted.tobytes()
     plain = backend(model, weights, [exact])
-    assert late[0].tobytes() == run(plain, prompts, prompts[:, :2], [exact.name]).tobytes()
+    assert late[0].tobytes() == run(plain, prompts, none, [exact.name]).tobytes()
 
 
 def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
