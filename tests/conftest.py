@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 
 
 # Derandomized: a run of the tests says the same today and tomorrow. No deadline: machines differ.
-settings.register_profile("local", deadline=None, derandomize=True, max_examples=100)
-settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.register_profile("tests", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("tests")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -219,7 +219,7 @@ counts = st.tuples(st.integers(1, 10), st.integers(1, 130), st.sampled_from([128
 
 
 def test_attention(operators: Any) -> None:
-    @settings(max_examples=settings().max_examples // 4)
+    @settings(max_examples=settings().max_examples // 2)
     @given(layer=layers, counts=counts, threads=st.sampled_from([1, 2, 5]))
     def check(layer: Layer, counts: tuple[int, int, int], threads: int) -> None:
         operators.set_threads(threads)
@@ -240,7 +240,7 @@ def test_attention(operators: Any) -> None:
 def test_attention_in_bfloat16(operators: Any) -> None:
     """Of the sizes of its float32 cousin, and as near as 8 bits are."""
 
-    @settings(max_examples=settings().max_examples // 8)
+    @settings(max_examples=settings().max_examples // 4)
     @given(layer=layers, counts=counts)
     def check(layer: Layer, counts: tuple[int, int, int]) -> None:
         operators.set_threads(2)
