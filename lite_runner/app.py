@@ -77,7 +77,7 @@ def guarded(action: Callable[[], int]) -> int:
             # Python would complain once more when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_PIPE
-        lacking = memory.fault_of(error)
+        lacking = memory.shortage_error(error)
         if lacking is not None:
             progress.error(f"error: {lacking}")
             return lacking.exit_code

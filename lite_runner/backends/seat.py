@@ -138,7 +138,8 @@ class Seat(Protocol):
         return ()
 
     def provenance(self) -> dict[str, str]:
-        """Of what, besides the weights and the processor, the bits of a result depend on."""
+        """The versions of what the bits of a result depend on, besides the weights and the
+        processor."""
         return {}
 
     def profiled(self, folder: Path) -> AbstractContextManager[None]:

@@ -232,7 +232,8 @@ def hints_of(section: Any) -> dict[str, Any]:
 
 @functools.cache
 def _own_hints(section: type) -> dict[str, Any]:
-    """Of one class alone: get_type_hints evaluates those of a base anew for each class on it."""
+    """The type hints of a class without its bases: get_type_hints evaluates those of a base
+    anew for each class on it."""
     return inspect.get_annotations(section, eval_str=True)
 
 

@@ -279,7 +279,7 @@ def context_errors(config: SamplingOptions, model: Decoder) -> Iterator[Invalid]
 
 
 def typed_errors(config: RunConfig, typed: Collection[str]) -> Iterator[Invalid]:
-    """The same for the model's own lengths among the `typed` dotted keys."""
+    """Validation errors of the model's own lengths among the `typed` dotted keys."""
     model, settings, section = (
         config.model_config(),
         config.model.model_config,

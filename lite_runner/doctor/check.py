@@ -41,7 +41,7 @@ class Check:
         except RunnerError as error:
             return Finding("fail", error.message, remedy=error.hint)
         except Exception as error:
-            if (lacking := memory.fault_of(error)) is not None:
+            if (lacking := memory.shortage_error(error)) is not None:
                 return Finding("fail", lacking.message, remedy=lacking.hint)
             return Finding("fail", f"this check itself failed: {type(error).__name__}: {error}")
 

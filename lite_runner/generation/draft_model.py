@@ -151,7 +151,7 @@ class DraftModel:
         self._credit = min(_MOST_CREDIT, self._credit + seconds)
 
     def _admitted(self) -> list[tuple[DraftSequence, int]]:
-        """What was asked for, as far as it can be and may be done in this step."""
+        """The requested drafts that can and may be computed in this step."""
         info, reads, blocks = self._backend.info, False, 0
         admitted: list[tuple[DraftSequence, int]] = []
         for sequence, count in self.asked:

@@ -95,7 +95,7 @@ class Completion:
         return self.token_ids if self.end_token is None else [*self.token_ids, self.end_token]
 
     def stopped(self, tokens: int) -> Completion:
-        """As if a stop string had ended it after so many tokens."""
+        """The completion cut after so many tokens, as if a stop string had ended it."""
         logprobs = None if self.logprobs is None else self.logprobs.first(tokens)
         ids = self.token_ids[:tokens]
         return replace(self, token_ids=ids, finish_reason="stop", end_token=None, logprobs=logprobs)

@@ -345,8 +345,8 @@ def logprobs_of(completion: Completion) -> list[dict[str, Any]] | None:
 def prompt_logprobs_of(
     completion: Completion, prompt: Sequence[int]
 ) -> list[dict[str, Any] | None] | None:
-    """The same for the prompt's tokens computed so far; None for the first, which nothing
-    predicts."""
+    """The log-probabilities of the prompt's tokens computed so far; None for the first, which
+    nothing predicts."""
     found = completion.prompt_logprobs
     return None if found is None else [None, *_plain(found, prompt[1:])]
 

@@ -384,7 +384,7 @@ async def refused(request: Request, error: Exception) -> Response:
 
 
 def _misaddressed(request: Request, status: int) -> str:
-    """Of a path that is not there, or not with this method."""
+    """The error message for an unknown path, or a method that the path does not take."""
     paths = [route.path for route in request.app.routes]
     path, shown = request.url.path, shortened(request.url.path, 100)
     if status == 405:
@@ -437,7 +437,7 @@ async def body_of(request: Request, kind: type[Body]) -> Body:
 
 
 async def made(request: Request, kind: type[Body], make: Callable[[Body], T]) -> T:
-    """What `make` makes of the body of a request. Raises ApiError."""
+    """The result of `make` for the validated body of a request. Raises ApiError."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Content-Type: expected application/json")
     server = server_of(request)

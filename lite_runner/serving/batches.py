@@ -52,7 +52,7 @@ class BatchLine(RequestBody):
 
 
 class BatchAnswer(RequestBody):
-    """What is read again of an answer."""
+    """The fields of an answer that are read again."""
 
     id: str
     custom_id: str

@@ -258,7 +258,7 @@ class ChatCompletion:
 def _added(
     thought: str, text: str, calls: list[dict[str, Any]]
 ) -> Iterator[tuple[AnswerBlock, str]]:
-    """What there is to be added, and the block that it may begin."""
+    """The texts of a delta, each with the block that it may begin."""
     if thought:
         yield AnswerBlock("thinking"), thought
     if text:

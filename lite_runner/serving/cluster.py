@@ -397,7 +397,7 @@ _STOPPED = ApiError(503, "the server is shutting down", code="unavailable")
 
 
 def _failed(failure: Exception) -> ApiError:
-    """What a client is told; the log has a line."""
+    """The error for the client; the log has a line."""
     if not isinstance(failure, (RayError, RayServeException)):
         return api_error(failure)
     progress.note(f"a replica has failed: {type(failure).__name__}")

@@ -121,8 +121,8 @@ class Completions:
         *,
         first: bool,
     ) -> dict[str, Any] | None:
-        """Of a chunk: its token, and with echo the prompt's in the first one. `made`: those of the
-        chunks before, by choice."""
+        """Log-probabilities of a chunk: of its token, and with echo of the prompt in the
+        first one. `made`: those of the chunks before, by choice."""
         is_token = isinstance(output, Piece) and output.logprobs is not None
         echoes = first and bool(self._body.echo) and self._body.logprobs is not None
         if not (is_token or echoes):
@@ -142,8 +142,8 @@ class Completions:
 
     @property
     def is_large(self) -> bool:
-        """Whether the answer has as many log-probabilities as the prompts have tokens, which would
-        hold up the event loop."""
+        """True if the answer has as many log-probabilities as the prompts have tokens,
+        which would hold up the event loop."""
         body = self._body
         return body.prompt_logprobs is not None or bool(body.echo and body.logprobs is not None)
 

@@ -24,7 +24,7 @@ from lite_runner.serving.metrics import RequestStats
 from lite_runner.serving.sampling import check_prompt
 from lite_runner.serving.schemas import (
     Described,
-    FieldFault,
+    FieldError,
     ListsOfIds,
     Message,
     RequestBody,
@@ -61,7 +61,7 @@ class EmbeddingRequest(Described):
     @model_validator(mode="after")
     def _check(self) -> EmbeddingRequest:
         if not self.input or (isinstance(self.input, list) and [] in self.input):
-            raise FieldFault("input", "empty")
+            raise FieldError("input", "empty")
         return self
 
     @property

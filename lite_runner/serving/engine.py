@@ -26,7 +26,7 @@ STEP_S = 0.1  # of a step to aim at: a long prompt must not hold up the streams 
 
 
 class Busy(Exception):
-    """As many sequences wait as may."""
+    """The queue is full."""
 
 
 class Stopped(Exception):
@@ -87,7 +87,7 @@ class Handle:
 
 @dataclass(frozen=True)
 class Load:
-    """What an engine is doing."""
+    """Load of the engine: running and waiting sequences, cache use."""
 
     running: int  # sequences in cache slots
     waiting: int
@@ -138,12 +138,12 @@ class EngineThread:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the engine; None: it runs."""
+        """The error that ended the engine; None: it runs."""
         return self._failure
 
     @property
     def load(self) -> Load:
-        """As of the last step."""
+        """The load as of the last step."""
         running, usage, preemptions, adapters = self._running
         waiting = max(0, self._sequences - running)
         return Load(running, waiting, usage, preemptions, adapters)

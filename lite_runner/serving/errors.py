@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.serving.engine import Busy, Stopped
-from lite_runner.serving.schemas import FieldFault
+from lite_runner.serving.schemas import FieldError
 from lite_runner.structured.grammars import GrammarError
-from lite_runner.system.memory import fault_of
+from lite_runner.system.memory import shortage_error
 
 _TYPES = {
     400: "invalid_request_error",
@@ -101,14 +101,15 @@ def told(error: RunnerError) -> str:
 
 
 def of_exception(error: Exception) -> ApiError:
-    """What a client is told of an error of the engine or of a runner's part."""
+    """The error that a client gets for an exception of the engine or of another part of
+    lite-runner."""
     if isinstance(error, Busy):
         return ApiError(429, "too many requests are waiting; try again", code="queue_full")
     if isinstance(error, Stopped):
         return ApiError(503, str(error), code="unavailable")
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than serve.request_timeout", code="timeout")
-    if fault_of(error) is not None:
+    if shortage_error(error) is not None:
         return OUT_OF_MEMORY
     if isinstance(error, GrammarError):
         return ApiError(400, error.message, error.field, "invalid_value")  # of its own text
@@ -131,7 +132,7 @@ def of_validation(error: ValidationError) -> ApiError:
     found = max((one for one in errors if one["loc"][:1] == field), key=lambda one: len(one["loc"]))
     parts = [str(part) for part in found["loc"] if not _is_type(part)]
     kind, message = found["type"], found["msg"]
-    if isinstance(cause := found.get("ctx", {}).get("error"), FieldFault):
+    if isinstance(cause := found.get("ctx", {}).get("error"), FieldError):
         parts.append(cause.field)
         message = cause.message
     place = ".".join(parts) or None
@@ -158,7 +159,7 @@ def _kind(given: Any) -> str:
 
 
 def _is_type(part: str | int) -> bool:
-    """Whether a part of pydantic's location names a branch of a union, not a field."""
+    """True if a part of pydantic's location names a branch of a union, not a field."""
     return (isinstance(part, str) and not part.isidentifier()) or part in _BRANCHES
 
 

@@ -40,7 +40,7 @@ class TextBlock(Cached):
 
 
 class ThinkingBlock(Cached):
-    """Of an earlier answer."""
+    """Thinking in an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
@@ -48,7 +48,7 @@ class ThinkingBlock(Cached):
 
 
 class RedactedThinkingBlock(RequestBody):
-    """Of another model's answer, which none but that can read."""
+    """Thinking of another model, which only that model can read."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -166,7 +166,7 @@ class MessagesRequest(CountTokens):
 
 
 def chat_request(body: CountTokens, tokenizer: Tokenizer) -> ChatRequest:
-    """The same in OpenAI's words. Raises ApiError for what these lack."""
+    """The request in OpenAI's form. Raises ApiError for what that form lacks."""
     given: dict[str, Any] = {"model": body.model, "messages": list(_messages(body))}
     if isinstance(body, MessagesRequest):
         given |= {

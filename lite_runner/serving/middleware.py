@@ -74,7 +74,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class RateLimits:
-    """What a key may ask for in a minute: a bucket for each kind that is limited."""
+    """Rate limits of a key, per minute: a bucket for each kind that is limited."""
 
     def __init__(self, settings: Serve) -> None:
         asked = {"requests": settings.requests_per_minute, "tokens": settings.tokens_per_minute}
@@ -111,7 +111,7 @@ class RateLimits:
 
 
 class Guarded(Protocol):
-    """What is behind a Guard: a server of one model, or of several."""
+    """The application behind a Guard: a server of one model, or of several."""
 
     settings: Serve
 
@@ -275,13 +275,14 @@ class Guard:
 
 
 def _is_counted(scope: Scope) -> bool:
-    """Whether a request counts towards the limits of its key: one for an answer of the model."""
+    """True if a request counts towards the limits of its key: one for an answer of the model."""
     path: str = scope["path"]
     return scope["method"] == "POST" and path.startswith("/v1/")
 
 
 def _is_allowed(name: str, allowed: Sequence[str]) -> bool:
-    """Whether `allowed` has a name of `Host`; "*.example.com" is any below that, "*" any at all."""
+    """True if `allowed` has a name of `Host`; "*.example.com" is any below that, "*" any at
+    all."""
     return "*" in allowed or any(
         name.lower() == one.lower() or (one[:2] == "*." and name.lower().endswith(one[1:].lower()))
         for one in allowed

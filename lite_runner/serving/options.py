@@ -89,7 +89,7 @@ class Serve:
 
     @property
     def is_public(self) -> bool:
-        """Whether other machines reach it."""
+        """True if other machines reach it."""
         try:
             return not ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -97,12 +97,12 @@ class Serve:
 
     @property
     def scheme(self) -> str:
-        """Of the server's address."""
+        """The scheme of the server's address."""
         return "https" if self.tls_cert else "http"
 
     @property
     def behind(self) -> Serve:
-        """The same for a server that another process of ours answers for."""
+        """The settings of a server behind another process of ours, which answers for it."""
         return replace(self, api_key="", tls_cert="", tls_key="", drain_delay=0)
 
     @property
@@ -113,7 +113,7 @@ class Serve:
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether adapters come while it runs."""
+        """True if adapters come while it runs."""
         return self.load_adapters or bool(self.watch_adapters)
 
     @property

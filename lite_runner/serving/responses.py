@@ -54,7 +54,7 @@ class TextPart(RequestBody):
 
 
 class RefusalPart(RequestBody):
-    """Of another model's answer."""
+    """A refusal in another model's answer."""
 
     type: Literal["refusal"]
     refusal: str
@@ -101,7 +101,7 @@ ReasoningTexts = Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail
 
 
 class ReasoningItem(_Item):
-    """Of an earlier answer."""
+    """The reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
     summary: ReasoningTexts | None = None
@@ -218,7 +218,7 @@ def listed_items(items: bytes) -> dict[str, Any]:
 
 
 def chat_request(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """The same in a chat completion's words. Raises ApiError for what these lack."""
+    """The request as a chat completion's. Raises ApiError for what that form lacks."""
     given: dict[str, Any] = {name: getattr(body, name, None) for name in _SAME}
     given["messages"] = list(_messages(body.instructions, items))
     choice: Any = body.tool_choice
@@ -265,7 +265,8 @@ def _renamed(error: ApiError) -> ApiError:
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> Iterator[dict[str, Any]]:
-    """What is said before the first turn is one message; so is what an answer is made of."""
+    """The messages of the items: instructions before the first turn are one, and so are the
+    parts of an answer."""
     system = [instructions] if instructions else []
     rest = [one for one in items if not isinstance(one, ReasoningItem) or _thought(one)]
     while rest and isinstance(first := rest[0], MessageItem) and first.role in _SYSTEM:
@@ -307,7 +308,7 @@ def _thought(item: ReasoningItem) -> str:
 
 
 def _follows(made: dict[str, Any], said: dict[str, Any]) -> bool:
-    """Whether a part is of the same answer: thinking, text and calls come in this order."""
+    """True if a part is of the same answer: thinking, text and calls come in this order."""
     order = ("reasoning", "content", "tool_calls")
     (new,) = (order.index(name) for name in made)
     return all(order.index(name) < new or name == "tool_calls" == order[new] for name in said)
@@ -476,7 +477,7 @@ class ResponsesCall:
 
     @property
     def _status(self) -> str:
-        """Of what is over now."""
+        """The status of what has ended."""
         ended = self._chat.ended
         cut = ended is not None and self._chat.reason(ended) == "length"
         return "incomplete" if cut else "completed"

@@ -296,7 +296,7 @@ def _ended(process: Any, pipe: Pipe) -> None:
 
 
 async def _said(pipe: Pipe) -> dict[str, Any]:
-    """What a process says next."""
+    """The next message of a process."""
     try:
         while not pipe.poll():
             await _readable(pipe.fileno())

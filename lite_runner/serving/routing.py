@@ -27,7 +27,7 @@ _PROMPTS = {
 
 
 def key_of_body(path: str, body: bytes, adapters: Collection[str]) -> bytes:
-    """What a request is routed by. Raises ApiError for a body of too many values."""
+    """The routing key of a request. Raises ApiError for a body of too many values."""
     check_values(body)
     try:
         return key_of_prompt(path, parse_json(body), adapters)
@@ -36,8 +36,8 @@ def key_of_body(path: str, body: bytes, adapters: Collection[str]) -> bytes:
 
 
 def key_of_prompt(path: str, body: Any, adapters: Collection[str]) -> bytes:
-    """What the replica of a request is preferred by: the adapter, which is loaded there, or the
-    beginning of the prompt, of a conversation that of its first message by a user; b"": neither."""
+    """The key that prefers a replica: the adapter, which is loaded there, or the beginning of
+    the prompt, of a conversation that of its first message by a user; b"": neither."""
     if not isinstance(body, dict):
         return b""  # the application says what is wrong with it
     named = body.get("model")

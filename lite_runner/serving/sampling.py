@@ -121,8 +121,8 @@ def adjustments(body: Sampling, vocab: int) -> Adjustments | None:
 
 
 def grammar_for(body: Sampling) -> Grammar | None:
-    """What the answer is restricted to; None: nothing. Raises GrammarError for two grammars, and
-    ApiError for one with another field that contradicts it."""
+    """The grammar that the answer is restricted to; None: none. Raises GrammarError for two
+    grammars, and ApiError for one with another field that contradicts it."""
     found = grammar_of(body.model_dump(include=set(STRUCTURED_KEYS), by_alias=True))
     if found is not None:
         check_free_end(body, found.field)
@@ -167,7 +167,7 @@ def _logprobs(body: Sampling) -> int | None:
 
 
 def _prompt_logprobs(body: Sampling) -> int | None:
-    """Of the prompt: asked for, or wanted with `echo`."""
+    """The number of log-probabilities of the prompt: asked for, or implied by `echo`."""
     if body.prompt_logprobs is None and isinstance(body, CompletionRequest) and body.echo:
         return body.logprobs
     return body.prompt_logprobs

@@ -35,7 +35,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class FieldFault(ValueError):
+class FieldError(ValueError):
     """A field contradicts another one, or has a value that its type does not tell."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -44,7 +44,7 @@ class FieldFault(ValueError):
 
 
 def only(*values: Any) -> AfterValidator:
-    """Of a field that is not supported: it has one of the values that change nothing."""
+    """The validator of an unsupported field: only values that change nothing are accepted."""
 
     def check(value: Any) -> Any:
         for one in values:
@@ -71,7 +71,7 @@ class RequestBody(BaseModel):
 
 
 class Described(RequestBody):
-    """Who asks; of no effect on the answer."""
+    """Fields that describe the caller; no effect on the answer."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -103,7 +103,7 @@ class ResponseFormat(RequestBody):
     @model_validator(mode="after")
     def _check(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise FieldFault("json_schema", "with type=json_schema, and only there")
+            raise FieldError("json_schema", "with type=json_schema, and only there")
         return self
 
 
@@ -124,7 +124,7 @@ class StructuredOutputs(RequestBody):
 
 
 class Sampling(Described):
-    """What completions and chat completions share. null: the server's default."""
+    """Fields that completions and chat completions share. null: the server's default."""
 
     model: str | None = None  # null: the base model
     stream: bool | None = None
@@ -176,13 +176,13 @@ class Sampling(Described):
     @model_validator(mode="after")
     def _check(self) -> Sampling:
         if "" in self.stops:
-            raise FieldFault("stop", "an empty string would end every completion at once")
+            raise FieldError("stop", "an empty string would end every completion at once")
         options = self.stream_options
         if options is not None and options.include_usage and not self.stream:
-            raise FieldFault("stream_options", "only with stream=true")
+            raise FieldError("stream_options", "only with stream=true")
         for key in self.logit_bias or ():
             if not (key.isascii() and key.isdigit() and len(key) <= _ID_DIGITS):
-                raise FieldFault("logit_bias", f"got {key[:40]!r}, expected a token id")
+                raise FieldError("logit_bias", f"got {key[:40]!r}, expected a token id")
         return self
 
 
@@ -199,12 +199,12 @@ class CompletionRequest(Sampling):
     @model_validator(mode="after")
     def _check_prompts(self) -> CompletionRequest:
         if not self.prompt or (isinstance(self.prompt, list) and [] in self.prompt):
-            raise FieldFault("prompt", "empty")
+            raise FieldError("prompt", "empty")
         return self
 
 
 class Cached(RequestBody):
-    """What a client would have kept in a cache: prefixes are shared whatever it says."""
+    """Marks for prompt caching, which are ignored: prefixes are shared anyway."""
 
     cache_control: dict[str, Any] | None = None
 
@@ -332,7 +332,7 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise FieldFault("top_logprobs", "only with logprobs=true")
+            raise FieldError("top_logprobs", "only with logprobs=true")
         return self
 
     @model_validator(mode="after")
@@ -340,19 +340,19 @@ class ChatRequest(Sampling):
         names = [tool.function.name for tool in self.tools or ()]
         for name in names:
             if names.count(name) > 1:
-                raise FieldFault("tools", f"two tools have the name {name}")
+                raise FieldError("tools", f"two tools have the name {name}")
         choice = self.tool_choice
         allowed = choice.allowed_tools if isinstance(choice, AllowedChoice) else None
         named = allowed.tools if allowed else [choice] if isinstance(choice, NamedTool) else []
         chosen = {one.function.name: None for one in named}
         for name in chosen:
             if name not in names:
-                raise FieldFault("tool_choice", f"no tool has the name {name}")
+                raise FieldError("tool_choice", f"no tool has the name {name}")
         if allowed:
             self.tools = [tool for tool in self.tools or () if tool.function.name in chosen]
             self.tool_choice = allowed.mode
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
-            raise FieldFault("tool_choice", "only with tools")
+            raise FieldError("tool_choice", "only with tools")
         return self
 
 
@@ -393,10 +393,10 @@ class TokenizeRequest(Described):
     @model_validator(mode="after")
     def _check(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise FieldFault("prompt", "expected either prompt or messages")
+            raise FieldError("prompt", "expected either prompt or messages")
         for name in ("chat_template_kwargs", "tools") if self.messages is None else ():
             if getattr(self, name):
-                raise FieldFault(name, "only with messages")
+                raise FieldError(name, "only with messages")
         return self
 
 

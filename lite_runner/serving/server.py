@@ -30,7 +30,7 @@ from lite_runner.serving.middleware import Connection
 from lite_runner.serving.options import Serve, ServeOptions
 from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.serving.state import Server
-from lite_runner.system.memory import bound_arenas, fault_of
+from lite_runner.system.memory import bound_arenas, shortage_error
 from lite_runner.system.secret import take_key
 from lite_runner.system.signals import offered
 
@@ -202,7 +202,7 @@ def run_model(
     except EOFError:
         return
     except Exception as error:
-        lacks = error if isinstance(error, RunnerError) else fault_of(error)
+        lacks = error if isinstance(error, RunnerError) else shortage_error(error)
         if lacks is None:
             logging.getLogger(__name__).error("a model was not loaded", exc_info=error)
             lacks = RunnerError(f"{type(error).__name__}: {error}")
@@ -241,7 +241,7 @@ class _Http(uvicorn.Server):
 
 
 class Endable(Protocol):
-    """What an end concerns of a server: of one model, or of several."""
+    """A server that can be stopped: of one model, or of several."""
 
     settings: Serve
     draining: bool

@@ -156,7 +156,7 @@ class Server:
 
     @property
     def stores(self) -> bool:
-        """Whether responses are kept: not where the next request may be another replica's."""
+        """True if responses are kept: not where the next request may be another replica's."""
         return self.settings.engine == "local"
 
     def adapter_of(self, name: str | None) -> str | None:

@@ -52,7 +52,7 @@ class ChatGLM3(Buffered):
             self._fresh = True
 
     def _may_call(self) -> bool:
-        """Whether the head is a tool's name, or may become one."""
+        """True if the head is a tool's name, or may become one."""
         head, ends, _ = self._text.partition("\n")
         head = head.strip(SPACE)
         return head in self._names if ends else any(name.startswith(head) for name in self._names)
@@ -92,8 +92,8 @@ _ESCAPE = re.compile(r"\\(?:[\\'\"abfnrtv0-7xuUN\n]|(?P<other>.))", re.DOTALL)
 
 
 def read_arguments(code: str, at: int) -> tuple[dict[str, Any], int] | None:
-    """Of a call whose parenthesis ends at `at`, and where what follows the other one begins; None:
-    they are none. JSON's spelling of texts and constants may stand in them, too."""
+    """The arguments of a call whose parenthesis ends at `at`, and the index behind the closing
+    one; None: they are none. JSON's spelling of texts and constants may stand in them, too."""
     made, depth = ["{"], 0
     while token := _TOKEN.match(code, at):
         at, kind = token.end(), token.lastgroup
@@ -116,7 +116,7 @@ def read_arguments(code: str, at: int) -> tuple[dict[str, Any], int] | None:
 
 
 def write_arguments(arguments: dict[str, Any]) -> str:
-    """As Python spells them."""
+    """The arguments in Python's syntax."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
@@ -200,7 +200,7 @@ def gemma(_: Tools) -> Parser:
 
 
 def _gemma_call(text: str) -> Call | None:
-    """What is between the marks of a call: call:name{key:<escape>text<escape>,other:1}"""
+    """The call between the marks: call:name{key:<escape>text<escape>,other:1}"""
     if (found := _GEMMA_CALL.fullmatch(text)) is None:
         return None
     arguments = json_of(_GEMMA_TOKEN.sub(_gemma_token, found[2]))

@@ -94,8 +94,8 @@ def _json_text(arguments: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a model writes calls. `arguments`: rules in Lark, of which the first is named, for the
-    arguments of a tool with a schema."""
+    """The format in which a model writes calls. `arguments`: rules in Lark, of which the first
+    is named, for the arguments of a tool with a schema."""
 
     name: str
     marks: tuple[str, ...]  # which may be tokens of their own
@@ -149,8 +149,8 @@ class ToolParameter:
 
 
 def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[ToolParameter]:
-    """Of a tool's schema, for a grammar. Raises ApiError for what a model that writes them one by
-    one cannot be held to, and for a name that is none of `names`."""
+    """The parameters in a tool's schema, for a grammar. Raises ApiError for what a model that
+    writes them one by one cannot be held to, and for a name that is none of `names`."""
     listed, required = tool.get("properties", {}), tool.get("required", [])
     for key in _TOGETHER:
         if key in tool:
@@ -175,7 +175,7 @@ def parameters(tool: Mapping[str, Any], names: re.Pattern[str]) -> list[ToolPara
 
 
 def refused(what: str) -> ApiError:
-    """Of a forced call."""
+    """The error for a forced call that cannot be forced."""
     why = f"tools: not supported in a forced call of this model: {what}"
     return ApiError(400, why, "tools", "invalid_value")
 
@@ -477,7 +477,7 @@ _SIGNS = (
 
 
 def _written(tokenizer: Tokenizer) -> str:
-    """How a chat template writes a call; "": it does not."""
+    """A call as the chat template writes it; "": it writes none."""
     function = {"name": _PROBE, "arguments": {"key": "value"}}
     definition = {"name": _PROBE, "description": "", "parameters": NO_ARGUMENTS}
     call = {"id": "callid123", "type": "function", "function": function}

@@ -43,7 +43,7 @@ class Parser(Protocol):
     """Reads one answer. Text that is no call after all stays text."""
 
     def put(self, text: str) -> list[Part]:
-        """What is certain now."""
+        """The parts that are certain now."""
         ...
 
     def finish(self) -> list[Part]:
@@ -64,7 +64,8 @@ class Buffered:
         return self._take(last=True)
 
     def _take(self, *, last: bool) -> list[Part]:
-        """What is certain of the text, which is taken off it; `last`: all of it is."""
+        """The parts of the text that are certain, which are removed from it; `last`: all of
+        it is."""
         raise NotImplementedError
 
 
@@ -170,7 +171,7 @@ class Marked:
 
 @dataclass(frozen=True)
 class JsonForm:
-    """How a model writes calls whose arguments are JSON."""
+    """The form of calls whose arguments are JSON."""
 
     marks: tuple[str, ...]  # before calls; (): an answer of calls begins with one
     header: re.Pattern[str]  # before the arguments, with the tool's name
@@ -181,7 +182,7 @@ class JsonForm:
 
 
 class _JsonObject:
-    """How far an object has come."""
+    """Progress within a JSON object."""
 
     def __init__(self) -> None:
         self._depth, self._inside, self._escaped = 0, False, False
@@ -240,7 +241,7 @@ class JsonCalls(Buffered):
         return [] if not certain or (blank and self._called) else [certain]
 
     def _head(self, last: bool) -> list[Part]:
-        """What may be a call, up to its arguments."""
+        """The parts of a possible call, up to its arguments."""
         form, text = self._form, self._text
         if (found := form.header.match(text)) and found["name"] in self._names:
             return self._begin(text, found)
@@ -270,7 +271,7 @@ class JsonCalls(Buffered):
         return [More(said)] if said else []
 
     def _behind(self, last: bool) -> list[Part]:
-        """What is behind arguments: another call, or the end."""
+        """The parts behind the arguments: another call, or the end."""
         form = self._form
         closing = form.closing.match(self._text)
         rest = self._text[closing.end() if closing else 0 :]
@@ -308,7 +309,7 @@ class JsonCalls(Buffered):
 
 
 def _json_form(before: str, *marks: str, **more: Any) -> JsonForm:
-    """Of objects with a name; `before`: a regex."""
+    """The form of calls that are objects with a name; `before`: a regex."""
     keys = r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
     return JsonForm(marks, re.compile(rf"\s*{before}\s*{keys}"), **more)
 
@@ -397,7 +398,8 @@ PARAMETER_END, FUNCTION_END = "</parameter>", "</function>"
 
 @dataclass(frozen=True)
 class Tags:
-    """How a call has its arguments one by one. The first groups are the tool's name and a key."""
+    """The form of calls that tag their arguments one by one. The first groups are the tool's
+    name and a key."""
 
     name: re.Pattern[str]
     key: re.Pattern[str]  # up to the value
@@ -498,7 +500,7 @@ class _Reader:
         return self._types.get(name, {}).get(key)
 
     def _value_end(self, text: str, at: int, allowed: Types | None) -> int:
-        """Of the value that begins at `at`; -1: nowhere yet."""
+        """The end of the value that begins at `at`; -1: not yet."""
         end = self._tags.end
         if allowed != TEXT and (found := self._json.match(text, at)):
             return found.end() if text.startswith(end, found.end()) else -1
@@ -555,7 +557,7 @@ def types(schema: Any) -> Types:
 
 
 def type_of(value: Any) -> str:
-    """Of a JSON value."""
+    """The type of a JSON value."""
     return _NAMES.get(type(value).__name__, "number")
 
 

@@ -47,7 +47,8 @@ class ToolUse:
         return CallReader(self._format, tools, several=self._several, forced=self._forced)
 
     def _restricted(self, body: ChatRequest, said: Grammar | None) -> Grammar | None:
-        """Of calls that must be made; or of calls, or else an answer as `said` has it."""
+        """The grammar of calls, where they must be made; else of calls or an answer in
+        `said`."""
         chosen, functions = body.tool_choice, self._functions
         if not self._forced and said is None:
             return None
@@ -110,8 +111,8 @@ class CallReader:
         return content, deltas
 
     def check(self) -> None:
-        """Of a whole answer. Raises ApiError where calls were forced, and one is not to be used: in
-        JSON a number may be beyond all floats."""
+        """Validate a whole answer. Raises ApiError where calls were forced, and one is not
+        to be used: in JSON a number may be beyond all floats."""
         if self._forced and not (self.calls and all(map(self._is_usable, self.calls))):
             raise ApiError(
                 500,
@@ -121,7 +122,7 @@ class CallReader:
             )
 
     def _is_usable(self, call: dict[str, Any]) -> bool:
-        """Whether its arguments are JSON, and of the types that they may have."""
+        """True if its arguments are JSON, and of the types that they may have."""
         function = call["function"]
         allowed = types_of(self._tools.get(function["name"], {}))
         arguments = json_of(function["arguments"])
@@ -139,7 +140,8 @@ class CallReader:
 def plain_messages(
     messages: Sequence[Message], tokenizer: Tokenizer, known: CallFormat | None
 ) -> list[dict[str, Any]]:
-    """As chat templates take them. Raises ApiError for calls where the template knows none."""
+    """The messages as chat templates take them. Raises ApiError for calls where the template
+    knows none."""
     plain: list[dict[str, Any]] = []
     names = ("reasoning_content", "reasoning", "thinking")
     read = [name for name in names if tokenizer.template_reads(name, of_messages=True)]
@@ -201,7 +203,7 @@ def _known(form: CallFormat | None, field: str) -> CallFormat:
 
 
 def _schema(function: Function) -> dict[str, Any]:
-    """Of the arguments."""
+    """The JSON schema of the arguments."""
     return (
         NO_ARGUMENTS if function.parameters is None else {"type": "object", **function.parameters}
     )

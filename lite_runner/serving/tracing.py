@@ -149,7 +149,7 @@ class Exporter:
 
 
 def exporter(environ: Mapping[str, str] = os.environ) -> Exporter | None:
-    """As the environment asks for one; None: it does not."""
+    """The exporter that the environment asks for; None: it asks for none."""
     address = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     if not address and (base := environ.get(_ENDPOINT, "")):
         address = f"{base.rstrip('/')}/v1/traces"

@@ -133,7 +133,7 @@ def import_mindspore() -> None:
     except Exception as error:  # a shared library is missing, or made for another processor, ...
         if "mindspore._c_expression" in sys.modules:
             atexit.register(_leave)  # runs before MindSpore's own, which then aborts the process
-        if (lacking := memory.fault_of(error)) is not None:
+        if (lacking := memory.shortage_error(error)) is not None:
             raise lacking from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise EnvironmentFault(

@@ -26,7 +26,7 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(EXIT_INTERRUPTED, "interrupted")
     if isinstance(error, Terminated):
         return Failure(EXIT_TERMINATED, "terminated")
-    known = error if isinstance(error, RunnerError) else memory.fault_of(error)
+    known = error if isinstance(error, RunnerError) else memory.shortage_error(error)
     if known is not None:
         return Failure(known.exit_code, known.message, known.hint)
     trace = "".join(traceback.format_exception(error))

@@ -97,7 +97,7 @@ def oom_kills() -> int:
     return max((count for count in counts if count is not None), default=0)
 
 
-def fault_of(error: BaseException) -> EnvironmentFault | None:
+def shortage_error(error: BaseException) -> EnvironmentFault | None:
     """The error as an out-of-memory error; None if it is something else."""
     chain: list[BaseException] = []
     while error not in chain:

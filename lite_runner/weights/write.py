@@ -219,7 +219,7 @@ def check_free(target: Path, overwrite: bool) -> None:
 def with_progress(
     tensors: Mapping[str, LazyTensor], report: Callable[[str], None]
 ) -> dict[str, LazyTensor]:
-    """The same tensors; every tenth of their values that is read is reported."""
+    """The tensors, whose reading reports every tenth of their values."""
     total = sum(math.prod(tensor.shape) for tensor in tensors.values())
     done, reported = 0, 0
 

@@ -98,12 +98,12 @@ Memory isn't enough and alloc failed, kernel name: 0_Default/Custom-op0, alloc s
     ],
 )
 def test_failures_for_want_of_memory(error: Exception, said: str) -> None:
-    fault = memory.fault_of(error)
+    fault = memory.shortage_error(error)
     assert fault is not None and fault.exit_code == EXIT_ENVIRONMENT
     assert said in fault.message and "dry_run=true" in fault.hint
     wrapped = ValueError("the graph cannot be run")
     wrapped.__cause__ = error
-    found = memory.fault_of(wrapped)
+    found = memory.shortage_error(wrapped)
     assert found is not None and said in found.message
 
 
@@ -117,7 +117,7 @@ def test_failures_for_want_of_memory(error: Exception, said: str) -> None:
     ],
 )
 def test_other_failures_stay_what_they_are(error: Exception) -> None:
-    assert memory.fault_of(error) is None
+    assert memory.shortage_error(error) is None
 
 
 def test_a_peak_is_not_that_of_who_started_the_process() -> None:

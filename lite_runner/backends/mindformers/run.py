@@ -183,7 +183,7 @@ class MindFormersRun:
         )
 
     def memory(self, ranks: int) -> Memory:
-        """Of both processes of a rank, of so many that share the model."""
+        """Memory of both processes of a rank, of so many that share the model."""
         model, sizes = self.model, self.sizes
         weights = parameter_count(model) * BYTES_OF[sizes.dtype]
         if Release.of(self.release.name).needs_head(model):
@@ -284,7 +284,8 @@ def _parallel(ranks: int, mode: int, vocab_parallel: bool) -> Mapping[str, Any]:
 
 
 def _shortest_prompt(model: Decoder, prompts: Sequence[Sequence[int]]) -> list[int]:
-    """Of one token; a prefix LM wants the end of the prefix, and what stands for the text."""
+    """A prompt of one token; a prefix LM wants the end of the prefix, and what stands for the
+    text."""
     if model.prefix is not None:
         return [model.prefix.mask_token_ids[0], model.prefix.end_token_id]
     return [next((int(tokens[0]) for tokens in prompts if len(tokens)), 0)]

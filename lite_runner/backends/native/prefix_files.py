@@ -52,7 +52,7 @@ _REMEMBERED = 1 << 15  # blocks that are in files, and others with the request t
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """Which model's prefixes are stored, and how many."""
+    """Settings of stored prefixes: the packed layers that they are of, and the cache limit."""
 
     layers: str  # digest of what the packed layers are made from
     limit: int | None  # bytes of the cache's entries; None: a share of the free disk
@@ -168,7 +168,7 @@ class PrefixFiles:
         self._readers.shutdown()
 
     def _names(self, tokens: NDArray[np.int32], adapter: str | None) -> list[str]:
-        """Of the files of the whole blocks of a text."""
+        """The names of the files of a text's whole blocks."""
         own = "" if adapter is None or self._adapters is None else self._adapters.digest(adapter)
         link, names = hashlib.sha256(self._root + own.encode()).digest(), []
         for place in range(len(tokens) // BLOCK):

@@ -48,8 +48,8 @@ def load(script: str) -> Any:
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, with the first line of what it was raised from or while handling: a
-    library may hide the reason behind a general notice."""
+    """The message of an error, with the first line of what it was raised from or while
+    handling: a library may hide the reason behind a general notice."""
     text = str(error) or type(error).__name__
     context = None if error.__suppress_context__ else error.__context__
     reason = str(error.__cause__ or context or "").strip()

@@ -159,8 +159,8 @@ class _Module(ModuleParts):
         )
 
     def bias(self) -> LazyTensor | None:
-        """What quant_bias holds besides the offset of the inputs, of Golden Stick; None: nothing,
-        but for what float16 rounds away."""
+        """The bias in Golden Stick's quant_bias, without the offset of the inputs; None:
+        none, but for what float16 rounds away."""
         if "quant_bias" not in self._parts or not self._golden:
             return None
         rows, columns = self._weight.shape
@@ -196,7 +196,7 @@ class _Module(ModuleParts):
         return first, second, self._one_a_byte
 
     def _two_outputs(self, stored: NDArray[Any]) -> NDArray[np.uint8]:
-        """Of bytes [out / 2, in]."""
+        """The integers of bytes [out / 2, in], which hold two outputs each."""
         pairs = stored.view(np.uint8)
         codes = np.empty((2 * pairs.shape[0], pairs.shape[1]), np.uint8)
         codes[0::2], codes[1::2] = pairs & 15, pairs >> 4

@@ -286,7 +286,8 @@ def _halves_of_latents(parameter: Parameter, file: GGUFFile) -> tuple[str, str] 
 
 
 def _joined(parameter: Parameter, halves: tuple[str, str], file: GGUFFile) -> LazyTensor:
-    """Of each head the rows of its key, which such files have as columns, then of its value."""
+    """The two matrices as one: of each head the rows of its key, which such files have as
+    columns, then of its value."""
 
     def read() -> NDArray[np.float32]:
         keys, values = (file.tensors[name].lazy().float32() for name in halves)

@@ -347,7 +347,7 @@ class GGUFFile:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """The path of the file."""
         return self.header.path
 
     @property

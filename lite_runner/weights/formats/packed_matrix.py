@@ -48,7 +48,8 @@ class PackedMatrix:
     table: Callable[[], NDArray[np.float32]] | None = None  # of what codes of 4 bits stand for
 
     def tensor(self, layout: PackedLayout) -> LazyTensor:
-        """As a tensor, with its integers where the kernels take groups of that size."""
+        """The matrix as a tensor, with its integers where the kernels take groups of that
+        size."""
         (_, columns), wide = self.shape, self.bits == 8
         if not wide and columns % GROUP_STEP:
             raise broken(self.where, layout.name, f"has {columns} columns, not a multiple of 8")

@@ -118,7 +118,7 @@ def _key(one: Parameter) -> tuple[Any, ...]:
 
 
 class Watch:
-    """What collects the inputs of a layer's matrices, while it is on."""
+    """Collects the inputs of a layer's matrices, while it is on."""
 
     def __init__(self, whole: bool, product: Product) -> None:
         self.on, self.product, self._whole = False, product, whole
@@ -168,7 +168,8 @@ class Inputs:
 
 
 class _Operand:
-    """What stands for an array [out, in] in `reference.forward`: products with it are its own."""
+    """A stand-in for an array [out, in] in `reference.forward`, which computes its products
+    itself."""
 
     __array_ufunc__ = None  # so that `array @ operand` is left to it
 

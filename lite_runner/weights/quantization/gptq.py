@@ -50,7 +50,8 @@ BLOCK = 32  # columns whose errors reach the rest together
 
 @dataclass(frozen=True, eq=False)
 class Feedback:
-    """How the error of a column that is rounded is made up for by those that are rounded later."""
+    """The feedback of GPTQ: the error of a rounded column is made up for by those that are
+    rounded later."""
 
     order: NDArray[np.intp]  # of the columns
     shares: Floats  # [in, in], strictly upper: of the error of a row's column, in a later column
@@ -231,7 +232,7 @@ class KeptLayers:
             np.savez(file, **arrays)
 
     def remove(self) -> None:
-        """Of a calibration that has ended."""
+        """Remove the files of a calibration that has ended."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, index: int) -> Path:

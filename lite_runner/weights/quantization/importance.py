@@ -37,8 +37,8 @@ def measured_importance(
     product: Product = np.matmul,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Importance:
-    """Of the linear layers, for the token ids of `texts` [n, T]. A layer at a time is in memory as
-    floats; `advance` is told of each. Raises ArtifactError."""
+    """The importance of the inputs of linear layers, for the token ids of `texts` [n, T]. A
+    layer at a time is in memory as floats; `advance` is told of each. Raises ArtifactError."""
     found: dict[str, dict[int, NDArray[np.float32]]] = {}
     for layer, ours in layers_on(tensors, model, texts, whole=False, product=product):
         for one in ours:

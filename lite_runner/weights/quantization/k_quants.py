@@ -131,8 +131,8 @@ def _q4_k(values: Floats, importance: Floats | None) -> Bytes:
 
 
 def _with_minimum(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Of groups [..., n] the scales and negated minimums [...] whose integers 0 to 15 are nearest
-    by these weights of errors; of 21 first scales each is fitted by least squares."""
+    """The scales and negated minimums [...] of groups [..., n] whose integers 0 to 15 are
+    nearest by these weights of errors; of 21 first scales each is fitted by least squares."""
     low = np.minimum(x.min(-1), 0)
     span = x.max(-1) - low
     weights_x = weights * x

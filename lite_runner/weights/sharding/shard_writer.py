@@ -178,7 +178,7 @@ def _check_neighbours(target: Path, cutting: Cutting) -> None:
 def _counted(
     tensors: Mapping[str, LazyTensor], advance: Callable[[int], None], stop: threading.Event
 ) -> dict[str, LazyTensor]:
-    """The same tensors; bytes read are counted, and reading raises once `stop` is set."""
+    """The tensors, whose reading counts bytes, and reading raises once `stop` is set."""
 
     def count(array: NDArray[Any]) -> None:
         if stop.is_set():

@@ -85,7 +85,7 @@ class GraphCellEngine:
             with deferred() if first else nullcontext():  # interrupted, it leaves a dump
                 outputs = self._cells[graph](*inputs)
         except (RuntimeError, TypeError, ValueError) as error:
-            if (lacking := memory.fault_of(error)) is not None:
+            if (lacking := memory.shortage_error(error)) is not None:
                 raise lacking from error
             raise self._of_release(
                 ArtifactError(
@@ -99,7 +99,7 @@ class GraphCellEngine:
         return [output.asnumpy() for output in outputs]
 
     def _of_release(self, error: ArtifactError) -> ArtifactError:
-        """The same, with what explains it where another release wrote the graphs."""
+        """The error, with an explanation where another release wrote the graphs."""
         if self._producer in ("", ms.__version__):
             return error
         told = f"{error.message} (MindSpore {self._producer} wrote it)"
@@ -124,7 +124,7 @@ def _cell(path: Path, dec_key: bytes | None) -> nn.GraphCell:
     try:
         return nn.GraphCell(ms.load(str(path), **key))
     except (RuntimeError, ValueError) as error:
-        if (lacking := memory.fault_of(error)) is not None:
+        if (lacking := memory.shortage_error(error)) is not None:
             raise lacking from error
         reason = first_line(error)
         if "may be encrypted" in reason:

@@ -243,6 +243,6 @@ def check_room(folder: Path, files: ModelFiles, spec: ExportSpec) -> None:
 
 
 def _weights_and_cache(files: ModelFiles, spec: ExportSpec) -> Memory:
-    """Of the network; a cache is in the graph where it is not fed."""
+    """Memory of the network; a cache is in the graph where it is not fed."""
     cache = cache_bytes(files.model, "float32", spec.slots, spec.length)
     return Memory(float32_bytes(files.model), cache)

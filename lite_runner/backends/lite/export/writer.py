@@ -135,7 +135,7 @@ def adopt(
 
 @contextmanager
 def _temporary_folder(job: ExportJob, paths: OutputPaths) -> Iterator[Path]:
-    """The same empty folder for all ranks, beside the output and with its name."""
+    """An empty folder beside the output and with its name, the same for all ranks."""
     if not job.first:
         yield Path(broadcast(job.ranks, ""))
         return
@@ -242,7 +242,7 @@ def _of_all_ranks(graphs: dict[GraphName, Graph], ranks: Ranks) -> dict[GraphNam
 def _converted(
     folder: Path, graphs: dict[GraphName, Graph], weight_fp16: bool
 ) -> dict[GraphName, Graph]:
-    """The same graphs as .ms, in place of the MindIR files."""
+    """The graphs as .ms, in place of the MindIR files."""
     from lite_runner.backends.lite.engines.lite_release import convert_to_ms
 
     converted: dict[GraphName, Graph] = {}
