@@ -27,7 +27,7 @@ _ARGUMENTS: dict[str, list[Any]] = {  # of src/operators.cc, and of src/training
     "peers_close": [_POINTER],
     "product": [_POINTER, _NUMBER],
     "trained_attention": [_POINTER, _NUMBER],
-    "softmax": [_POINTER, _NUMBER, _NUMBER, _FLOAT],
+    "softmax": [_POINTER, _NUMBER, _NUMBER, _NUMBER, _FLOAT],
     "gated": [_POINTER, _POINTER, _NUMBER, _FLOAT, _POINTER],
     "gated_gradients": [*[_POINTER] * 3, _NUMBER, _FLOAT, _POINTER, _POINTER],
     "normed": [_POINTER, _NUMBER, _POINTER, _POINTER],

@@ -36,7 +36,7 @@ from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.adapter import TrainedLora, new_lora, opened_lora
 from lite_runner.training.costs import memory_of, operations_of, product_speed
 from lite_runner.training.data import ExampleSet, read_data
-from lite_runner.training.kernels import Array
+from lite_runner.training.kernels import Array, Room
 from lite_runner.training.mindformers_checkpoint import (
     SavedTraining,
     checkpoint_file,
@@ -204,7 +204,8 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     if plan.ranks.tensor > 1:
         shard = ModelShard(files.model, plan.ranks, _all_gather(plan.ranks))
     stored = _stored(files, shard) if asked.dtype == "stored" else {}
-    weights = _weights(files, stored, shard, full=asked.full)
+    multiplied = asked.dtype == "float32"
+    weights = _weights(files, stored, shard, full=asked.full, multiplied=multiplied)
     lora = None if asked.full else _lora(config, files.model, saved)
     trained = _learned(files.model, weights) if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
@@ -494,17 +495,26 @@ def _values(
 
 
 def _weights(
-    files: ModelFiles, without: Collection[str], shard: ModelShard | None, *, full: bool
+    files: ModelFiles,
+    without: Collection[str],
+    shard: ModelShard | None,
+    *,
+    full: bool,
+    multiplied: bool,
 ) -> dict[str, Array]:
-    """All weights as float32; of the whole model that is trained, arrays of our own."""
+    """All weights as float32; of the whole model that is trained, arrays of our own. `multiplied`:
+    products read them as they are."""
     tensors = files.tensors()
     turned = {one.name for one in parameters(files.model) if one.transposed}
-    found = {}
+    found, room = {}, Room()
     with progress.step("load weights", total=len(tensors), unit="tensors") as step:
         for name, tensor in tensors.items():
             if name not in without:
                 values = _values(files, name, tensor, name in turned, shard)
-                found[name] = values.copy() if full else values
+                # What is mapped from a file would be in memory twice.
+                mapped = not values.flags.writeable
+                moved = full or (multiplied and values.ndim > 1 and not mapped)
+                found[name] = room.copied(values) if moved else values
             step.advance()
     return found
 

@@ -12,7 +12,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.sizing import Memory, parameter_count
 from lite_runner.system.environment import cores
 from lite_runner.training.data import ExampleSet
-from lite_runner.training.kernels import use_threads
+from lite_runner.training.kernels import Room, use_threads
 from lite_runner.training.network import matrices
 from lite_runner.training.options import FinetuneOptions
 from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, Value
@@ -72,7 +72,8 @@ def product_speed(dtype: str, model: Decoder, threads: int | None) -> float:
     width = max(model.hidden_size, min(4 * model.hidden_size, model.intermediate_size or 0))
     weight = np.ones((width, model.hidden_size), np.float32)
     x = np.ones((CHUNK, model.hidden_size), np.float32)
-    value = Value(weight, packed=Bfloat16Matrix(weight) if dtype == "bfloat16" else None)
+    bfloat16 = dtype == "bfloat16"
+    value = Value(weight, packed=Bfloat16Matrix(weight, Room()) if bfloat16 else None)
     use_threads(threads or cores())
     least = math.inf
     for _ in range(5):

@@ -20,6 +20,8 @@ Array: TypeAlias = NDArray[np.float32]
 _Fields: TypeAlias = Sequence[tuple[str, Any]]
 _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
+_LINE = 64  # bytes of the cache
+_BLOCK = 1 << 26  # bytes
 _PANEL = 32  # columns of a product that are computed together
 _threads = 1
 
@@ -74,15 +76,44 @@ def _at(array: NDArray[Any] | None) -> int | None:
     return None if array is None else array.ctypes.data
 
 
-def product(a: Array, b: NDArray[Any], into: Array | None = None) -> Array:
+def empty(rows: int, columns: int, dtype: Any = np.float32) -> NDArray[Any]:
+    """An array at a line of the cache, which vectors of the kernels are as long as: malloc gives
+    16 bytes behind one, where each vector would be read from two."""
+    size = rows * columns
+    room = np.empty(size + _LINE, dtype)
+    start = -room.__array_interface__["data"][0] % _LINE // room.itemsize
+    return room[start : start + size].reshape(rows, columns)
+
+
+class Room:
+    """Copies of frozen matrices, at lines of the cache and in blocks that are large enough for
+    NumPy to ask for huge pages: products read ahead of what they compute, and pages are what they
+    wait for."""
+
+    def __init__(self) -> None:
+        self._block, self._used = np.empty((1, 0), np.uint8), 0
+
+    def copied(self, matrix: NDArray[Any]) -> NDArray[Any]:
+        """The same values."""
+        if self._used + matrix.nbytes > self._block.size:
+            self._block, self._used = empty(1, max(_BLOCK, matrix.nbytes), np.uint8), 0
+        place = self._block[0, self._used : self._used + matrix.nbytes].view(matrix.dtype)
+        self._used += (matrix.nbytes + _LINE - 1) // _LINE * _LINE
+        copy = place.reshape(matrix.shape)
+        copy[...] = matrix
+        return copy
+
+
+def product(a: Array, b: NDArray[Any], into: Array | None = None, *, spare: int = 0) -> Array:
     """a [m, k] @ b [k, n], or `into` [m, n], to which it is added; each may be a transposed or
     sliced array. With b in bfloat16 (uint16) a is rounded to it, too; sums are float32, in the
-    order of k."""
+    order of k. `spare`: numbers behind each row, so that long rows do not share the places of
+    caches."""
     (m, k), n = a.shape, b.shape[1]
     assert len(b) == k and a.dtype == np.float32 and b.dtype in (np.float32, np.uint16)
     if n < min(m, _PANEL) and into is None and b.dtype == np.float32:
         return np.ascontiguousarray(product(b.T, a.T).T)
-    out = np.empty((m, n), np.float32) if into is None else into
+    out = empty(m, n + spare)[:, :n] if into is None else into
     assert out.strides[1] == 4 and out.shape == (m, n)
     asked = _Product(
         a.ctypes.data,
@@ -156,7 +187,9 @@ class Attention:
 
 def softmax(rows: Array, weight: float) -> float:
     """`rows` [n, width] become `weight` times their softmax; the sum of their log-sum-exps."""
-    found: float = library().lite_runner_softmax(_at(rows), *rows.shape, weight)
+    apart, size = rows.strides
+    assert size == 4
+    found: float = library().lite_runner_softmax(_at(rows), *rows.shape, apart // 4, weight)
     return found
 
 

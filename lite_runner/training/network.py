@@ -22,7 +22,7 @@ from lite_runner.architectures.spec import (
 from lite_runner.records import dataclass
 from lite_runner.training import mixture
 from lite_runner.training import tape as ops
-from lite_runner.training.kernels import Array
+from lite_runner.training.kernels import Array, Room
 from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
 from lite_runner.training.shard import ModelShard, PartOf
 from lite_runner.training.tape import Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
@@ -112,12 +112,13 @@ class TrainedNetwork:
 
     def _pack(self) -> None:
         """Matrices in bfloat16, in place of those in float32 but for a tied embedding."""
+        room = Room()
         for name, turned in matrices(self.model).items():
             array = self._weights.pop(name)
-            self._packed[name] = Bfloat16Matrix(array.T if turned else array)
+            self._packed[name] = Bfloat16Matrix(array.T if turned else array, room)
         if self.model.tie_word_embeddings:
             name = self.name("embedding")
-            self._packed[name] = Bfloat16Matrix(self._weights[name])
+            self._packed[name] = Bfloat16Matrix(self._weights[name], room)
 
     def packed(self, name: str) -> Bfloat16Matrix | StoredMatrix | None:
         """A tensor that is kept in another form than float32."""

@@ -19,6 +19,7 @@ from lite_runner.training.kernels import (
     Array,
     Attention,
     Normed,
+    Room,
     gated,
     gated_gradients,
     product,
@@ -56,8 +57,8 @@ class Bfloat16Matrix:
     """A frozen weight [out, in] in bfloat16: what it is multiplied with is rounded to bfloat16, and
     sums are float32."""
 
-    def __init__(self, weight: Array) -> None:
-        self._bits = narrowed(np.ascontiguousarray(weight), "BF16")
+    def __init__(self, weight: Array, room: Room) -> None:
+        self._bits = room.copied(narrowed(np.ascontiguousarray(weight), "BF16"))
 
     def read(self) -> NDArray[Any]:
         """[out, in] as bits."""
@@ -83,9 +84,9 @@ class Value:
         """`packed`: the same weight, to multiply with."""
         self.array, self.slot, self._packed = array, slot, packed
 
-    def times(self, x: Array) -> Array:
-        """x [n, in] by this weight [out, in] -> [n, out]"""
-        return product(x, self._matrix().T)
+    def times(self, x: Array, spare: int = 0) -> Array:
+        """x [n, in] by this weight [out, in] -> [n, out]; `spare`: see product."""
+        return product(x, self._matrix().T, spare=spare)
 
     def back(self, grad: Array) -> Array:
         """grad [n, out] by this weight [out, in] -> [n, in]"""
@@ -443,7 +444,7 @@ def cross_entropy(
     to_head = None if head.slot is None else np.zeros_like(head.array)
     for rows in _blocks(len(x.array), LOGIT_ROWS):
         part, wanted = x.array[rows], targets[rows]
-        logits = head.times(part)
+        logits = head.times(part, spare=16)
         if bias is not None:
             logits += bias.array
         if scaling != 1.0:

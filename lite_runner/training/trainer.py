@@ -17,6 +17,7 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
 from lite_runner.records import dataclass
 from lite_runner.system.environment import cores
+from lite_runner.system.memory import freed_blocks_kept
 from lite_runner.training.adapter import in_memory
 from lite_runner.training.kernels import Array, use_threads
 from lite_runner.training.network import Dropout, Example, TrainedNetwork
@@ -122,7 +123,7 @@ class Trainer:
         # Ranks that share a model compute the same chunk at a time.
         workers = 1 if self.options.full or self.ranks.tensor > 1 else self.threads
         use_threads(self.threads // workers)
-        with ThreadPoolExecutor(workers) as pool:
+        with freed_blocks_kept(), ThreadPoolExecutor(workers) as pool:
             while self.done < self.steps and not self._stops and not self.gains_nothing:
                 metrics = self._step(pool)
                 last = self.done == self.steps

@@ -11,7 +11,7 @@ import pytest
 from lite_runner.architectures.spec import Activation, Experts, Norm
 from lite_runner.training import mixture
 from lite_runner.training import tape as ops
-from lite_runner.training.kernels import Array, product, use_threads
+from lite_runner.training.kernels import Array, Room, product, use_threads
 from lite_runner.training.tape import Slot, Tape, Value
 from lite_runner.weights import narrowed, widened
 
@@ -131,6 +131,10 @@ def test_a_product_has_the_same_bits_with_any_rows_and_threads() -> None:
     finally:
         use_threads(1)
     assert np.array_equal(product(a[7:8], b), whole[7:8])
+    apart = product(a, b, spare=16)
+    assert np.array_equal(apart, whole) and apart.strides[0] == 4 * 116
+    matrix = Room().copied(np.asfortranarray(b))
+    assert matrix.ctypes.data % 64 == 0 and np.array_equal(product(a, matrix), whole)
 
 
 def test_rows_of_a_table_and_picked_rows() -> None:

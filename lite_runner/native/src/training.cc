@@ -72,9 +72,10 @@ int lite_runner_trained_attention(const TrainedAttention* of, int64_t threads) {
   });
 }
 
-// Rows [count][width] become `weight` times their softmax; the sum of their log-sum-exps.
-double lite_runner_softmax(float* rows, int64_t count, int64_t width, float weight) {
-  return kernels().training->softmax(rows, count, width, weight);
+// Rows [count][width], `stride` apart, become `weight` times their softmax; the sum of their
+// log-sum-exps.
+double lite_runner_softmax(float* rows, int64_t count, int64_t width, int64_t stride, float weight) {
+  return kernels().training->softmax(rows, count, width, stride, weight);
 }
 
 // x * sigmoid(rate * x), times `times` if it is not nullptr.

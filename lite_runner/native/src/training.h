@@ -61,7 +61,7 @@ struct TrainingKernels {
   void (*product)(const Product&, int64_t first, int64_t end);     // columns of c
   void (*attention)(const TrainedAttention&, int64_t kv);          // of a head of keys
   void (*attention_gradients)(const TrainedAttention&, int64_t kv);
-  double (*softmax)(float* rows, int64_t count, int64_t width, float weight);
+  double (*softmax)(float* rows, int64_t count, int64_t width, int64_t stride, float weight);
   void (*gated)(const float* x, const float* times, int64_t count, float rate, float* out);
   void (*gated_gradients)(const float* x, const float* times, const float* grad, int64_t count,
                           float rate, float* to_x, float* to_times);

@@ -36,15 +36,17 @@ inline int64_t place_of(int64_t k, int64_t depth) {
   return turned && (k | 1) < depth ? k ^ 1 : k;
 }
 
-// A panel [depth][32] of `count` columns of b from (k, j) on, with zeros behind them.
+// A panel [depth][32] of `count` columns of b from (k, j) on, with zeros behind them. `fetches`: of the
+// panel that comes next too, where
+// no tile does.
 template <bool turned, class T>
 inline void pack_panel(const View<T>& b, int64_t k, int64_t j, int64_t depth, int64_t count,
-                       float* to) {
+                       float* to, bool fetches) {
   const T* from = b.at + k * b.row + j * b.column;
   int64_t first = 0;  // inputs that are done
   if (count == kPanel && b.column == 1) {
     for (; first < depth; ++first) {
-      fetch<kPanel * sizeof(T)>(from + first * b.row + kPanel);  // of the panel that comes next
+      if (fetches) fetch<kPanel * sizeof(T)>(from + first * b.row + kPanel);
       for (int64_t p = 0; p < kPanel; p += kLanes)
         store(to + place_of<turned>(first, depth) * kPanel + p,
               widened(from + first * b.row + p));
@@ -58,7 +60,7 @@ inline void pack_panel(const View<T>& b, int64_t k, int64_t j, int64_t depth, in
         Floats part[kLanes];
         for (int64_t c = 0; c < kLanes; ++c) {
           part[c] = widened(from + first + (p + c) * b.column);
-          fetch<64>(from + first + (kPanel + p + c) * b.column);
+          if (fetches) fetch<64>(from + first + (kPanel + p + c) * b.column);
         }
         transpose(part);
         for (int64_t i = 0; i < kLanes; ++i)
@@ -122,16 +124,55 @@ inline void pack_rows(const View<float>& a, int64_t row, int64_t k, int64_t coun
   }
 }
 
-// c [rows][32], rows of which lie `width` apart, grows by x [rows][depth] * panel, or begins with it.
+// The lines of memory that a panel is packed of, as offsets from its first number. Read from memory when
+// it is packed, they take a tenth of a product's time: the tiles of the panel before ask for them, a
+// line every kLineInputs inputs.
+constexpr int64_t kLineInputs = 8, kLine = 64;
+struct Lines {
+  int64_t count = 0;
+  int32_t at[kBlock * kPanel * sizeof(float) / kLine + kBlock / kLineInputs] = {};
+
+  template <class T>
+  void of(const View<T>& b, int64_t depth) {
+    constexpr int64_t numbers = kLine / sizeof(T);
+    if (b.column == 1)
+      for (int64_t k = 0; k < depth; ++k)
+        for (int64_t p = 0; p < kPanel; p += numbers) add((k * b.row + p) * sizeof(T));
+    else if (b.row == 1)
+      for (int64_t k = 0; k < depth; k += numbers)
+        for (int64_t c = 0; c < kPanel; ++c) add((k + c * b.column) * sizeof(T));
+  }
+
+ private:
+  void add(int64_t offset) { at[count++] = static_cast<int32_t>(offset); }
+};
+
+// c [rows][32], rows of which lie `width` apart, grows by x [rows][depth] * panel, or begins with it;
+// lines of `next` come into the L2 cache.
 template <int64_t rows>
 __attribute__((noinline)) void product_tile(float* c, int64_t width, const float* x, int64_t stride,
-                                            const float* panel, int64_t depth, bool begin) {
+                                            const float* panel, int64_t depth, bool begin,
+                                            const char* next, const int32_t* lines) {
   Tile<rows> tile{};
 #pragma GCC unroll 16
   for (int64_t r = 0; r < rows && !begin; ++r)
 #pragma GCC unroll 8
     for (int64_t p = 0; p < kParts; ++p) tile.at[r][p] = load(c + r * width + p * kLanes);
-  multiply<rows, Numbers<float>>(tile, x, stride, reinterpret_cast<const uint8_t*>(panel), depth);
+  const auto add_input = [&](int64_t k) __attribute__((always_inline)) {
+    const auto column = Numbers<float>::read(reinterpret_cast<const uint8_t*>(panel + k * kPanel));
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+      for (int64_t p = 0; p < kParts; ++p)
+        tile.at[r][p] += splat(x[r * stride + k]) * column.part[p];
+  };
+  int64_t k = 0;
+  for (; k + kLineInputs <= depth; k += kLineInputs) {
+    __builtin_prefetch(next + lines[k / kLineInputs], 0, 2);
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kLineInputs; ++i) add_input(k + i);
+  }
+  for (; k < depth; ++k) add_input(k);
 #pragma GCC unroll 16
   for (int64_t r = 0; r < rows; ++r)
 #pragma GCC unroll 8
@@ -153,6 +194,19 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
   const int64_t blocks = larger_of<int64_t>(1, (k + kBlock - 1) / kBlock);
   const int64_t most = larger_of<int64_t>(16, ((k + blocks - 1) / blocks + 15) / 16 * 16);
   const bool packs = halves || a.column != 1 || a.row % 1024 == 0;
+  Lines lines;
+  if (m >= kLineInputs * kTile) lines.of(b, smaller_of(most, k));  // few rows have no time to look ahead
+  // The numbers of the panel behind one, in the order in which they are packed.
+  const auto behind = [&](int64_t at, int64_t j) {
+    if (few) {
+      at += most;
+      if (at >= k) at = 0, j += kPanel;
+    } else {
+      j += kPanel;
+      if (j >= end) j = first, at += most;
+    }
+    return reinterpret_cast<const char*>(b.at + at * b.row + j * b.column);
+  };
   const int64_t padded = (few ? blocks : 1) * most + kLanes;  // else rows share lines of the L1 cache
   float* packed = packs ? thread_floats(kPackedRows, kProductRows * padded) : nullptr;
   for (int64_t row = 0; row < m; row += kProductRows) {
@@ -163,16 +217,19 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
       const int64_t depth = smaller_of(most, k - at), place = few ? at : 0;
       const float* x = packs ? packed + place : a.at + row * a.row + at;
       const int64_t stride = packs ? padded : a.row;
-      if (pairs)
-        pack_panel<false>(b, at, j, depth, wide, panel);
-      else
-        pack_panel<halves>(b, at, j, depth, wide, panel);
-      if (pairs)
+      if (pairs) {
+        pack_panel<false>(b, at, j, depth, wide, panel, true);
         return product_of_pairs<Numbers<float>>(
             to, reinterpret_cast<const UpperHalf*>(packed) + place, count, padded,
             reinterpret_cast<const uint8_t*>(panel), depth, begin);
+      }
+      pack_panel<halves>(b, at, j, depth, wide, panel, !lines.count);
+      const char* next = behind(at, j);
+      int64_t line = 0;
       in_tiles<kTile>(count, [&](auto tile, int64_t r) {
-        product_tile<tile>(to + r * to_row, to_row, x + r * stride, stride, panel, depth, begin);
+        product_tile<tile>(to + r * to_row, to_row, x + r * stride, stride, panel, depth, begin, next,
+                           lines.at + smaller_of(line, lines.count));
+        line += depth / kLineInputs;
       });
     };
     // The sums of a panel: from c into the block, or back.
@@ -347,11 +404,12 @@ inline void attention_gradients(const TrainedAttention& of, int64_t kv) {
   });
 }
 
-// Rows [count][width] of logits become `weight` times their softmax; the sum of their log-sum-exps.
-inline double softmax_rows(float* rows, int64_t count, int64_t width, float weight) {
+// Rows [count][width] of logits, `stride` apart, become `weight` times their softmax; the sum of their
+// log-sum-exps.
+inline double softmax_rows(float* rows, int64_t count, int64_t width, int64_t stride, float weight) {
   double total = 0;
   for (int64_t r = 0; r < count; ++r) {
-    float* row = rows + r * width;
+    float* row = rows + r * stride;
     const int64_t whole = width / kLanes * kLanes;
     Floats most = splat(-__builtin_inff());
     for (int64_t i = 0; i < whole; i += kLanes) most = larger(load(row + i), most);
