@@ -56,7 +56,6 @@ LESS_ONE = (
 NUMBERS = {
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
     "intermediate_size": "feed_forward_length",
     "ffn_hidden_size": "feed_forward_length",
     "num_attention_heads": "head_count",
@@ -109,7 +108,8 @@ def write_newer_gguf(
     kind, layers = config["model_type"], config["num_hidden_layers"]
     architecture = gguf.MODEL_ARCH[ARCHITECTURES[kind]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    _add_metadata(writer, config | {"num_hidden_layers": layers + further})
+    writer.add_block_count(layers + further)
+    _add_metadata(writer, config)
     names = gguf.get_tensor_name_map(architecture, layers)
     tensors = load_file(folder / "model.safetensors")
     if kind.startswith("deepseek"):

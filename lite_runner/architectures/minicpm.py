@@ -44,7 +44,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     residual, logits = given["residual"], given["logits"]
     return llama_like.infer_bias(tensors, given) | {
         "scale_emb": given["scale_emb"] or 12.0,
-        "scale_depth": residual * given["layers"] ** 0.5 if residual else 1.4,
+        "scale_depth": residual * given["num_hidden_layers"] ** 0.5 if residual else 1.4,
         "dim_model_base": round(given["hidden_size"] / logits) if logits else 256,
     }
 
@@ -58,7 +58,6 @@ MINICPM = Architecture(
         llama_like.KEYS
         | {
             "hidden_size": "embedding_length",
-            "layers": "block_count",
             "scale_emb": "embedding_scale",
             "residual": "residual_scale",
             "logits": "logit_scale",

@@ -141,8 +141,9 @@ def test_newer_families_that_transformers_has_no_code_of(kind: str, tmp_path: Pa
     tensors = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes}
     (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     save_file(tensors, tmp_path / "model.safetensors")
-    write_newer_gguf(tmp_path / "x.gguf", tmp_path)
-    check_same(tmp_path / "x.gguf", tmp_path)
+    for further in (False, True):
+        write_newer_gguf(tmp_path / "x.gguf", tmp_path, further=further)
+        check_same(tmp_path / "x.gguf", tmp_path)
 
 
 def check_same(path: Path, folder: Path) -> None:
