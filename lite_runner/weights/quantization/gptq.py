@@ -124,10 +124,13 @@ def calibrated(
         return Feedback.of(inputs.gram)
 
     def rounded(matrix: WatchedMatrix, group: int, name: str) -> QuantizedTensor:
+        sizes = None
+        if matrix.inputs is not None:
+            sizes = np.diagonal(matrix.inputs.gram)
         if around_zero:
-            nearest = quantize_around_zero(matrix.values, group, name)
+            nearest = quantize_around_zero(matrix.values, group, name, sizes)
         else:
-            nearest = quantize(matrix.values, 4, group, name)
+            nearest = quantize(matrix.values, 4, group, name, sizes)
         if matrix.inputs is None:
             return nearest
         return gptq(matrix.values, feedback(matrix.inputs), nearest, product)

@@ -18,6 +18,7 @@ from lite_runner.records import dataclass
 
 REFITS = 2  # of the scales of a group of 4 bits, at most
 STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)  # of 4 bits around zero: what lies beyond is cut
+UNSEEN = 1e-4  # of the mean in a group: what an input counts at least that a text never has
 VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache
 
 
@@ -214,24 +215,34 @@ def check_columns(columns: int, scheme: Scheme, name: str) -> None:
 
 
 def quantize(
-    weight: NDArray[np.float32], bits: int, group: int, name: str = "matrix"
+    weight: NDArray[np.float32],
+    bits: int,
+    group: int,
+    name: str = "matrix",
+    importance: NDArray[np.floating[Any]] | None = None,
 ) -> QuantizedTensor:
     """The nearest integers to `weight` [out, in].
 
     8 bits: symmetric, scale = largest / 127; 4 bits (in groups): between the smallest and the
-    largest. Raises ArtifactError, in which `name` is the matrix, for values that are not finite
-    or too large for float16 scales, and for a group that does not divide the columns.
+    largest, errors weighed by the `importance` of their columns. Raises ArtifactError, in which
+    `name` is the matrix, for values that are not finite or too large for float16 scales, and for a
+    group that does not divide the columns.
     """
     rows, columns = weight.shape
-    return quantize_rows([weight], (rows, columns), Scheme(bits, group), name)
+    return quantize_rows([weight], (rows, columns), Scheme(bits, group), name, importance)
 
 
 def quantize_rows(
-    pieces: Iterable[NDArray[np.float32]], shape: tuple[int, int], scheme: Scheme, name: str
+    pieces: Iterable[NDArray[np.float32]],
+    shape: tuple[int, int],
+    scheme: Scheme,
+    name: str,
+    importance: NDArray[np.floating[Any]] | None = None,
 ) -> QuantizedTensor:
     """As `quantize`, of rows that come in `pieces` and together are of the `shape`."""
     rows, columns = shape
     check_columns(columns, scheme, name)
+    shares = _shares(importance, scheme.group)
     groups = columns // scheme.group if scheme.group else 1
     scales = np.empty((rows, groups), np.float16 if scheme.group else np.float32)
     minimums = np.empty((rows, groups), np.float16) if scheme.bits == 4 else None
@@ -252,7 +263,7 @@ def quantize_rows(
                 if minimums is None:
                     scales[part], values[part] = _symmetric(grouped, scales.dtype, columns)
                 else:
-                    scales[part], minimums[part], values[part] = _between(grouped, columns)
+                    scales[part], minimums[part], values[part] = _between(grouped, shares, columns)
             _check_finite(scales[part], minimums, part, name)
             row += len(weight)
     return QuantizedTensor(
@@ -261,7 +272,10 @@ def quantize_rows(
 
 
 def quantize_around_zero(
-    weight: NDArray[np.float32], group: int, name: str = "matrix"
+    weight: NDArray[np.float32],
+    group: int,
+    name: str = "matrix",
+    importance: NDArray[np.floating[Any]] | None = None,
 ) -> QuantizedTensor:
     """As `quantize` to 4 bits, but that value = scale * (q - 8): the form that compressed-tensors,
     GPTQ and AWQ call symmetric. The range of a group is cut as long as its error falls."""
@@ -269,18 +283,34 @@ def quantize_around_zero(
     check_columns(columns, Scheme(4, group), name)
     scales = np.empty((rows, columns // group), np.float16)
     values = np.empty((rows, columns // 2), np.uint8)
+    shares = _shares(importance, group)
     step = max(1, VALUES_AT_ONCE // max(columns, 1))
     for start in range(0, rows, step):
         part = slice(start, start + step)
         x = weight[part].reshape(-1, columns // group, group)
         with np.errstate(over="ignore", invalid="ignore"):
-            scales[part], q = _around_zero(x)
+            scales[part], q = _around_zero(x, shares)
         _check_finite(scales[part], None, part, name)
         values[part] = packed(q.reshape(len(x), -1))
     return QuantizedTensor(4, group, values, scales, None, zero=8)
 
 
-def _around_zero(x: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+def _shares(
+    importance: NDArray[np.floating[Any]] | None, group: int
+) -> NDArray[np.float32] | np.float32:
+    """What the error of each column counts in its group [groups, group], together 1; a number where
+    all count alike."""
+    if importance is None or not group:
+        return np.float32(1 / max(group, 1))
+    each = importance.reshape(-1, group).astype(np.float64)
+    each += np.maximum(UNSEEN * each.mean(-1, keepdims=True), 1e-30)
+    shares: NDArray[np.float32] = (each / each.sum(-1, keepdims=True)).astype(np.float32)
+    return shares
+
+
+def _around_zero(
+    x: NDArray[np.float32], shares: NDArray[np.float32] | np.float32
+) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
     """Scales [n, groups] and 0..15 of x [n, groups, group]."""
     largest = np.maximum(x.max(-1), -x.min(-1))
     scales, least = np.zeros(largest.shape, np.float16), np.full(largest.shape, np.inf, np.float32)
@@ -288,12 +318,12 @@ def _around_zero(x: NDArray[np.float32]) -> tuple[NDArray[np.float16], NDArray[n
     for steps in STEPS_TO_LARGEST:
         scale = (largest / np.float32(steps)).astype(np.float16)
         for _ in range(2):  # the second time with the scale that is best for these integers
-            q, error = _nearest(x, scale, -8 * scale.astype(np.float32))
+            q, error = _nearest(x, scale, -8 * scale.astype(np.float32), shares)
             better = ~(error >= least) | ~np.isfinite(scale)
             scales[better], numbers[better], least[better] = scale[better], q[better], error[better]
             q -= 8
-            squares = (q * q).sum(-1)
-            fitted = (q * x).sum(-1) / np.where(squares > 0, squares, 1)
+            squares = (shares * q * q).sum(-1)
+            fitted = (shares * q * x).sum(-1) / np.where(squares > 0, squares, 1)
             scale = np.maximum(fitted, 0).astype(np.float16)
     return scales, numbers
 
@@ -311,7 +341,7 @@ def _symmetric(
 
 
 def _between(
-    x: NDArray[np.float32], columns: int
+    x: NDArray[np.float32], shares: NDArray[np.float32] | np.float32, columns: int
 ) -> tuple[NDArray[np.float16], NDArray[np.float16], NDArray[np.uint8]]:
     """Scales and minimums [n, groups] and packed nibbles [n, columns / 2] of [n, groups, group].
 
@@ -321,17 +351,19 @@ def _between(
     """
     low = x.min(-1).astype(np.float16)
     scale = np.maximum((x.max(-1) - low.astype(np.float32)) / np.float32(15), 0).astype(np.float16)
-    q, error = _nearest(x, scale, low)
-    mean = x.mean(-1)
+    q, error = _nearest(x, scale, low, shares)
+    mean = (shares * x).sum(-1)
     for _ in range(REFITS):
         if not error.any():
             break
-        centred = q - q.mean(-1, keepdims=True)
-        spread = (centred * centred).sum(-1)
-        slope = np.divide((centred * x).sum(-1), spread, out=np.zeros_like(mean), where=spread > 0)
+        centre = (shares * q).sum(-1)
+        centred = q - centre[..., None]
+        weighed = shares * centred
+        spread = (weighed * centred).sum(-1)
+        slope = np.divide((weighed * x).sum(-1), spread, out=np.zeros_like(mean), where=spread > 0)
         slope = np.maximum(slope, 0).astype(np.float16)
-        offset = (mean - slope.astype(np.float32) * q.mean(-1)).astype(np.float16)
-        better, less = _nearest(x, slope, offset)
+        offset = (mean - slope.astype(np.float32) * centre).astype(np.float16)
+        better, less = _nearest(x, slope, offset, shares)
         won = less < error
         scale, low = np.where(won, slope, scale), np.where(won, offset, low)
         q, error = np.where(won[..., None], better, q), np.where(won, less, error)
@@ -339,7 +371,10 @@ def _between(
 
 
 def _nearest(
-    x: NDArray[np.float32], scales: NDArray[np.float16], minimums: NDArray[Any]
+    x: NDArray[np.float32],
+    scales: NDArray[np.float16],
+    minimums: NDArray[Any],
+    shares: NDArray[np.float32] | np.float32,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """The best 0..15 [n, groups, group] for scales and minimums, and each group's squared error."""
     low, scale = minimums.astype(np.float32)[..., None], scales.astype(np.float32)[..., None]
@@ -347,7 +382,7 @@ def _nearest(
     np.rint(q, out=q)
     np.clip(q, 0, 15, out=q)
     difference = x - (scale * q + low)
-    return q, (difference * difference).sum(-1)
+    return q, (shares * difference * difference).sum(-1)
 
 
 def _inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
