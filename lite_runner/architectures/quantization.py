@@ -49,6 +49,7 @@ class Quantization:
     quant: Held = "none"
     group: int = 0  # columns of a group of 4 bits; 0 with 8 bits and none
     kept: tuple[str, ...] = ()  # parts of the names of modules whose matrices stay floats
+    finer: tuple[str, ...] = ()  # linear layers that have 8 bits in place of 4, by canonical name
 
     @classmethod
     def of(
@@ -100,7 +101,8 @@ class Quantization:
     def __str__(self) -> str:
         group = f" quant_group={self.group}" if self.group else ""
         kept = f" modules_to_not_convert=[{','.join(self.kept)}]" if self.kept else ""
-        return f"{self.quant}{group}{kept}"
+        finer = f" and {len(self.finer)} matrices of 8 bits" if self.finer else ""
+        return f"{self.quant}{group}{kept}{finer}"
 
 
 def schemes(model: Decoder, quantization: Quantization) -> dict[str, Scheme]:
@@ -111,8 +113,9 @@ def schemes(model: Decoder, quantization: Quantization) -> dict[str, Scheme]:
     """
     table = parameters(model)
     ends = {table[0].name, "lm_head.weight"}
+    finer = ends.union(quantization.finer)
     wanted = {
-        one.name: quantization.table if one.name in ends else quantization.linear
+        one.name: quantization.table if one.name in finer else quantization.linear
         for one in table
         if one.name in ends or one.is_linear
     }

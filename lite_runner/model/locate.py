@@ -220,8 +220,9 @@ def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = Non
         what = f"{path}: quant={stored}"
         raise_errors(unavailable(source.floats_only, what, "load_checkpoint"))
         return stored
-    if source.quant_group is None and asked.quant == stored.quant:
-        asked = dataclasses.replace(asked, group=stored.group)
+    if asked.quant == stored.quant:
+        group = stored.group if source.quant_group is None else asked.group
+        asked = dataclasses.replace(asked, group=group, finer=stored.finer)
     if source.modules_to_not_convert is None:
         asked = dataclasses.replace(asked, kept=stored.kept)
     if asked.same_weights != stored.same_weights:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -15,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.architectures.quantization import Quantization
+from lite_runner.architectures import parameters
+from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.schema import OverwriteOptions
 from lite_runner.errors import ArtifactError, ConfigError
@@ -24,8 +27,8 @@ from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_
 from lite_runner.output import Result, RunFolder
 from lite_runner.output.fidelity import WINDOW, fidelity
 from lite_runner.plan import Plan
-from lite_runner.records import Count, InputPath, OutputPath, dataclass
-from lite_runner.sizing import float32_bytes, model_lines, readable, weight_bytes
+from lite_runner.records import Count, InputPath, OutputPath, Positive, dataclass
+from lite_runner.sizing import float32_bytes, model_lines, parameter_count, readable, weight_bytes
 from lite_runner.system.environment import cores
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space
 from lite_runner.system.memory import free_memory
@@ -40,13 +43,14 @@ from lite_runner.weights.formats.gguf_writer import (
     write_gguf,
 )
 from lite_runner.weights.formats.packed_layouts import layout_in
-from lite_runner.weights.quantization.gptq import KeptLayers, calibrated
+from lite_runner.weights.quantization.gptq import SCALE_BYTES, KeptLayers, calibrated
 from lite_runner.weights.quantization.importance import (
     Importance,
     importance_file,
     measured_importance,
     read_importance,
 )
+from lite_runner.weights.quantization.mixed_precision import finer_matrices, measured_costs
 from lite_runner.weights.quantization.quantize import describe
 from lite_runner.weights.quantization.quantized_checkpoint import (
     MANIFEST,
@@ -63,6 +67,8 @@ IMATRICES = (".dat", ".gguf")  # suffixes of llama.cpp's files
 TOOLS = {one.FORMAT: one for one in (compressed_tensors, golden_stick)}
 NAMES = {"nearest": "the nearest integers", "gptq": "GPTQ", "imatrix": "an importance matrix"}
 MAX_TEXT = 64 << 20  # bytes
+MOST_BITS = 8.5  # of a weight in groups of 32 with a float16 scale
+MEASURED = 2  # windows of the text that show what 4 bits cost
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,7 @@ class Calibration:
     method: Literal["nearest", "gptq", "imatrix"]
     data: InputPath  # "": Python's help texts
     tokens: Count
+    bits: Positive | None  # of a weight of the linear layers on average; null: 4 and their scales
     format: Literal["folder", "compressed-tensors", "mindformers", GGUFKind]
 
 
@@ -91,6 +98,11 @@ class Config(OverwriteOptions):
     def format(self) -> Literal["folder", "compressed-tensors", "mindformers", GGUFKind]:
         """The format that is written."""
         return self.quantize.format if self.quantize else "folder"
+
+    @property
+    def wanted(self) -> Quantization:
+        """The integers of a calibration, of a GGUF file too."""
+        return Quantization("a16w4", 32) if self.gguf else self.quantization
 
     @property
     def gguf(self) -> GGUFKind | None:
@@ -127,12 +139,42 @@ def errors(config: Config) -> Iterator[Invalid]:
             f"quantize.method=gptq is of 4 bits, got quant={config.quant}; expected quant=a16w4",
         )
     given = config.quantize
+    if given and given.bits is not None:
+        yield from _errors_of_bits(config, given, given.bits)
     if given and given.data.endswith(IMATRICES) and given.method != "imatrix":
         yield invalid(
             ("quantize.data", "quantize.method"),
             f"quantize.data={given.data} is an importance matrix, expected a text, or"
             " quantize.method=imatrix",
         )
+
+
+def _errors_of_bits(config: Config, given: Calibration, bits: float) -> Iterator[Invalid]:
+    if given.method != "gptq" or given.format == "mindformers":
+        yield invalid(
+            ("quantize.bits", "quantize.method", "quantize.format"),
+            f"quantize.bits={bits} needs quantize.method=gptq, and another format than mindformers",
+        )
+    elif config.gguf or config.quant == "a16w4":
+        least = _bits(_formats(config)[0])
+        if not least <= bits <= MOST_BITS:
+            yield invalid(
+                "quantize.bits",
+                f"quantize.bits={bits}: expected {least} (all 4 bits and their scales) to"
+                f" {MOST_BITS} (all 8)",
+            )
+
+
+def _formats(config: Config) -> tuple[Scheme, Scheme]:
+    """Those of 4 and of 8 bits that mixed precision has."""
+    four, eight = config.wanted.linear, config.wanted.table
+    assert four is not None and eight is not None
+    return (replace(four, group_bytes=SCALE_BYTES) if config.format in TOOLS else four), eight
+
+
+def _bits(scheme: Scheme) -> float:
+    """Of a weight, scales counted."""
+    return 8 * scheme.nbytes(1, scheme.group) / scheme.group
 
 
 def _errors_of_gguf(config: Config, kind: GGUFKind) -> Iterator[Invalid]:
@@ -165,7 +207,7 @@ def plan(config: Config) -> Plan:
         check_free(target, config.overwrite)
     files = locate_for_plan(config.source)
     if form := TOOLS.get(config.format):
-        wanted = config.quantization
+        wanted = config.wanted
         form.check_writable(files.model, wanted, calibrated=config.calibration is not None)
         size = form.tensors_bytes(files.model, wanted)
         what = f"quantize.format={config.format} quant={wanted}"
@@ -177,9 +219,16 @@ def plan(config: Config) -> Plan:
         check_writable(files.model, kind)
         by_importance = config.calibration is not None and config.calibration.method == "imatrix"
         integers = kind == "Q4_1" and not by_importance
-        quantization = Quantization("a16w4", 32) if integers else Quantization("file")
+        quantization = config.wanted if integers else Quantization("file")
         files = replace(files, quantization=quantization)
         size, what = gguf_bytes(files.model, kind), f"quantize.format={kind}"
+    if config.quantize and config.quantize.bits is not None:
+        least = _bits(_formats(config)[0])
+        matrices = schemes(files.model, config.wanted)
+        linear = [one for one in parameters(files.model) if one.is_linear and one.name in matrices]
+        weights = sum(math.prod(one.shape) for one in linear)
+        size += round(weights * (config.quantize.bits - least) / 8)
+        what += f", {config.quantize.bits} bits a weight"
     lines = model_lines(config.run_mode, config.model_name, files.model, files.location())
     lines["writes"] = f"{target}: {readable(size)} as {what}"
     if 0 < files.stored_bytes() < size:
@@ -211,7 +260,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if files.quantization.rounds:
         progress.note(describe(files.whole(), files.quantization))
     settings, source, importance, kept = config.quantize, files, None, None
-    windows = None
+    windows, wanted = None, config.wanted
     if settings and plan.tokenizer is not None and (config.calibration or _measurable(files)):
         windows = _windows(plan.tokenizer, settings)
     if settings and windows and settings.method != "nearest":
@@ -219,17 +268,22 @@ def run(plan: Plan, folder: RunFolder) -> None:
         if settings.method == "imatrix":
             importance = _importance(files, windows[0], settings)
         else:
-            wanted = config.quantization if config.format in TOOLS else files.quantization
-            kept = _kept_layers(files, target, windows[0], f"{settings.format} {wanted}")
+            form_of_layers = f"{settings.format} {wanted} {settings.bits}"
+            kept = _kept_layers(files, target, windows[0], form_of_layers)
+            if settings.bits is not None:
+                finer = kept.chosen(partial(_finer, files, windows[0], config, settings.bits))
+                wanted = replace(wanted, finer=finer)
+                progress.note(f"{len(finer)} matrices have 8 bits, by the error that 4 cost there")
             files = _calibrate(files, windows[0], settings, wanted, kept)
     if form := TOOLS.get(config.format):
-        size = _write_folder(form, files, config, beside, target)
+        size = _write_folder(form, files, wanted, beside, target)
     elif kind is None:
         size = _write(files, beside, target)
     else:
         size = _write_gguf(files, kind, keys, target, importance)
     if settings and windows:
-        written, what = _written(files, config, target), kind or str(config.quantization)
+        written = _written(files, config, target)
+        what = kind or str(files.quantization if files.quantization.rounds else wanted)
         found = {RECEIPT: _receipt(source, written, windows[1], settings, what)}
         if importance is not None and not settings.data.endswith(IMATRICES):
             found[IMATRIX] = importance_file(importance, settings.data or TEXTS, windows[0].size)
@@ -285,6 +339,24 @@ def _calibrate(
     return replace(files, held=held, quantization=quantization)
 
 
+def _finer(
+    files: ModelFiles, texts: NDArray[np.int32], config: Config, bits: float
+) -> tuple[str, ...]:
+    """The matrices of 8 bits."""
+    plain = replace(files, quantization=Quantization())
+    with progress.step("measure errors", total=files.model.num_layers, unit="layers") as step:
+        costs = measured_costs(
+            plain.whole(),
+            files.model,
+            config.wanted,
+            texts[:: -(-len(texts) // MEASURED)],
+            around_zero=config.format in TOOLS,
+            product=product,
+            advance=step.advance,
+        )
+    return finer_matrices(costs, *_formats(config), bits)
+
+
 def _kept_layers(
     files: ModelFiles, target: Path, texts: NDArray[np.int32], form: str
 ) -> KeptLayers:
@@ -335,6 +407,7 @@ def _receipt(
         "source": source.source,
         "text": settings.data or TEXTS,
         "tokens": settings.tokens,
+        "bits_a_weight": round(8 * written.stored_bytes() / parameter_count(source.model), 3),
         "bytes": written.stored_bytes(),
         "source_bytes": source.stored_bytes(),
         "held_out": asdict(found),
@@ -387,13 +460,13 @@ def _write(files: ModelFiles, beside: Mapping[str, bytes], target: Path) -> int:
 def _write_folder(
     form: ModuleType,
     files: ModelFiles,
-    config: Config,
+    wanted: Quantization,
     beside: Mapping[str, bytes],
     target: Path,
 ) -> int:
     """Write a folder in another tool's form; returns the bytes of its tensors. Raises
     RunnerError."""
-    tensors, wanted = files.whole(), config.quantization
+    tensors = files.whole()
     size: int = form.tensors_bytes(files.model, wanted)
     with new_folder(target) as fresh:
         require_space(fresh, size)
@@ -429,6 +502,7 @@ def _write_gguf(
             tokenizer,
             step.advance,
             importance=importance,
+            finer=files.quantization.finer,
         )
 
 

@@ -41,7 +41,7 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
     """Raise ConfigError for a model that transformers has not, or not in linear layers, and
     ArtifactError for groups that do not divide a matrix."""
     hf_from_model_config(model)
-    layers = _linear_layers(model, quantization)
+    layers, wanted = _linear_layers(model, quantization), schemes(model, quantization)
     parts = [one for each in layers.values() for one in each]
     if architecture_of(model).conv1d or any(one.expert is not None for one in parts):
         what = "Conv1D layers" if architecture_of(model).conv1d else "experts"
@@ -54,19 +54,19 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
             f"quantize.method=nearest, or {_HINT}",
         )
     for one in parts:
-        check_columns(_columns(one), _scheme(quantization, one), one.name)
+        check_columns(_columns(one), wanted[one.name], one.name)
 
 
 def tensors_bytes(model: Decoder, quantization: Quantization) -> int:
     """Bytes of the tensors in the file."""
     linear = {one.name for each in _linear_layers(model, quantization).values() for one in each}
-    total = 0
+    wanted, total = schemes(model, quantization), 0
     for one in parameters(model):
         if one.name not in linear:
             total += 2 * math.prod(one.shape)
             continue
         rows = math.prod(one.shape) // _columns(one)
-        layer = _tensors(rows, _columns(one), _scheme(quantization, one))
+        layer = _tensors(rows, _columns(one), wanted[one.name])
         total += sum(ITEM_BYTES[dtype] * math.prod(shape) for dtype, shape in layer.values())
     return total
 
@@ -83,14 +83,15 @@ def write_folder(
     """Write the weights and config.json into `folder`, matrices in the nearest integers, or those
     that `calibrated` tensors have. `advance` is told of each tensor. Raises ArtifactError and
     EnvironmentFault."""
-    layers = _linear_layers(model, quantization)
+    layers, wanted = _linear_layers(model, quantization), schemes(model, quantization)
     held = Counter(one.hugging_face for one in parameters(model))
     entries: list[Entry] = []
     for name, tensor in to_hugging_face(tensors, model).items():
         if name in layers:
-            first, scheme = layers[name][0], _scheme(quantization, layers[name][0])
+            first, scheme = layers[name][0], wanted[layers[name][0].name]
             own = tensors[first.name].integers if calibrated else None
-            read = own.read if own else partial(rounded, name, tensor, scheme)
+            grouped = replace(scheme, group=scheme.group or tensor.shape[1])  # scales are float16
+            read = own.read if own else partial(rounded, name, tensor, grouped)
             layer = name.removesuffix("weight")
             layout = {
                 f"{layer}{end}": one
@@ -106,28 +107,36 @@ def write_folder(
     left = sorted(name.removesuffix(".weight") for name in every.keys() - layers.keys())
     config = hf_from_model_config(model) | {
         "dtype": "bfloat16" if any(one.dtype == "BF16" for one in entries) else "float16",
-        "quantization_config": _described(quantization, ["lm_head", *left]),
+        "quantization_config": _described(
+            {name.removesuffix(".weight"): wanted[each[0].name] for name, each in layers.items()},
+            ["lm_head", *left],
+        ),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _described(quantization: Quantization, ignored: list[str]) -> dict[str, Any]:
-    """The quantization_config of config.json."""
-    scheme = quantization.linear
-    assert scheme is not None
-    weights = {
-        "num_bits": scheme.bits,
-        "type": "int",
-        "symmetric": True,
-        "strategy": "group" if scheme.group else "channel",
-        "group_size": scheme.group or None,
-        "dynamic": False,
-    }
+def _described(layers: Mapping[str, Scheme], ignored: list[str]) -> dict[str, Any]:
+    """The quantization_config of config.json, for the formats of modules by name."""
+    targets: dict[Scheme, list[str]] = {}
+    for name, scheme in layers.items():
+        targets.setdefault(scheme, []).append(name)
+    groups = {}
+    for index, (scheme, names) in enumerate(targets.items()):
+        weights = {
+            "num_bits": scheme.bits,
+            "type": "int",
+            "symmetric": True,
+            "strategy": "group" if scheme.group else "channel",
+            "group_size": scheme.group or None,
+            "dynamic": False,
+        }
+        named = ["Linear"] if len(targets) == 1 else names
+        groups[f"group_{index}"] = {"targets": named, "weights": weights}
     return {
         "quant_method": FORMAT,
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": groups,
         "ignore": ignored,
     }
 
@@ -152,13 +161,6 @@ def _columns(one: Parameter) -> int:
     return one.shape[0] if one.transposed else one.shape[1]
 
 
-def _scheme(quantization: Quantization, one: Parameter) -> Scheme:
-    """The format of a matrix; of 8 bits a group is a whole row, so that scales are float16."""
-    scheme = quantization.linear
-    assert scheme is not None
-    return scheme if scheme.group else Scheme(8, _columns(one))
-
-
 def of_16_bits(name: str, tensor: LazyTensor) -> Entry:
     """bfloat16 as it is, other floats as float16."""
     half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
@@ -177,7 +179,7 @@ def _tensors(rows: int, columns: int, scheme: Scheme) -> dict[str, tuple[str, tu
     return {
         "weight_shape": ("I64", (2,)),
         "weight_packed": ("I32", (rows, columns * scheme.bits // 32)),
-        "weight_scale": ("F16", (rows, columns // scheme.group)),
+        "weight_scale": ("F16", (rows, columns // (scheme.group or columns))),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,12 +55,12 @@ class _Tensor:
 
 def gguf_bytes(model: Decoder, kind: GGUFKind) -> int:
     """Bytes of the tensors of `write_gguf`. Raises ConfigError as it does."""
-    return sum(one.nbytes for one in _layout(model, kind))
+    return sum(one.nbytes for one in _layout(model, kind, ()))
 
 
 def check_writable(model: Decoder, kind: GGUFKind) -> None:
     """Raise ConfigError where the metadata of a GGUF file has no words for the model."""
-    layout, metadata = _layout(model, kind), _metadata(model, kind)
+    layout, metadata = _layout(model, kind, ()), _metadata(model, kind)
     tensors = {
         one.name: GGUFTensor(one.shape, one.type_name, np.array([place]).view(np.uint8))
         for place, one in enumerate(layout)
@@ -92,18 +92,19 @@ def write_gguf(
     advance: Callable[[int], None] = lambda count: None,
     *,
     importance: Mapping[str, NDArray[np.float32]] | None = None,
+    finer: Collection[str] = (),
 ) -> int:
     """Write canonical tensors as the GGUF file `path`; returns the bytes of its tensors. Matrices
     that have such blocks, or integers that are such, are written as they are.
 
     `tokenizer`: the keys of its metadata; `importance`: of the inputs of its tensors [experts or 1,
-    in], which the integers are chosen by. A tensor at a time is in memory; `advance` is told of
-    each. Raises ConfigError for a model that GGUF has no words for, EnvironmentFault and
-    ArtifactError; nothing half-written gets the final name.
+    in], which the integers are chosen by; `finer`: parameters that become Q8_0. A tensor at a time
+    is in memory; `advance` is told of each. Raises ConfigError for a model that GGUF has no words
+    for, EnvironmentFault and ArtifactError; nothing half-written gets the final name.
     """
     import gguf
 
-    layout = _layout(model, kind)
+    layout = _layout(model, kind, finer)
     size = sum(one.nbytes for one in layout)
     with temporary_folder(parent=path.parent) as folder:
         require_space(folder, size)
@@ -143,7 +144,7 @@ def _value_type(value: object) -> Any:
     return GGUFValueType[kinds[type(value)]]
 
 
-def _layout(model: Decoder, kind: GGUFKind) -> list[_Tensor]:
+def _layout(model: Decoder, kind: GGUFKind, finer: Collection[str]) -> list[_Tensor]:
     together: defaultdict[str, list[Parameter]] = defaultdict(list)
     for one in parameters(model):
         gguf = architecture_of(model).gguf
@@ -160,7 +161,8 @@ def _layout(model: Decoder, kind: GGUFKind) -> list[_Tensor]:
         shape: tuple[int, ...] = (sum(_rows(one) for one in parts), *rest)
         if first.expert is not None:
             shape = (len(parts), rows, *rest)
-        found.append(_Tensor(name, shape, _type_of(first, len(parts), model, kind), tuple(parts)))
+        type_name = _type_of(first, len(parts), model, "Q8_0" if first.name in finer else kind)
+        found.append(_Tensor(name, shape, type_name, tuple(parts)))
     return found
 
 

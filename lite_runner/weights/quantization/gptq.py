@@ -1,4 +1,4 @@
-"""Calibrated quantization to 4 bits: GPTQ, a layer at a time.
+"""Calibrated quantization to 4 bits: GPTQ, a layer at a time. What is to have 8 is only rounded.
 
 Of the inputs x that a text gives a matrix, the gram matrix (sum of x x^T) says what an error of a
 weight costs. Columns are rounded one after the other, those with the largest inputs first, and the
@@ -12,6 +12,7 @@ which is the same with one factorization: J. Chee et al., arXiv:2307.13304, theo
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.quantization import Quantization, schemes
+from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
@@ -123,8 +124,10 @@ def calibrated(
     def feedback(inputs: Inputs) -> Feedback:
         return Feedback.of(inputs.gram)
 
-    def rounded(matrix: WatchedMatrix, group: int, name: str) -> QuantizedTensor:
-        sizes = None
+    def rounded(matrix: WatchedMatrix, scheme: Scheme, name: str) -> QuantizedTensor:
+        group, sizes = scheme.group, None
+        if scheme.bits == 8:
+            return quantize(matrix.values, 8, group, name)
         if matrix.inputs is not None:
             sizes = np.diagonal(matrix.inputs.gram)
         if around_zero:
@@ -153,7 +156,7 @@ def calibrated(
             if kept and index < done:
                 exact = kept.checked(before, one.name, matrix.values.shape)
             else:
-                exact = rounded(matrix, scheme.group, one.name)
+                exact = rounded(matrix, scheme, one.name)
             if around_zero:
                 scheme = replace(scheme, group_bytes=SCALE_BYTES)
             quantized[one.name] = exact
@@ -187,6 +190,18 @@ class KeptLayers:
         """Layers from the first on that are here."""
         return next(index for index in itertools.count() if not self._file(index).is_file())
 
+    def chosen(self, measure: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """The names of what has 8 bits, as of the run that was ended, or as they are measured.
+        Raises ArtifactError."""
+        file = self._folder / "finer.json"
+        if not file.is_file():
+            with atomic_write(file) as written:
+                written.write(json.dumps(measure()).encode())
+        try:
+            return tuple(map(str, json.loads(file.read_bytes())))
+        except (OSError, ValueError, TypeError) as error:
+            raise self._broken(str(error)) from error
+
     def layer(self, index: int) -> dict[str, QuantizedTensor]:
         """The matrices of a layer by name. Raises ArtifactError."""
         found: dict[str, QuantizedTensor] = {}
@@ -197,9 +212,10 @@ class KeptLayers:
                     if part == "values":
                         low = held.get(f"{name}|minimums")
                         values, scales = held[key], held[f"{name}|scales"]
-                        group = 2 * values.shape[1] // scales.shape[1]
-                        zero = 8 if low is None else 0
-                        found[name] = QuantizedTensor(4, group, values, scales, low, zero)
+                        bits = 8 if values.dtype == np.int8 else 4
+                        group = 8 // bits * values.shape[1] // scales.shape[1]
+                        zero = 8 if low is None and bits == 4 else 0
+                        found[name] = QuantizedTensor(bits, group, values, scales, low, zero)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise self._broken(str(error)) from error
         return found

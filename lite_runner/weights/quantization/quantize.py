@@ -41,7 +41,7 @@ _LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9)
 
 
 # Matrices that the native operators multiply as one: what they are there -> the name of the whole.
-_TOGETHER: dict[Role | None, str] = {
+TOGETHER: dict[Role | None, str] = {
     **dict.fromkeys(("query", "key", "value"), "inward"),
     **dict.fromkeys(("gate", "up"), "wide"),
     **dict.fromkeys(("expert_gate", "expert_up"), "wide"),
@@ -90,8 +90,8 @@ def _alike(tensors: dict[str, LazyTensor], config: Decoder) -> dict[str, LazyTen
     matrices of another."""
     together: defaultdict[tuple[str, int | None], list[str]] = defaultdict(list)
     for one in parameters(config):
-        if one.role in _TOGETHER and one.kind == "weight":
-            together[_TOGETHER[one.role], one.layer].append(one.name)
+        if one.role in TOGETHER and one.kind == "weight":
+            together[TOGETHER[one.role], one.layer].append(one.name)
     for names in together.values():
         if len({_foreign_scheme(tensors[name]) for name in names}) > 1:
             for name in names:

@@ -59,10 +59,11 @@ class QuantizationManifest:
     sha256: Sha256  # of the weights
     files: Mapping[FileName, Sha256]  # beside the weights
     modules_to_not_convert: tuple[str, ...] = ()
+    finer: tuple[str, ...] = ()  # linear layers of 8 bits, where others have 4
 
     @property
     def quantization(self) -> Quantization:
-        return Quantization(self.quant, self.group, self.modules_to_not_convert)
+        return Quantization(self.quant, self.group, self.modules_to_not_convert, self.finer)
 
     def check_files(self, folder: Path) -> None:
         """Raise ArtifactError where a file beside the weights is another than was written."""
@@ -254,6 +255,7 @@ def write_quantized(
         "sha256": sha256_of(folder / WEIGHTS),
         "files": {name: sha256_of(folder / name) for name in beside},
         **({"modules_to_not_convert": kept} if kept else {}),
+        **({"finer": quantization.finer} if quantization.finer else {}),
         "tensors": {name: {"bits": one.bits, "group": one.group} for name, one in matrices.items()},
     }
     write_manifest(folder / MANIFEST, plain)
