@@ -68,6 +68,7 @@ TOOLS = {one.FORMAT: one for one in (compressed_tensors, golden_stick)}
 NAMES = {"nearest": "the nearest integers", "gptq": "GPTQ", "imatrix": "an importance matrix"}
 MAX_TEXT = 64 << 20  # bytes
 MOST_BITS = 8.5  # of a weight in groups of 32 with a float16 scale
+HELD_OUT = 8  # windows at most: 1,016 tokens are scored
 MEASURED = 2  # windows of the text that show what 4 bits cost
 
 
@@ -419,7 +420,7 @@ def _windows(
     tokenizer: Tokenizer, settings: Calibration
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Windows of token ids [n, WINDOW] from all over the text, of settings.tokens together, and a
-    quarter as many that are held out. Raises ArtifactError."""
+    quarter as many, up to HELD_OUT, that are held out. Raises ArtifactError."""
     if settings.data and not settings.data.endswith(IMATRICES):
         try:
             text = read_small(Path(settings.data).expanduser(), "a text", MAX_TEXT).decode()
@@ -430,8 +431,9 @@ def _windows(
 
         text = "\n".join(topics[name] for name in sorted(topics))
     ids = np.array(tokenizer.encode(text), np.int32)
-    groups = max(1, settings.tokens // (4 * WINDOW))  # of five windows each
-    count = 5 * groups
+    read = max(4, settings.tokens // WINDOW)
+    held = min(read // 4, HELD_OUT)
+    count = read + held
     if len(ids) < count * WINDOW:
         raise ArtifactError(
             f"quantize.data: {settings.data or TEXTS}: {len(ids):,} tokens, expected"
@@ -440,7 +442,8 @@ def _windows(
         )
     starts = np.linspace(0, len(ids) - WINDOW, count).astype(np.int64)
     every = ids[starts[:, None] + np.arange(WINDOW)]
-    held_out = np.arange(count) % 5 == 4
+    held_out = np.zeros(count, bool)
+    held_out[np.arange(1, held + 1) * count // held - 1] = True
     return every[~held_out], every[held_out]
 
 
