@@ -27,7 +27,7 @@ from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
-from lite_runner.system.files import atomic_write, make_folder
+from lite_runner.system.files import atomic_write, make_folder, read_json
 from lite_runner.weights import LazyIntegers, LazyTensor
 from lite_runner.weights.quantization.calibration import (
     Floats,
@@ -197,10 +197,10 @@ class KeptLayers:
         if not file.is_file():
             with atomic_write(file) as written:
                 written.write(json.dumps(measure()).encode())
-        try:
-            return tuple(map(str, json.loads(file.read_bytes())))
-        except (OSError, ValueError, TypeError) as error:
-            raise self._broken(str(error)) from error
+        names = read_json(file)
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise self._broken(f"{file.name} is no list of names")
+        return tuple(names)
 
     def layer(self, index: int) -> dict[str, QuantizedTensor]:
         """The matrices of a layer by name. Raises ArtifactError."""

@@ -136,3 +136,12 @@ def test_a_calibration_that_was_ended_goes_on_behind_its_layers(tmp_path: Path) 
     with pytest.raises(ArtifactError, match="not the layers of a calibration"):
         run(KeptLayers(folder, "a"))
     assert KeptLayers(folder, "b").count == 0
+
+
+def test_what_has_8_bits_is_measured_once(tmp_path: Path) -> None:
+    names, folder = ("model.layers.0.w1",), tmp_path / "q.partial"
+    assert KeptLayers(folder, "a").chosen(lambda: names) == names
+    assert KeptLayers(folder, "a").chosen(lambda: pytest.fail("measured again")) == names
+    (folder / "finer.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"finer\.json is no list of names"):
+        KeptLayers(folder, "a").chosen(lambda: names)
