@@ -1,10 +1,9 @@
 """Disturbs a server under load: `python -m fuzz.chaos` (make chaos).
 
-It is stopped, killed and started again, short of memory and of disk, its clock is moved, and its
-adapters are swapped; then the same befalls two replicas on Ray, but for the clock. Every answer has
-to be the one that the request gets alone, or an error that says so: a status and a message, or a
-connection that ends early. A wrong text, a stream that ends as if it were whole, or no answer in a
-minute is a finding.
+It is stopped, short of memory and of disk, killed and started again, its adapters are swapped and
+its clock is moved; then the same befalls two replicas on Ray. Every answer has to be the one that
+the request gets alone, or an error that says so: a status and a message, or a connection that ends
+early. A wrong text, a stream that ends as if it were whole, or no answer in a minute is a finding.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
@@ -48,6 +47,7 @@ OPTIONS = (
     *("adapter_path=first", "serve.load_adapters=true", "adapter_root=.", "max_loaded_adapters=3"),
 )
 RAY = ("serve.engine=ray", "serve.replicas=2", "context.threads=1")
+LARGE = 8_000_000  # bytes of a prompt that a server without free memory cannot read
 DAY = 86400
 # Loaded before libc: the time of day is what that says, and as many seconds more as a file holds.
 CLOCK = """
@@ -103,13 +103,13 @@ class Chaos:
         try:
             async with httpx2.AsyncClient(timeout=HANG_S) as http:
                 await self._learn(http)
-                faults = [self.stopped, self.short_of_disk, self.adapters_swapped]
-                for fault in faults if self._ray else [*faults, self.clock_moved]:
+                for fault in (self.stopped, self.short_of_disk, self.adapters_swapped):
                     await self._under(fault, http)
                 killed = self.replica_killed if self._ray else self.killed
                 for fault in (self.short_of_memory, killed):
                     await self._under(fault, http)
                     await self._under(self.undisturbed, http)
+                await self._under(self.clock_moved, http)  # behind which Ray replaces none
                 self._process.send_signal(SIGTERM)
                 if code := await asyncio.to_thread(self._process.wait, HANG_S):
                     self.findings.append(f"the end: exit code {code}")
@@ -164,11 +164,24 @@ class Chaos:
 
     async def short_of_disk(self, http: httpx2.AsyncClient) -> None:
         """No file may grow: neither the log nor cached prefixes."""
-        await self._limited(resource.RLIMIT_FSIZE, 0)
+        with self._limited(resource.RLIMIT_FSIZE, 0):
+            await asyncio.sleep(self.seconds)
 
     async def short_of_memory(self, http: httpx2.AsyncClient) -> None:
-        """No more address space than it has now."""
-        await self._limited(resource.RLIMIT_AS, None)
+        """No more address space than it has now: what needs none goes on, and what does is told."""
+        with self._limited(resource.RLIMIT_AS, None):
+            if self._ray is None:  # replicas may end then
+                await self._large(http)
+            await asyncio.sleep(self.seconds)
+
+    async def _large(self, http: httpx2.AsyncClient) -> None:
+        """A body for which there is no memory."""
+        body = {"model": "tiny", "prompt": "a" * LARGE, "max_tokens": 1}
+        answer = await http.post(f"{self._url}/v1/completions", json=body)
+        if answer.status_code == 503 and "memory" in answer.json()["error"]["message"]:
+            self._outcomes["out of memory"] += 1
+        else:
+            self.findings.append(f"short of memory: {answer.status_code} {answer.text[:200]}")
 
     async def adapters_swapped(self, http: httpx2.AsyncClient) -> None:
         """Another adapter under the same name, again and again."""
@@ -179,17 +192,20 @@ class Chaos:
             await self._load(http, ADAPTERS[place % 2])
             self._outcomes["swaps"] += 1
 
-    async def _limited(self, kind: int, most: int | None) -> None:
+    @contextmanager
+    def _limited(self, kind: int, most: int | None) -> Iterator[None]:
         """`most`: None: what each process has."""
         limited = self._computing()
         before = resource.prlimit(limited[0].pid, kind)
         for process in limited:
             has = process.memory_info().vms if most is None else most
             resource.prlimit(process.pid, kind, (has, before[1]))
-        await asyncio.sleep(self.seconds)
-        for process in limited:
-            with suppress(ProcessLookupError):  # it has ended, and Ray has started another one
-                resource.prlimit(process.pid, kind, before)
+        try:
+            yield
+        finally:
+            for process in limited:
+                with suppress(ProcessLookupError):  # it has ended, and Ray has started another one
+                    resource.prlimit(process.pid, kind, before)
 
     def _computing(self) -> list[psutil.Process]:
         """The processes with a model: the server, or its replicas."""
@@ -210,8 +226,7 @@ class Chaos:
             command += RAY
             environment |= {"RAY_TMPDIR": str(self.folder), "RAY_USAGE_STATS_ENABLED": "0"}
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        else:
-            environment |= {"LD_PRELOAD": str(self._library()), "CLOCK": str(self._clock)}
+        environment |= {"LD_PRELOAD": str(self._library()), "CLOCK": str(self._clock)}
         self._process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -221,9 +236,11 @@ class Chaos:
             text=True,
         )
         assert self._process.stderr is not None
-        lines = self._process.stderr
-        found = next(filter(None, (re.search(r"on (http://\S+)", line) for line in lines)), None)
-        assert found is not None, "the server did not start"
+        lines, found, seen = self._process.stderr, None, deque[str](maxlen=30)
+        while found is None:
+            seen.append(line := lines.readline())
+            assert line, f"the server did not start: {''.join(seen)}"
+            found = re.search(r"on (http://\S+)", line)
         self._url = found[1]
         threading.Thread(target=lambda: deque(lines, 0), daemon=True).start()
 
