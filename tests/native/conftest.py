@@ -128,12 +128,16 @@ def _looked_up(x: Floats, words: Words) -> tuple[Words, Block]:
 # The test of the sanitizers runs the others again with a library of its own, which is slow.
 SANITIZED = os.environ.get("SANITIZED_OPERATORS")
 if SANITIZED:
-    settings.register_profile("sanitized", parent=settings(), max_examples=8)
+    settings.register_profile("sanitized", parent=settings(), max_examples=6)
     settings.load_profile("sanitized")
     native.LIBRARY = Path(SANITIZED)
 OPERATORS = Operators(native.LIBRARY)
 KERNELS = ("portable", "avx2", "avxvnni", "avx512", "dotprod")
 INSTRUCTIONS = [name for name in KERNELS if OPERATORS.choose(name)]
+# Vectors of avxvnni's width, and products of bytes as portable: all of its text is in these.
+UNSANITIZED = ["avx2"] if "avxvnni" in INSTRUCTIONS else []
+if SANITIZED:
+    INSTRUCTIONS = [name for name in INSTRUCTIONS if name not in UNSANITIZED]
 
 
 @pytest.fixture(scope="module", params=INSTRUCTIONS)

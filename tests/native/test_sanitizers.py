@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from lite_runner import native
 from lite_runner.native import fingerprint
+from tests.native.conftest import UNSANITIZED
 
 SOURCES = Path(native.__file__).parent / "src"
 # Of `undefined` those that the address sanitizer does not find as well: with its checks for null
@@ -115,11 +116,10 @@ def compiled(sources: list[Path], target: Path, *flags: str) -> Path:
     common = [COMPILER, "-std=c++17", "-pthread", f"-I{SOURCES}"]
     common += [flag for flag in flags if flag != "-shared"]
     objects = [str(target.parent / f"{source.stem}.o") for source in sources]
-    # What is compiled of the same text as portable.cc, and tested less, is not checked twice. Not
-    # on x86-64, which takes its portable kernels from there.
-    plain = {"reproducible.cc": ["-fno-sanitize=all", "-O0"]}
-    if platform.machine() == "x86_64":
-        plain = {}
+    # What is compiled of the same text as others, and tested less, is not checked twice. Not
+    # reproducible.cc on x86-64, which takes its portable kernels from there.
+    names = [*UNSANITIZED] if platform.machine() == "x86_64" else ["reproducible"]
+    plain = {f"{name}.cc": ["-fno-sanitize=all", "-O0"] for name in names}
     started = [
         subprocess.Popen([*common, *plain.get(source.name, []), "-c", str(source), "-o", made])
         for source, made in zip(sources, objects, strict=True)
@@ -138,13 +138,18 @@ def runtime(name: str) -> str:
 def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library with sanitizers; kept for later runs beside pytest's own temporary folders,
     which are the user's alone, until a source, a flag or the compiler changes."""
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
     flags = [
         *("-Og", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
         *(f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"),
         f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
+        # Checks by calls: in line they take a quarter more of the compiler's time.
+        *("--param", "asan-instrumentation-with-call-threshold=0"),
     ]
-    version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
-    name = hashlib.sha256(" ".join([COMPILER, *flags]).encode() + version).hexdigest()
+    if "clang" in version.decode():
+        del flags[-2:]
+    text = " ".join([COMPILER, *flags, *UNSANITIZED])
+    name = hashlib.sha256(text.encode() + version).hexdigest()
     base = tmp_path_factory.getbasetemp()
     root = next((one for one in base.parents if one.name.startswith("pytest-of-")), base)
     folder = root / "lite-runner-sanitized"
