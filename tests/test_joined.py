@@ -33,6 +33,7 @@ RUN_LITE = str(ROOT / "run_lite.py")
 PROMPTS = ["hello there", "a b c", "the third, 中文"]
 SETTINGS = ["model=tiny_llama", "max_new_tokens=8", "context.device_target=CPU"]
 EXPORT = ["run_mode=export", "model=tiny_llama", "context.device_target=CPU", "export_output=x"]
+EXPORT += ["model.model_config.num_layers=1"]
 # 004's run_predict.sh, with this project's command.
 LOOP = """
 export RANK_TABLE_FILE=$1
