@@ -219,7 +219,7 @@ soak:  ## 20,000 requests to a server, many of them ill-behaved; its memory must
 	@scripts/setup.sh dev
 	@.venv/bin/python -m tests.serving.soak $(ARGS)
 
-chaos:  ## stop, kill, starve a server and replicas on Ray under load, swap adapters, move clocks; ARGS="--seconds 60 --seed 7"
+chaos:  ## stop, kill, starve a server and replicas on Ray under load, swap adapters; ARGS="--seconds 60 --seed 7"
 	@scripts/setup.sh dev
 	@scripts/setup.sh ray
 	@.venv/bin/python -m fuzz.chaos $(ARGS)
