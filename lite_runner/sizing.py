@@ -99,10 +99,9 @@ def cache_bytes(
     model: Decoder, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
 ) -> int:
     """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`."""
-    heads = 2 * model.cached_layers * model.n_kv_heads
-    sizes = {"fp32": BYTES_OF[dtype] * model.head_dim, "fp16": 2 * model.head_dim}
-    sizes["int8"] = model.head_dim + 4  # and a scale
-    return slots * length * heads * sizes[kv_cache]
+    size, scale = {"fp32": (BYTES_OF[dtype], 0), "fp16": (2, 0), "int8": (1, 4)}[kv_cache]
+    heads = (2 * one.kv_heads * (size * one.head_dim + scale) for one in model.cached)
+    return slots * length * sum(heads)
 
 
 def export_need(need: Memory) -> Memory:

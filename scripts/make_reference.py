@@ -114,8 +114,9 @@ def random_weights(case: Case) -> torch.nn.Module:
             is_norm_scale &= not less_one
             weight.copy_(torch.from_numpy(values + 1.0 if is_norm_scale else values))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.from_numpy(rng.normal(0.0, 0.3, tuple(buffer.shape))))
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+                first = 1.0 if name.endswith("layer_scalar") else 0.0
+                buffer.copy_(torch.from_numpy(rng.normal(first, 0.3, tuple(buffer.shape))))
     return model
 
 
@@ -336,6 +337,7 @@ def make_tiny(case: Case, folder: Path) -> None:
         most = 1e-4 if max(case.lengths) > 100 else TINY_TOLERANCE
         # A bias of Mamba-2 makes padding something that its convolution sees.
         padded = not getattr(case.config, "mamba_proj_bias", False)
+        padded = padded and not getattr(case.config, "use_bias", False)
         # A temperature, and chunks, count the padding, too.
         padded = padded and not getattr(case.config, "attn_temperature_tuning", False)
         assert cache_gap <= most and (batch_gap <= 1e-4 or not padded), case.name

@@ -14,6 +14,7 @@ from transformers import (
     Ernie4_5Config,
     Exaone4Config,
     FalconConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4MoeConfig,
     GPT2Config,
@@ -26,6 +27,7 @@ from transformers import (
     Llama4TextConfig,
     MptConfig,
     NemotronConfig,
+    NemotronHConfig,
     Olmo3Config,
     OlmoeConfig,
     OPTConfig,
@@ -77,6 +79,15 @@ def newer_cases() -> list[Windowed]:
     llama4 |= {"num_hidden_layers": 4, "attention_chunk_size": 24, "floor_scale": 16}
     steps = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
     steps |= {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "rope_theta": 10000.0}
+    gemma4 = own | {"head_dim": 8, "global_head_dim": 16, "sliding_window": 8}
+    gemma4 |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 64}
+    gemma4 |= {"layer_types": ["sliding_attention", "full_attention"]}
+    keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    nemotron_h = own | {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 12}
+    nemotron_h |= {"n_groups": 2, "chunk_size": 32, "max_position_embeddings": 320}
+    del nemotron_h["num_hidden_layers"]
+    nano = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+    nano |= {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 24}
     falcon = {one: value for one, value in sizes.items() if one != "intermediate_size"}
     del falcon["num_key_value_heads"]
     return [
@@ -172,6 +183,29 @@ def newer_cases() -> list[Windowed]:
             PLAIN,
         ),
         ("gemma", GemmaConfig(**own, **plain), PLAIN),
+        (
+            "gemma4_moe",  # values that are made as keys are
+            Gemma4TextConfig(
+                **gemma4 | keys,
+                attention_bias=True,
+                enable_moe_block=True,
+                num_experts=4,
+                top_k_experts=2,
+                moe_intermediate_size=16,
+            ),
+            CROSSING,
+        ),
+        (
+            "gemma4_sides",  # heads wider than a panel, inputs of each layer, keys that are shared
+            Gemma4TextConfig(
+                **gemma4
+                | {"num_hidden_layers": 6, "global_head_dim": 40, **long}
+                | {"layer_types": gemma4["layer_types"] * 3, "hidden_size_per_layer_input": 12},
+                **{"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+                final_logit_softcapping=20.0,
+            ),
+            LONG,
+        ),
         ("glm4_moe", Glm4MoeConfig(**own, **half, **router, use_qk_norm=True), PLAIN),
         (
             "glm4_moe_whole",
@@ -285,6 +319,25 @@ def newer_cases() -> list[Windowed]:
             PLAIN,
         ),
         ("nemotron", NemotronConfig(**own, **half, attention_bias=True, mlp_bias=True), PLAIN),
+        (
+            "nemotron_h",
+            NemotronHConfig(
+                **nemotron_h,
+                layers_block_type=["linear_attention", "mlp", "full_attention", "mlp"],
+                use_bias=True,
+                mlp_bias=True,
+            ),
+            PLAIN,
+        ),
+        (
+            "nemotron_h_moe",  # Nemotron 3
+            NemotronHConfig(
+                **nemotron_h | nano,
+                layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
+                routed_scaling_factor=1.5,
+            ),
+            LONG,
+        ),
         (
             "olmo3",
             Olmo3Config(**sizes | window, rope_parameters=olmo),

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "llama4_text": "LLAMA4",
     "minicpm": "MINICPM",
     "nemotron": "NEMOTRON",
+    "nemotron_h": "NEMOTRON_H",
     "olmo3": "OLMO2",
     "olmoe": "OLMOE",
     "phi": "PHI2",
@@ -45,6 +46,7 @@ ARCHITECTURES = {
     "stablelm": "STABLELM",
 }
 PERMUTED = ("granitemoe", "granitemoehybrid", "internlm2", "minicpm")  # rows of q and k
+MAMBA = ("granitemoehybrid", "nemotron_h")
 LESS_ONE = (
     "gemma",
     "nemotron",
@@ -89,6 +91,11 @@ NUMBERS = {
     "linear_num_key_heads": "ssm_group_count",
     "linear_key_head_dim": "ssm_state_size",
     "linear_conv_kernel_dim": "ssm_conv_kernel",
+    "mamba_num_heads": "ssm_time_step_rank",
+    "n_groups": "ssm_group_count",
+    "ssm_state_size": "ssm_state_size",
+    "conv_kernel": "ssm_conv_kernel",
+    "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "mamba_n_heads": "ssm_time_step_rank",
     "mamba_n_groups": "ssm_group_count",
     "mamba_d_state": "ssm_state_size",
@@ -105,8 +112,9 @@ def write_newer_gguf(
     """Write the model of a Hugging Face folder; `further`: with a layer behind the model's, which
     predicts a further token; `apart`: latent attention as newer converters write it."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    kind, layers = config["model_type"], config["num_hidden_layers"]
-    architecture = gguf.MODEL_ARCH[ARCHITECTURES[kind]]
+    kind, kinds = config["model_type"], config.get("layers_block_type", ())
+    layers = config.setdefault("num_hidden_layers", len(kinds))
+    architecture = gguf.MODEL_ARCH[ARCHITECTURES[kind] + "_MOE" * ("moe" in kinds)]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_block_count(layers + further)
     _add_metadata(writer, config)
@@ -138,7 +146,21 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(config["intermediate_size"])
         writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
         config = config | {"intermediate_size": config["intermediate_size_mlp"]}
+    if kind == "nemotron_h":
+        kinds = config["layers_block_type"]
+        config["rms_norm_eps"] = config.pop("layer_norm_epsilon")
+        writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+        for field, layer in (
+            ("num_key_value_heads", "full_attention"),
+            ("intermediate_size", "mlp"),
+        ):
+            config[field] = [config[field] if one == layer else 0 for one in kinds]
+        if "moe" in kinds:
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+            writer.add_expert_weights_norm(config["norm_topk_prob"])
     for field, method in NUMBERS.items():
+        if kind == "nemotron_h" and "expert" in method and "moe" not in kinds:
+            continue
         if config.get(field) is not None:
             getattr(writer, f"add_{method}")(config[field])
     writer.add_token_list([f"t{index}" for index in range(config["vocab_size"])])
@@ -267,16 +289,16 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
                 continue
             for part, start in (("gate_proj", 0), ("up_proj", 1)):
                 yield whole.replace("gate_up_proj", part) + suffix, values[:, start::2]
-        elif name.endswith((".A_log", ".mamba.D", ".dt_bias")):  # recurrent layers
+        elif name.endswith((".A_log", ".mamba.D", ".mixer.D", ".dt_bias")):  # recurrent layers
             log = name.endswith(".A_log")
             stored = {"dt_bias": "dt_proj.bias"}.get(name.rsplit(".", 1)[1], name.rsplit(".", 1)[1])
             values = -np.exp(values) if log else values
-            both = kind == "granitemoehybrid" and stored != "dt_proj.bias"
+            both = kind in MAMBA and stored != "dt_proj.bias"
             yield f"{name.rsplit('.', 1)[0]}.{stored}", values[:, None] if both else values
         elif name.endswith("conv1d.weight"):
             yield name, values[:, 0]
-        elif name.endswith(".mamba.norm.weight"):
-            yield name, values.reshape(config["mamba_n_groups"], -1)
+        elif name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+            yield name, values.reshape(config.get("mamba_n_groups") or config["n_groups"], -1)
         elif name.endswith(".in_proj_qkvz.weight"):
             yield from _delta_net(config, name, values)
         elif name.endswith(".linear_attn.norm.weight"):
@@ -312,6 +334,9 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
                 values = _interleaved(values, rotary)
             yield name, values.reshape(-1) if values.shape[0] == 1 else values
     for name, experts in together.items():
+        if kind == "nemotron_h":
+            _, _, layer, *_, linear, _ = name.split(".")
+            name = f"blk.{layer}.ffn_{linear.removesuffix('_proj')}_exps.weight"
         yield name, np.stack([experts[index] for index in range(len(experts))])
 
 

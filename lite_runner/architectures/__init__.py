@@ -77,6 +77,7 @@ class GGUF:
     # (tensor names, fields so far, those of `keys` too) -> config.json fields inferred from them.
     infer: Callable[[Container[str], Mapping[str, Any]], dict[str, Any]] = lambda tensors, given: {}
     name: str = ""  # general.architecture; "": that of the architecture
+    also: tuple[str, ...] = ()  # other names of it
     written: bool = True  # False: such files are read alone
     # Where a tensor's rows are among its own of the file, in which fused ones follow each other.
     rows: StoredRows = apart
@@ -116,6 +117,7 @@ class Architecture:
     custom: CustomNetwork | None = None
     # What of a model transformers' of that name computes otherwise; its config.json is ours then.
     not_theirs: Callable[[Decoder], str | None] = lambda model: None
+    layers_differ: bool = False  # config.json may have other sizes of single layers
     renamed: Callable[[Decoder], Names] = lambda model: {}  # names that a model has others of
 
 
@@ -148,6 +150,8 @@ _MODULES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "gemma3": "gemma3",
+    "gemma4_text": "gemma4",
+    "gemma4": "gemma4",
     "qwen3_moe": "qwen3_moe",
     "mixtral": "mixtral",
     "phi3": "phi3",
@@ -169,6 +173,7 @@ _MODULES = {
     "ernie4_5": "ernie4_5",
     "hunyuan_v1_dense": "hunyuan",
     "nemotron": "nemotron",
+    "nemotron_h": "nemotron_h",
     "opt": "opt",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
@@ -279,7 +284,7 @@ def of_gguf(name: object) -> tuple[Architecture, GGUF] | None:
     None: there is none."""
     for names in ((name,) if isinstance(name, str) and name in KNOWN else (), KNOWN):
         for one in map(KNOWN.__getitem__, names):
-            if one.gguf is not None and (one.gguf.name or one.name) == name:
+            if one.gguf is not None and name in (one.gguf.name or one.name, *one.gguf.also):
                 return one, one.gguf
     return None
 
@@ -395,8 +400,8 @@ def undivided(model: Decoder) -> str:
         return "has learned keys, which are not divided yet"
     if model.attention.latent is not None:
         return "has latent attention, which is not divided yet"
-    if model.recurrent is not None or model.attention.gated:
-        return "has recurrent layers, or gates of attention, which are not divided yet"
+    for part in native_parts(model):
+        return f"has {part.rstrip(',')}, which are not divided yet"
     experts = None if model.sparse is None else model.sparse.experts
     if not model.attention.qk_norm_by_head:
         return "norms queries and keys over all heads, which ranks share"
@@ -407,19 +412,37 @@ def undivided(model: Decoder) -> str:
     return ""
 
 
-def unsupported(model: Decoder, *, recurrent: bool = False) -> list[str]:
+def native_parts(model: Decoder) -> list[str]:
+    """Parts of a model that the native kernels alone compute."""
+    attentions = [block.attention for block in model.blocks]
+    experts = None if model.sparse is None else model.sparse.experts
+    there = {
+        "recurrent layers": model.recurrent is not None,
+        "gates of attention": any(one.gated for one in attentions),
+        "learned keys in front of each sequence's": bool(model.learned_keys),
+        "attention in chunks, and its temperature,": any(
+            one.chunk or one.temperature for one in attentions
+        ),
+        "heads that differ between layers": model.heads_differ,
+        "keys that layers share": any(one.borrowed is not None for one in attentions),
+        "norms of values": any(one.value_norm or one.values_are_keys for one in attentions),
+        "inputs of each layer by itself": model.side is not None,
+        "blocks with a factor, or of one part alone,": any(
+            one.scaled or one.only for one in model.blocks
+        ),
+        "experts without gates, or with norms of their own,": experts is not None
+        and bool(experts.apart or (model.sparse and not model.sparse.gated)),
+    }
+    return [what for what, given in there.items() if given]
+
+
+def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
     """Why neither the MindSpore network nor the native kernels support a model; empty if they do,
-    or if the model has a custom network. `recurrent`: of the native kernels alone, which know
-    recurrent layers."""
+    or if the model has a custom network. `native`: of the native kernels alone, which know more."""
     if custom_network(model) is not None:
         return []
-    reasons, attentions = [], [block.attention for block in model.blocks]
-    if not recurrent and model.recurrent is not None:
-        reasons.append("recurrent layers are of backend=native")
-    if not recurrent and any(one.gated for one in attentions):
-        reasons.append("gates of attention are of backend=native")
-    if not recurrent and model.learned_keys:
-        reasons.append("learned keys in front of each sequence's are of backend=native")
+    attentions = [block.attention for block in model.blocks]
+    reasons = [] if native else [f"{one} are of backend=native" for one in native_parts(model)]
     placed = model.length_dependent or model.learned_positions
     if model.learned_keys and (
         placed
@@ -429,8 +452,6 @@ def unsupported(model: Decoder, *, recurrent: bool = False) -> list[str]:
         )
     ):
         reasons.append("learned keys are in front of rotary positions over the whole text alone")
-    if not recurrent and any(one.chunk or one.temperature for one in attentions):
-        reasons.append("attention in chunks, and its temperature, are of backend=native")
     if any(one.chunk and one.window for one in attentions):
         reasons.append("attention has chunks and windows")
     if len({block.recurrent for block in model.blocks} - {None}) > 1:
@@ -439,9 +460,10 @@ def unsupported(model: Decoder, *, recurrent: bool = False) -> list[str]:
         reasons.append("a recurrent layer has no norm, or is parallel to the feed-forward")
     if any(one.gated and (one.latent or one.clip is not None) for one in attentions):
         reasons.append("gated attention is latent, or queries are clipped")
-    # These are computed once per step and shared by all layers.
-    if len({(one.heads, one.kv_heads, one.head_dim) for one in attentions}) > 1:
-        reasons.append("heads differ between its layers")
+    if len({(one.rotary, one.head_dim) for one in attentions if one.rotary}) > len(model.rotaries):
+        reasons.append("heads of other sizes have the same rotary positions")
+    if any(one.borrowed is not None and one.latent for one in attentions):
+        reasons.append("layers share keys of latent attention")
     if len({one.alibi for one in attentions}) > 1:
         reasons.append("positions differ between its layers")
     if any(one.dims and one.scaling and one.scaling.type == "dynamic" for one in model.rotaries):

@@ -274,6 +274,5 @@ def refuse_variants(fields: Fields) -> None:
         add_cross_attention=False,
         is_causal=True,
         is_encoder_decoder=False,
-        per_layer_config={},  # transformers 5: settings of single layers
         pruned_heads={},
     )

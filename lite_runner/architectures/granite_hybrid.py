@@ -75,10 +75,7 @@ def _recurrent(fields: Fields, sizes: dict[str, Any]) -> Recurrent:
     if fields.raw.get("mamba_d_head") not in (None, "auto", values // heads):
         expected = f"{values // heads}, so that {heads} heads make {values}"
         raise fields.invalid("mamba_d_head", fields.raw["mamba_d_head"], expected)
-    limit = fields.raw.get("time_step_limit")
-    # As transformers writes it, and Python.
-    if limit not in (None, [0.0, {"__float__": "Infinity"}], [0.0, float("inf")]):
-        raise fields.invalid("time_step_limit", limit, "[0, Infinity]")
+    check_limit(fields)
     return Recurrent(
         delta=False,
         heads=heads,
@@ -91,6 +88,14 @@ def _recurrent(fields: Fields, sizes: dict[str, Any]) -> Recurrent:
         conv_bias=fields.flag("mamba_conv_bias", True),
         bias=fields.flag("mamba_proj_bias", False),
     )
+
+
+def check_limit(fields: Fields) -> None:
+    """Raise ArtifactError where rates have a bound, which nobody computes with."""
+    limit = fields.raw.get("time_step_limit")
+    # As transformers writes it, and Python.
+    if limit not in (None, [0.0, {"__float__": "Infinity"}], [0.0, float("inf")]):
+        raise fields.invalid("time_step_limit", limit, "[0, Infinity]")
 
 
 def _layers(fields: Fields, layers: int) -> list[bool]:
@@ -140,11 +145,17 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
-    """Gates, then values, keys and queries, then rates; gate over up."""
-    role, recurrent = parameter.role, model.recurrent
+    """Gate over up; see mamba_rows."""
+    role = parameter.role
     if role in ("gate", "up", "shared_gate", "shared_up"):
         start = parameter.shape[0] if role.endswith("up") else 0
         return slice(start, start + parameter.shape[0])
+    return mamba_rows(parameter, model)
+
+
+def mamba_rows(parameter: Parameter, model: Decoder) -> Rows | None:
+    """Gates, then values, keys and queries, then rates."""
+    role, recurrent = parameter.role, model.recurrent
     if recurrent is None or role not in (*_IN, "recurrent_taps"):
         return None
     import numpy as np
@@ -162,12 +173,12 @@ def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
 
 def gguf_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     """Of the convolution, which is alone in a tensor of GGUF as of Hugging Face."""
-    return stored_rows(parameter, model) if parameter.role == "recurrent_taps" else None
+    return mamba_rows(parameter, model) if parameter.role == "recurrent_taps" else None
 
 
 def fused_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     """Of what is fused in both."""
-    return stored_rows(parameter, model) if parameter.role in _IN else None
+    return mamba_rows(parameter, model) if parameter.role in _IN else None
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:

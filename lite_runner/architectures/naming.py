@@ -15,7 +15,6 @@ from lite_runner.architectures.spec import (
     Block,
     Decoder,
     Experts,
-    FeedForward,
     Latent,
     Norm,
     Recurrent,
@@ -70,6 +69,18 @@ Role = Literal[
     "shared_up",
     "shared_down",
     "feed_forward_post_norm",
+    "router_scale",
+    "expert_scales",
+    "expert_norm",
+    "expert_out_norm",
+    "shared_out_norm",
+    "side_table",
+    "side_inward",
+    "side_norm",
+    "side_gate",
+    "side_out",
+    "side_out_norm",
+    "block_scale",
     "norm",
     "head",
 ]
@@ -153,6 +164,18 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "expert_up": "blk.{}.ffn_up_exps",
     "expert_down": "blk.{}.ffn_down_exps",
     "feed_forward_post_norm": "blk.{}.post_ffw_norm",
+    "router_scale": "blk.{}.ffn_gate_inp.scale.",
+    "expert_scales": "blk.{}.ffn_down_exps.scale.",
+    "expert_norm": "blk.{}.pre_ffw_norm_2",
+    "expert_out_norm": "blk.{}.post_ffw_norm_2",
+    "shared_out_norm": "blk.{}.post_ffw_norm_1",
+    "side_table": "per_layer_token_embd",
+    "side_inward": "per_layer_model_proj",
+    "side_norm": "per_layer_proj_norm",
+    "side_gate": "blk.{}.inp_gate",
+    "side_out": "blk.{}.proj",
+    "side_out_norm": "blk.{}.post_norm",
+    "block_scale": "blk.{}.layer_output_scale",
     "norm": "output_norm",
     "head": "output",
 }
@@ -248,12 +271,31 @@ def _of_model(model: Decoder, role: Role, name: Name) -> Iterator[Parameter]:
         yield from _norm(model.embedding_norm, hidden, role, name, None)
     elif role == "norm" and model.norm is not None:
         yield from _norm(model.norm, hidden, role, name, None)
+    elif model.side is not None and role.startswith("side_"):
+        width = model.num_layers * model.side.width
+        if role == "side_table":
+            yield _table(name, role, (model.vocab_size, width), "none")
+        elif role == "side_inward":
+            yield _plain(name, None, role, (width, hidden))
+        else:
+            yield from _norm(model.side.norm, model.side.width, role, name, None)
 
 
 def _of_block(
     model: Decoder, block: Block, layer: int, role: Role, name: Name
 ) -> Iterator[Parameter]:
     attention, feed_forward, hidden = block.attention, block.feed_forward, model.hidden_size
+    if (block.only == "mixer" and role in _OF_FEED_FORWARD) or (
+        block.only == "feed_forward" and role not in _OF_FEED_FORWARD
+    ):
+        return
+    if role in _OF_BLOCK_END:
+        yield from _of_block_end(model, block, layer, role, name)
+        return
+    if attention.values_are_keys and role == "value":
+        return
+    if attention.borrowed is not None and role in ("key", "value", "key_norm"):
+        return
     if role in _OF_RECURRENT or (block.recurrent is not None and role in _OF_ATTENTION):
         if block.recurrent is not None and role in _OF_RECURRENT:
             yield from _of_recurrent(block.recurrent, hidden, layer, role, name)
@@ -293,7 +335,7 @@ def _of_block(
         if norm is not None:
             yield from _norm(norm, size, role, name, layer)
     elif feed_forward.experts is not None and role in _OF_EXPERTS:
-        yield from _of_experts(feed_forward, feed_forward.experts, hidden, layer, role, name)
+        yield from _of_experts(block, feed_forward.experts, hidden, layer, role, name)
     elif role == "sinks" and attention.sinks:
         yield _plain(name, layer, role, (attention.heads,))
     elif role in linears:
@@ -307,6 +349,23 @@ def _of_block(
         if bias:  # of a row-parallel layer it is added once, after the all-reduce
             split = "none" if split == "inputs" else split
             yield _parameter(name, layer, "bias", role, (out,), "plain", heads, split)
+
+
+_OF_BLOCK_END = ("side_gate", "side_out", "side_out_norm", "block_scale")
+
+
+def _of_block_end(
+    model: Decoder, block: Block, layer: int, role: Role, name: Name
+) -> Iterator[Parameter]:
+    hidden, side = model.hidden_size, model.side
+    if role == "block_scale":
+        if block.scaled:
+            yield _plain(name, layer, role, (1,))
+    elif side is not None and role == "side_out_norm":
+        yield from _norm(side.norm, hidden, role, name, layer)
+    elif side is not None:
+        shape = (side.width, hidden) if role == "side_gate" else (hidden, side.width)
+        yield _plain(name, layer, role, shape)
 
 
 _OF_ATTENTION = ("query", "key", "value", "query_norm", "key_norm", "sinks", "attention_out")
@@ -377,16 +436,30 @@ def _of_latent(
             yield _plain(name, layer, role, shapes[role][:1], "bias")
 
 
+_APART = ("router_scale", "expert_scales", "expert_norm", "expert_out_norm", "shared_out_norm")
 _OF_EXPERTS = (
     *("router", "choice_bias", "expert_gate", "expert_up", "expert_down"),
-    *("shared_router", "shared_gate", "shared_up", "shared_down"),
+    *("shared_router", "shared_gate", "shared_up", "shared_down", *_APART),
+)
+_OF_FEED_FORWARD = (
+    *("feed_forward_norm", "gate", "up", "down", "feed_forward_post_norm"),
+    *(*_OF_EXPERTS, *_OF_BLOCK_END),
 )
 
 
 def _of_experts(
-    given: FeedForward, experts: Experts, hidden: int, layer: int, role: Role, name: Name
+    block: Block, experts: Experts, hidden: int, layer: int, role: Role, name: Name
 ) -> Iterator[Parameter]:
-    gguf = f"{GGUF[role].format(layer)}.weight"
+    given, gguf = block.feed_forward, f"{GGUF[role].format(layer)}.weight"
+    if role in _APART:
+        if experts.apart and role in ("router_scale", "expert_scales"):
+            size = experts.count if role == "expert_scales" else hidden
+            yield _plain(name, layer, role, (size,))
+        elif experts.apart and block.norm is not None:
+            yield from _norm(block.norm, hidden, role, name, layer)
+        return
+    if not given.gated and role in ("expert_gate", "shared_gate"):
+        return
     if role == "router":
         yield _plain(name, layer, role, (experts.count, hidden))
         if experts.router_bias:
@@ -437,7 +510,7 @@ def _of_experts(
 
 
 def _plain(
-    name: Name, layer: int, role: Role, shape: tuple[int, ...], kind: Part = "weight"
+    name: Name, layer: int | None, role: Role, shape: tuple[int, ...], kind: Part = "weight"
 ) -> Parameter:
     """A small tensor that is never quantized, and no target of adapters. A name with a dot at its
     end is that of the tensor itself."""

@@ -63,7 +63,11 @@ def frequencies(
     """
     if rotary.dims is None or rotary.dims == head_dim:
         return _frequencies(rotary, head_dim, reproducible)
-    rotated, factor = _frequencies(rotary, rotary.dims, reproducible)
+    if rotary.proportional:
+        rotated, factor = _frequencies(rotary, head_dim, reproducible)
+        rotated = rotated[: rotary.dims // 2]
+    else:
+        rotated, factor = _frequencies(rotary, rotary.dims, reproducible)
     resting = head_dim // 2 - len(rotated)
     factors = np.full(len(rotated), factor, np.float32)
     return np.pad(rotated, (0, resting)), np.pad(factors, (0, resting), constant_values=1)

@@ -35,9 +35,11 @@ from lite_runner.architectures.spec import (
     Norm,
     Recurrent,
     Rotary,
+    Side,
 )
 
 Floats = NDArray[np.float64]
+Both = tuple[Floats, Floats]  # keys and values [T, kv_heads, head_dim]
 
 
 def forward(
@@ -60,26 +62,50 @@ def forward(
     if model.embedding_norm is not None:
         x = norm(model.embedding_norm, x, weights, "embedding_norm")
     prefix = None if model.prefix is None else PromptPrefix.of(model.prefix, tokens)
+    sides = None if model.side is None else sides_of(model, model.side, x, tokens, weights)
+    kept: dict[int, Both] = {}  # keys and values of the layers
     for layer, block in enumerate(model.blocks):
-        normed = norm(block.norm, x, weights, "attention_norm", layer)
-        if block.recurrent is not None:
-            added = recurrent(block.recurrent, normed, weights, layer)
-        else:
-            ahead = None if learned is None else learned[layer].astype(np.float64)
-            added = attention(block.attention, normed, weights, layer, prefix, ahead)
-        added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
-        start, x = x, residual(block, x, normed) + block.residual_scale * added
-        start = start if block.parallel else x
-        role: Role = "attention_norm" if block.shared_norm else "feed_forward_norm"
-        normed = norm(block.norm, start, weights, role, layer)
-        added = feed_forward(block.feed_forward, normed, weights, layer)
-        added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
-        x = residual(block, x, normed) + block.residual_scale * added
+        start = x
+        if block.only != "feed_forward":
+            normed = norm(block.norm, x, weights, "attention_norm", layer)
+            if block.recurrent is not None:
+                added = recurrent(block.recurrent, normed, weights, layer)
+            else:
+                ahead = None if learned is None else learned[layer].astype(np.float64)
+                added = attention(block.attention, normed, weights, layer, prefix, ahead, kept)
+            added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
+            x = residual(block, x, normed) + block.residual_scale * added
+        if block.only != "mixer":
+            start = start if block.parallel else x
+            role: Role = "attention_norm" if block.shared_norm else "feed_forward_norm"
+            normed = norm(block.norm, start, weights, role, layer)
+            added = feed_forward(block, normed, weights, layer, start)
+            added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
+            x = residual(block, x, normed) + block.residual_scale * added
+        if model.side is not None and sides is not None:
+            gate = linear(x, weights, "side_gate", layer, bias=False)
+            inner = activated(block.feed_forward.function, gate) * sides[:, layer]
+            added = linear(inner, weights, "side_out", layer, bias=False)
+            x = x + norm(model.side.norm, added, weights, "side_out_norm", layer)
+        if block.scaled:
+            x = x * weights["block_scale", layer, "weight"]
     head: Role = "embedding" if model.tie_word_embeddings else "head"
     logits = norm(model.norm, x, weights, "norm") @ weights[head, None, "weight"].T
     if model.head_bias:
         logits = logits + weights["head", None, "bias"]
     return capped(logits / model.logits_scaling, model.logits_softcap)
+
+
+def sides_of(
+    model: Decoder, side: Side, x: Floats, tokens: NDArray[np.int32], weights: Weights
+) -> Floats:
+    """The numbers [T, layers, width] of tokens [T] with embeddings x for each layer."""
+    shape = (len(tokens), model.num_layers, side.width)
+    table = weights["side_table", None, "weight"][tokens] * side.width**0.5
+    inward = x @ weights["side_inward", None, "weight"].T * model.hidden_size**-0.5
+    normed = norm(side.norm, inward.reshape(shape), weights, "side_norm")
+    summed: Floats = (normed + table.reshape(shape)) * 2**-0.5
+    return summed
 
 
 def capped(x: Floats, softcap: float | None) -> Floats:
@@ -148,9 +174,10 @@ def attention(
     layer: int,
     prefix: PromptPrefix | None = None,
     learned: Floats | None = None,
+    kept: dict[int, Both] | None = None,
 ) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size], with learned keys and values [2, kv_heads, P,
-    head_dim] that every token sees."""
+    head_dim] that every token sees. `kept`: what layers before have kept, and this one keeps."""
 
     def heads(role: Role, count: int) -> Floats:
         """[T, count, head_dim]"""
@@ -165,17 +192,31 @@ def attention(
 
     if given.latent is not None:
         return latent_attention(given, given.latent, x, weights, layer)
-    query, key = heads("query", given.heads * (1 + given.gated)), heads("key", given.kv_heads)
+
+    def moved(split: Floats, role: Role) -> Floats:
+        """Queries or keys with their norm, bound and position."""
+        split = split if given.qk_norm_late else normed(split, role)
+        if given.clip is not None:
+            split = np.clip(split, -given.clip, given.clip)
+        if given.rotary is not None:
+            split = apply_rotary(given.rotary, split, prefix)
+        return normed(split, role) if given.qk_norm_late else split
+
+    query = heads("query", given.heads * (1 + given.gated))
     query, gates = query[:, : given.heads], query[:, given.heads :]
-    value = heads("value", given.kv_heads)
-    if not given.qk_norm_late:
-        query, key = normed(query, "query_norm"), normed(key, "key_norm")
-    if given.clip is not None:
-        query, key, value = (np.clip(one, -given.clip, given.clip) for one in (query, key, value))
-    if given.rotary is not None:
-        query, key = (apply_rotary(given.rotary, one, prefix) for one in (query, key))
-    if given.qk_norm_late:
-        query, key = normed(query, "query_norm"), normed(key, "key_norm")
+    query = moved(query, "query_norm")
+    if given.borrowed is not None:
+        assert kept is not None
+        key, value = kept[given.borrowed]
+    else:
+        key = heads("key", given.kv_heads)
+        value = key if given.values_are_keys else heads("value", given.kv_heads)
+        value = norm(given.value_norm, value, weights, "value", layer)
+        if given.clip is not None:
+            value = np.clip(value, -given.clip, given.clip)
+        key = moved(key, "key_norm")
+    if kept is not None:
+        kept[layer] = key, value
     if given.temperature is not None:
         spans = np.floor((np.arange(len(x)) + 1) / given.temperature.span)
         query = query * (1 + given.temperature.weight * np.log1p(spans))[:, None, None]
@@ -316,10 +357,11 @@ def rotated(x: Floats, cos: NDArray[Any], sin: NDArray[Any]) -> Floats:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def feed_forward(given: FeedForward, x: Floats, weights: Weights, layer: int) -> Floats:
-    """x [T, hidden_size] -> [T, hidden_size]"""
+def feed_forward(block: Block, x: Floats, weights: Weights, layer: int, unnormed: Floats) -> Floats:
+    """x [T, hidden_size] -> [T, hidden_size]; `unnormed`: what x is the norm of."""
+    given = block.feed_forward
     if given.experts is not None:
-        return mixture(given, given.experts, x, weights, layer)
+        return mixture(block, given.experts, x, weights, layer, unnormed)
     up = linear(x, weights, "up", layer, given.bias)
     if given.gated:
         inner = gated(given, linear(x, weights, "gate", layer, given.bias), up)
@@ -354,10 +396,17 @@ def activated(function: Activation, x: Floats) -> Floats:
 
 
 def mixture(
-    given: FeedForward, experts: Experts, x: Floats, weights: Weights, layer: int
+    block: Block, experts: Experts, x: Floats, weights: Weights, layer: int, unnormed: Floats
 ) -> Floats:
     """x [T, hidden_size] -> [T, hidden_size]; of equally probable experts the first is chosen."""
-    logits = linear(x, weights, "router", layer, experts.router_bias)
+    given, inward, routed = block.feed_forward, x, x  # of the shared network, and the router
+    if experts.apart:
+        assert block.norm is not None
+        plain = replace(block.norm, gain=False)
+        routed = norm(plain, unnormed, weights, "router_scale", layer) * x.shape[-1] ** -0.5
+        routed = routed * weights["router_scale", layer, "weight"]
+        x = norm(block.norm, unnormed, weights, "expert_norm", layer)
+    logits = linear(routed, weights, "router", layer, experts.router_bias)
     if experts.sigmoid:
         probabilities = sigmoid(logits)
     else:
@@ -378,6 +427,8 @@ def mixture(
     if experts.renormalized:
         factors = factors / factors.sum(-1, keepdims=True)
     factors = factors * experts.scale
+    if experts.apart:
+        factors = factors * weights["expert_scales", layer, "weight"][chosen]
 
     def multiplied(rows: Floats, role: Role, expert: int) -> Floats:
         y = rows @ weights.expert(role, layer, expert).T
@@ -389,16 +440,26 @@ def mixture(
         rows, place = np.nonzero(chosen == expert)
         factor = factors[rows, place, None]
         inputs = x[rows] * factor if experts.scaled_inputs else x[rows]
-        gate = multiplied(inputs, "expert_gate", expert)
-        inner = gated(given, gate, multiplied(inputs, "expert_up", expert))
+        inner = multiplied(inputs, "expert_up", expert)
+        if given.gated:
+            inner = gated(given, multiplied(inputs, "expert_gate", expert), inner)
+        else:
+            inner = activated(given.function, inner)
         added = multiplied(inner, "expert_down", expert)
         out[rows] += added if experts.scaled_inputs else factor * added
+    if experts.apart:
+        out = norm(block.norm, out, weights, "expert_out_norm", layer)
     if experts.shared:
-        gate = linear(x, weights, "shared_gate", layer, bias=False)
-        inner = gated(given, gate, linear(x, weights, "shared_up", layer, bias=False))
+        inner = linear(inward, weights, "shared_up", layer, bias=False)
+        if given.gated:
+            inner = gated(given, linear(inward, weights, "shared_gate", layer, bias=False), inner)
+        else:
+            inner = activated(given.function, inner)
         added = linear(inner, weights, "shared_down", layer, bias=False)
         if experts.shared_gate:
             added = added * sigmoid(linear(x, weights, "shared_router", layer, bias=False))
+        if experts.apart:
+            added = norm(block.norm, added, weights, "shared_out_norm", layer)
         out += added
     return out
 

@@ -80,7 +80,10 @@ def _errors(model: Decoder) -> Iterator[str]:
         return
     if attention.heads % attention.kv_heads:
         yield f"model: {attention.kv_heads} key/value heads do not divide {attention.heads} heads"
-    if model.rotary is None and attention.heads * attention.head_dim != model.hidden_size:
+    if (model.rotary, model.recurrent) == (
+        None,
+        None,
+    ) and attention.heads * attention.head_dim != model.hidden_size:
         yield (
             f"model: hidden_size is {model.hidden_size}, but {attention.heads} heads of "
             f"{attention.head_dim} make {attention.heads * attention.head_dim}"
@@ -102,9 +105,11 @@ def _errors(model: Decoder) -> Iterator[str]:
 
 
 def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
-    one, first = block.attention, model.attention
-    if (one.heads, one.kv_heads, one.head_dim) != (first.heads, first.kv_heads, first.head_dim):
-        yield "model: its layers differ in their heads, or in the sizes of these"
+    one = block.attention
+    if not all(1 <= size <= MAX_SIZE for size in (one.heads, one.kv_heads, one.head_dim)):
+        yield "model: heads of a layer, or their sizes, are not from 1 on"
+    elif one.heads % one.kv_heads:
+        yield f"model: {one.kv_heads} key/value heads do not divide {one.heads} heads of a layer"
     if not 1 <= block.feed_forward.width <= MAX_SIZE:
         yield f"model: feed_forward.width is {block.feed_forward.width}, expected 1 to {MAX_SIZE:,}"
     experts = block.feed_forward.experts
@@ -113,8 +118,6 @@ def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
             yield f"model: {experts.count} experts, expected 1 to {MAX_EXPERTS:,}"
         if not 1 <= experts.chosen <= experts.count:
             yield f"model: {experts.chosen} of {experts.count} experts a token, expected fewer"
-        if not block.feed_forward.gated:
-            yield "model: experts are gated"
         if not 0 <= experts.shared <= MAX_SIZE:
             yield f"model: experts.shared is {experts.shared}, expected 0 to {MAX_SIZE:,}"
         if not 1 <= experts.chosen_groups <= experts.groups or experts.count % experts.groups:

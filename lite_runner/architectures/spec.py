@@ -59,6 +59,7 @@ class Rotary:
     theta: float = 10000.0  # base of the frequencies
     scaling: RopeScaling | None = None
     dims: int | None = None  # how many of a head's dimensions are rotated; None: all
+    proportional: bool = False  # frequencies are those of a whole head, which the first pairs have
     # The first half of the pairs is rotated by a token's position, the second by its block
     # position: see positions.py. The tables are float16, as ChatGLM was trained.
     two_dimensional: bool = False
@@ -113,6 +114,9 @@ class Attention:
     qk_norm_by_head: bool = True  # on each head [head_dim]; else over all heads together
     qk_norm_apart: bool = False  # by head, and each head has weights of its own
     qk_norm_late: bool = False  # behind RoPE
+    value_norm: Norm | None = None  # of each head's value, without weights
+    values_are_keys: bool = False  # values are made as keys are, before the norms of both
+    borrowed: int | None = None  # the layer whose keys and values are this one's too
     scale: float | None = None  # of scores; None: head_dim^-1/2
     clip: float | None = None  # queries, keys and values are from -clip to clip, before RoPE
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
@@ -180,6 +184,9 @@ class Experts:
     scaled_inputs: bool = False  # the inputs of experts are times these factors, not their outputs
     shared: int = 0  # width of a gated network that every token takes besides; 0: none
     shared_gate: bool = False  # its output is times the sigmoid of a logit
+    # The router, the experts and the shared network have each a norm of their own, the latter two
+    # one of their outputs too; each expert's output is times a factor of its own.
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -187,10 +194,10 @@ class FeedForward:
     """Gated: down(f(gate(x)) * up(x)); else down(f(up(x))); f is the activation."""
 
     width: int  # of each expert, where there are experts
-    gated: bool
+    gated: bool  # of experts all, and the network beside them
     bias: bool  # of gate and up, and of down unless `down_bias` says
     activation: Activation | None = None  # None: SiLU if gated, else GELU
-    experts: Experts | None = None  # gated networks of this width; None: a single network
+    experts: Experts | None = None  # networks of this width; None: a single network
     # Gates are at most this, ups from -limit to limit, and f(gate) is times up + 1.
     limit: float | None = None
     down_bias: bool | None = None  # None: as `bias`
@@ -223,6 +230,27 @@ class Block:
     shared_norm: bool = False  # with `parallel`: both have one norm, with the attention's weights
     # In place of attention, whose sizes are then those of other blocks.
     recurrent: Recurrent | None = None
+    # One of both alone; what there is not has the sizes of other blocks.
+    only: Literal["mixer", "feed_forward"] | None = None
+    scaled: bool = False  # the block's output is times a number of its own
+
+    @property
+    def attends(self) -> bool:
+        """Whether it has attention, with keys."""
+        return self.recurrent is None and self.only != "feed_forward"
+
+
+@dataclass(frozen=True)
+class Side:
+    """Numbers of each token for each layer: the sum of a table's by the token, times width^1/2, and
+    of the normed outputs of a matrix by the token's embedding times hidden_size^-1/2; times
+    2^-1/2.
+
+    Behind its feed-forward each block adds a norm of what a matrix makes of them times f(gate(x)).
+    """
+
+    width: int
+    norm: Norm  # of a layer's numbers, and of what is added
 
 
 @dataclass(frozen=True)
@@ -255,6 +283,7 @@ class Decoder:
     head_bias: bool = False  # of an untied head
     normed_head: bool = False  # files have a head whose rows are divided by their lengths
     prefix: Prefix | None = None  # None: causal attention throughout
+    side: Side | None = None
     # Learned keys and values in front of each sequence's, which all tokens see. They have no
     # position: the first token is at 0.
     learned_keys: int = 0
@@ -268,20 +297,26 @@ class Decoder:
 
     @property
     def attention(self) -> Attention:
-        """Attention of the first block; the head counts and sizes are the same in all blocks, but
-        not always windows and positions."""
+        """Attention of the first block; windows and positions are not always the same in all, nor
+        with `heads_differ` the key/value heads and their sizes."""
         return self.blocks[0].attention
+
+    @property
+    def heads_differ(self) -> bool:
+        """True where layers have other key/value heads, or other sizes of heads."""
+        every = (block.attention for block in self.blocks)
+        return len({(one.heads, one.kv_heads, one.head_dim) for one in every}) > 1
 
     @property
     def feed_forward(self) -> FeedForward:
         """Feed-forward of the first dense block; of the first block if all have experts."""
-        every = [block.feed_forward for block in self.blocks]
+        every = [block.feed_forward for block in self.blocks if block.only != "mixer"]
         return next((one for one in every if one.experts is None), every[0])
 
     @property
     def sparse(self) -> FeedForward | None:
         """Feed-forward of the blocks that have experts, the same in all of these."""
-        every = (block.feed_forward for block in self.blocks)
+        every = (block.feed_forward for block in self.blocks if block.only != "mixer")
         return next((one for one in every if one.experts is not None), None)
 
     @property
@@ -290,9 +325,10 @@ class Decoder:
         return next((one.recurrent for one in self.blocks if one.recurrent is not None), None)
 
     @property
-    def cached_layers(self) -> int:
-        """Layers with keys and values."""
-        return sum(block.recurrent is None for block in self.blocks)
+    def cached(self) -> tuple[Attention, ...]:
+        """Attention of the layers with keys and values of their own."""
+        every = (block.attention for block in self.blocks if block.attends)
+        return tuple(one for one in every if one.borrowed is None)
 
     @property
     def moe_intermediate_size(self) -> int | None:
@@ -336,6 +372,11 @@ class Decoder:
         """The different rotary positions of the blocks, in the order of their first blocks."""
         found = (one.attention.rotary for one in self.blocks)
         return tuple(dict.fromkeys(one for one in found if one is not None))
+
+    def rotated_head(self, rotary: Rotary) -> int:
+        """The size of the heads with these rotary positions."""
+        every = (one.attention for one in self.blocks)
+        return next(one.head_dim for one in every if one.rotary == rotary)
 
     @property
     def length_dependent(self) -> bool:
@@ -457,5 +498,9 @@ class Decoder:
     @property
     def dense_layers(self) -> tuple[int, ...]:
         """Indices of the layers without experts."""
-        every = enumerate(block.feed_forward for block in self.blocks)
-        return tuple(layer for layer, one in every if one.experts is None)
+        every = enumerate(self.blocks)
+        return tuple(
+            layer
+            for layer, one in every
+            if one.feed_forward.experts is None and one.only != "mixer"
+        )

@@ -44,6 +44,8 @@ def layer_costs(blocks: Sequence[Block], vocabulary: int, number_bytes: int) -> 
             costs.append(_attention(layer, block, label, number_bytes))
         elif kind == Kind.RECURRENT:
             costs.append(_recurrent(_struct(RecurrentLayer, block), block, label))
+        elif kind == Kind.NONE:
+            costs.append(LayerCost(name=label, kind="none", weights=0, macs=0))
         else:
             costs.append(_feed_forward(_struct(FeedForwardLayer, block), block, label, kind))
     macs = embedding.hidden * vocabulary

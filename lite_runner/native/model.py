@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner import architectures, profiler
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.quantization import CacheType
-from lite_runner.architectures.spec import Decoder, Recurrent
+from lite_runner.architectures.spec import Attention, Decoder, Recurrent
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native import library
 from lite_runner.native.structs import (
@@ -48,13 +48,14 @@ def unsupported(model: Decoder) -> list[str]:
     """Reasons why the native kernels do not support a model."""
     if custom_network(model) is not None:
         return [f"{model.architecture} has a custom network"]
-    reasons = architectures.unsupported(model, recurrent=True)
+    reasons = architectures.unsupported(model, native=True)
     if any(one.experts and one.experts.groups > 64 for one in [model.sparse] if one):
         reasons.append("experts are in more than 64 groups")
     if model.sparse and model.sparse.experts and model.sparse.experts.best_of_group > 2:
         reasons.append("more than the two best experts of a group are added up")
-    if model.head_dim > MOST_HEAD_DIM:
-        reasons.append(f"head_dim is {model.head_dim}, above {MOST_HEAD_DIM}")
+    widest = max(block.attention.head_dim for block in model.blocks)
+    if widest > MOST_HEAD_DIM:
+        reasons.append(f"head_dim is {widest}, above {MOST_HEAD_DIM}")
     if model.embedding_scale != 1 and (model.learned_positions or model.embedding_norm):
         reasons.append("embeddings are scaled before positions or a norm")
     return reasons
@@ -153,7 +154,6 @@ class NativeModel:
         """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
         rotary `table` of this shape."""
         self._caches = []  # before others are allocated
-        sizes = _cache_sizes(self._config, options.cache)
         length = -(-options.length // BLOCK) * BLOCK
         self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
@@ -162,7 +162,10 @@ class NativeModel:
         self._model.rope_rows = len(table) if self._config.rotaries else options.length
         self.states = _zeros((options.slots, state_floats(self._config)), np.float32)
         first = 0
-        for bound, block in zip(self._bound[1:-1:2], self._config.blocks, strict=True):
+        layers = self._bound[1:-1:2]
+        for bound, block in zip(layers, self._config.blocks, strict=True):
+            if block.only == "feed_forward":
+                continue
             if block.recurrent is not None:
                 bound.state = self.states.ctypes.data + 4 * first
                 bound.state_stride = self.states.shape[1]
@@ -170,6 +173,11 @@ class NativeModel:
                 continue
             bound.cache_type = _CACHE_TYPES[options.cache][0]
             bound.cache_length = length
+            if (lender := block.attention.borrowed) is not None:
+                for name in CACHE:
+                    setattr(bound, name, getattr(layers[lender], name))
+                continue
+            sizes = _cache_sizes(block.attention, options.cache)
             for name, (rows, width, dtype) in sizes.items():
                 cache = CacheArray(options.slots, rows, length, width, dtype)
                 setattr(bound, name, cache.address)
@@ -253,9 +261,8 @@ class NativeModel:
 
     def block_bytes(self, cache: CacheType) -> int:
         """Bytes of BLOCK positions of a slot, of all layers."""
-        sizes = _cache_sizes(self._config, cache).values()
-        number = sum(rows * width * np.dtype(dtype).itemsize for rows, width, dtype in sizes)
-        return self._config.cached_layers * BLOCK * number
+        sizes = [size for one in self._config.cached for size in _cache_sizes(one, cache).values()]
+        return BLOCK * sum(rows * width * np.dtype(dtype).itemsize for rows, width, dtype in sizes)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy lengths[i] tokens of cache slot sources[i] to targets[i]; all are read before any is
@@ -334,14 +341,16 @@ def state_floats(model: Decoder) -> int:
     return sum(layer_floats(one) for one in every if one is not None)
 
 
-def _cache_sizes(model: Decoder, cache: CacheType) -> dict[str, tuple[int, int, type[np.generic]]]:
+def _cache_sizes(
+    given: Attention, cache: CacheType
+) -> dict[str, tuple[int, int, type[np.generic]]]:
     """Rows of a slot, numbers of a position in a row, and their type, of a layer's keys, values and
     their scales.
 
     Keys: [slots, kv_heads, length / 32, head_dim, 32]; values: [slots, kv_heads, head_dim / 32,
     length, 32]; their scales, with int8: [slots, kv_heads, length].
     """
-    heads, dim, dtype = model.n_kv_heads, model.head_dim, _CACHE_TYPES[cache][1]
+    heads, dim, dtype = given.kv_heads, given.head_dim, _CACHE_TYPES[cache][1]
     sizes: dict[str, tuple[int, int, type[np.generic]]] = {
         "keys": (heads, dim, dtype),
         "values": (heads * -(-dim // PANEL), PANEL, dtype),

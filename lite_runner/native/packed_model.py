@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,11 +27,14 @@ from lite_runner.native.structs import (
     Residual,
     Room,
     Share,
+    Side,
     StructLayout,
     aligned,
 )
 
 _INWARD: tuple[Role, ...] = ("query", "key", "value")
+_SIDE_MATRICES: tuple[Role, ...] = ("side_gate", "side_out")
+_SHARED: tuple[Role, ...] = ("shared_gate", "shared_up")
 _EXPERTS: tuple[Role, ...] = ("expert_gate", "expert_down", "expert_up")  # as they are read
 
 
@@ -88,7 +91,8 @@ def _rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, 
     if attention.rotary is None:
         return 0, 0
     index = model.rotaries.index(attention.rotary)
-    return len(model.rotaries) * model.head_dim, index * model.head_dim
+    widths = [model.rotated_head(one) for one in model.rotaries]
+    return sum(widths), sum(widths[:index])
 
 
 class _Packer:
@@ -122,10 +126,26 @@ class _Packer:
             positions = self._weights.vector(self._name("positions"))[model.position_offset :]
         norm = self._norm(model.embedding_norm, "embedding_norm")
         table = self._packed(self._weights.matrix(self._name("embedding")))
-        block = packing.embedding(table, positions, norm, layout, hidden=model.hidden_size)
+        side = None
+        if model.side is not None:
+            side_norm = self._norm(model.side.norm, "side_norm")
+            assert side_norm is not None
+            # Embeddings are there without their scale, which is taken out of the matrix's inputs.
+            scale = np.float32(model.embedding_scale * model.hidden_size**-0.5)
+            side = packing.SideInputs(
+                model.num_layers,
+                self._packed(self._weights.matrix(self._name("side_table"))),
+                matrices.matrix(self._weights.vector(self._name("side_inward")) * scale),
+                side_norm,
+            )
+        block = packing.embedding(
+            table, positions, norm, layout, hidden=model.hidden_size, side=side
+        )
         return Packed(block.block(self._room), layout)
 
     def mixer(self, layer: int, block: spec.Block) -> Packed:
+        if block.only == "feed_forward":
+            return Packed(packing.none().block(self._room), None)
         if block.recurrent is not None:
             return self._recurrent(layer, block, block.recurrent)
         return self._attention(layer, block)
@@ -184,12 +204,17 @@ class _Packer:
         if parts.latent is not None:
             latent, inward, bias = self._latent(layer, parts, parts.latent)
         else:
-            inward = matrices.stacked([self._matrix(role, layer) for role in _INWARD])
-        if parts.qkv_bias and latent is None:
-            bias = np.concatenate([self._bias(role, layer) for role in _INWARD])
+            roles = _INWARD if parts.borrowed is None else _INWARD[:1]
+            made = roles[:2] if parts.values_are_keys else roles
+            every = {role: self._matrix(role, layer) for role in made}
+            inward = matrices.stacked([every.get(role, every[made[-1]]) for role in roles])
+            if parts.qkv_bias:
+                shifts = {role: self._bias(role, layer) for role in made}
+                bias = np.concatenate([shifts.get(role, shifts[made[-1]]) for role in roles])
         outward = self._matrix("attention_out", layer)
         query_norm = self._norm(parts.qk_norm, "query_norm", layer)
-        key_norm = self._norm(parts.qk_norm, "key_norm", layer)
+        own_keys = parts.borrowed is None
+        key_norm = self._norm(parts.qk_norm, "key_norm", layer) if own_keys else None
         post_norm = self._norm(block.post_norm, "attention_post_norm", layer)
         inward_norm = self._norm_of_hidden(block.norm, "attention_norm", layer)
         self._shared_norm = inward_norm if block.shared_norm else None
@@ -211,6 +236,7 @@ class _Packer:
             apart_norm=parts.qk_norm_apart,
             late_norm=parts.qk_norm_late,
             gated=parts.gated,
+            borrowed=not own_keys,
             scale=parts.head_dim**-0.5 if parts.scale is None else parts.scale,
             softcap=parts.softcap or 0.0,
             clip=parts.clip or 0.0,
@@ -232,6 +258,7 @@ class _Packer:
             temperatures=self._temperatures(parts.temperature),
             query_norm=query_norm,
             key_norm=key_norm,
+            value_norm=self._norm(parts.value_norm, "value", layer, parts.head_dim),
             post_norm=post_norm,
         )
         return Packed(packed.block(self._room), layout)
@@ -268,6 +295,8 @@ class _Packer:
 
     def feed_forward(self, layer: int, block: spec.Block) -> Packed:
         parts = block.feed_forward
+        if block.only == "mixer":
+            return Packed(packing.none().block(self._room), None)
         if parts.experts is not None:
             return self._mixture(layer, block, parts.experts)
         down = self._matrix("down", layer)
@@ -285,8 +314,8 @@ class _Packer:
             upward = self._packed(matrices.Alternating(gate, up), both)
         else:
             upward = self._packed(up, bias)
-        fields = self._feed_forward_fields(block, surplus)
-        fields.gated, fields.parallel = parts.gated, block.parallel
+        fields = self._feed_forward_fields(layer, block, surplus)
+        fields.parallel = block.parallel
         packed = packing.feed_forward(
             fields,
             upward,
@@ -294,8 +323,20 @@ class _Packer:
             self._shared_norm or self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
+            side=self._side(layer),
         )
         return Packed(packed.block(self._room), layout)
+
+    def _side(self, layer: int) -> packing.SideNetwork | None:
+        if self._model.side is None:
+            return None
+        gate, down = (
+            matrices.matrix(self._weights.vector(self._name(role, layer)))
+            for role in _SIDE_MATRICES
+        )
+        norm = self._norm(self._model.side.norm, "side_out_norm", layer)
+        assert norm is not None
+        return packing.SideNetwork(gate, down, norm)
 
     def _mixture(self, layer: int, block: spec.Block, experts: spec.Experts) -> Packed:
         # The inputs of all experts are rounded alike.
@@ -307,19 +348,22 @@ class _Packer:
             router = np.concatenate([router, last])
             router_bias = None if router_bias is None else np.append(router_bias, np.float32(0))
         shared = None
+        gated = block.feed_forward.gated
         if experts.shared:
-            pair = [self._matrix(role, layer) for role in ("shared_gate", "shared_up")]
-            wide = self._packed(matrices.Alternating(*matrices.alike(pair)))
-            shared = wide, self._packed(self._matrix("shared_down", layer))
+            pair = [self._matrix(role, layer) for role in _SHARED[not gated :]]
+            wide = matrices.Alternating(*matrices.alike(pair)) if gated else pair[0]
+            shared = self._packed(wide), self._packed(self._matrix("shared_down", layer))
         gates, downs, ups = (
-            [self._weights.matrix(one.name) for one in self._experts[role, layer]]
+            [self._weights.matrix(one.name) for one in self._experts.get((role, layer), ())]
             for role in _EXPERTS
         )
         outward = matrices.alike(downs)
         surplus = self._surplus(outward[0], block.feed_forward.width)
         inward = matrices.alike([matrices.with_zeros(one, surplus) for one in (*gates, *ups)])
-        pairs = map(matrices.Alternating, inward[: experts.count], inward[experts.count :])
-        fields = self._feed_forward_fields(block, surplus)
+        pairs: Iterable[Weight | matrices.Alternating] = inward
+        if gated:
+            pairs = map(matrices.Alternating, inward[: experts.count], inward[experts.count :])
+        fields = self._feed_forward_fields(layer, block, surplus)
         fields.chosen, fields.renormalized = experts.chosen, experts.renormalized
         fields.sigmoid, fields.scale = experts.sigmoid, experts.scale
         fields.groups, fields.chosen_groups = experts.groups, experts.chosen_groups
@@ -333,6 +377,20 @@ class _Packer:
             for role in _EXPERTS
         }
         both = zip(biases["expert_gate"], biases["expert_up"], strict=True)
+        norm = self._norm_of_hidden(block.norm, "feed_forward_norm", layer)
+        apart = None
+        if experts.apart:
+            assert block.norm is not None and norm is not None
+            apart = packing.ApartNorms(
+                self._norm_of_hidden(block.norm, "expert_norm", layer),
+                self._norm(block.norm, "expert_out_norm", layer),
+                norm,
+                self._norm(block.norm, "shared_out_norm", layer),
+                self._weights.vector(self._name("expert_scales", layer)),
+            )
+            scale = np.float32(self._model.hidden_size**-0.5)
+            gain = self._weights.vector(self._name("router_scale", layer)) * scale
+            norm = NormValues(gain, None, norm.epsilon)
         packed = packing.experts(
             fields,
             matrices.matrix(router, router_bias),
@@ -344,18 +402,29 @@ class _Packer:
                 self._packed(down, bias)
                 for down, bias in zip(outward, biases["expert_down"], strict=True)
             ],
-            self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
+            norm,
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
             choice_bias=choice_bias,
             shared=shared,
+            apart=apart,
+            side=self._side(layer),
         )
         return Packed(packed.block(self._room), None)
 
-    def _feed_forward_fields(self, block: spec.Block, surplus: tuple[int, int]) -> FeedForwardLayer:
-        parts = block.feed_forward
+    def _feed_forward_fields(
+        self, layer: int, block: spec.Block, surplus: tuple[int, int]
+    ) -> FeedForwardLayer:
+        parts, model = block.feed_forward, self._model
+        side = Side(layer=layer, layers=model.num_layers, gate_scale=model.embedding_scale)
+        side.width = 0 if model.side is None else model.side.width
+        side.residual.scale = 1 / model.embedding_scale
+        if block.scaled:
+            side.factor = self._weights.vector(self._name("block_scale", layer)).item()
         return FeedForwardLayer(
-            hidden=self._model.hidden_size,
+            hidden=model.hidden_size,
             wide=parts.width + sum(surplus),
+            gated=parts.gated,
+            side=side,
             activation=_ACTIVATIONS[parts.function],
             limit=parts.limit or 0.0,
             residual=self._residual(block),
@@ -406,12 +475,17 @@ class _Packer:
         return matrices.surplus(down, self._share.index * width, width)
 
     def _norm(
-        self, norm: spec.Norm | None, role: Role, layer: int | None = None
+        self,
+        norm: spec.Norm | None,
+        role: Role,
+        layer: int | None = None,
+        size: int | None = None,
     ) -> NormValues | None:
+        """`size`: of heads, where they are not all of one."""
         if norm is None:
             return None
-        if not norm.gain:  # of heads
-            return NormValues(np.ones(self._model.head_dim, np.float32), None, norm.eps)
+        if not norm.gain:
+            return NormValues(np.ones(size or self._model.head_dim, np.float32), None, norm.eps)
         gain = self._weights.vector(self._name(role, layer))
         shift = None
         if norm.kind == "layer":

@@ -25,6 +25,16 @@ from lite_runner.native.structs import (
 from lite_runner.records import dataclass
 
 
+@dataclass(frozen=True)
+class SideInputs:
+    """Numbers of a token for each of the layers: see EmbeddingLayer in src/layers.h."""
+
+    layers: int
+    table: StructLayout
+    inward: StructLayout
+    norm: NormValues
+
+
 def embedding(
     table: StructLayout,
     positions: Floats | None,
@@ -32,11 +42,17 @@ def embedding(
     adapters: PoolLayout | None,
     *,
     hidden: int,
+    side: SideInputs | None = None,
 ) -> StructLayout:
     """`table`: a matrix [vocab, hidden], which a tied head reads too."""
     fields = EmbeddingLayer(hidden=hidden, adapters=_lora_pair(adapters))
     layout = StructLayout(fields)
     fields.table = layout.add(table)
+    if side is not None:
+        fields.side, fields.side_layers = len(side.norm.gamma), side.layers
+        fields.side_table, fields.side_inward = map(layout.add, (side.table, side.inward))
+        fields.table_scale, fields.side_scale = fields.side**0.5, 2**-0.5
+        fields.side_norm = layout.norm(side.norm)
     if positions is not None:
         fields.positions = layout.add(matrix(positions))
     fields.norm = layout.norm(norm)
@@ -68,6 +84,7 @@ def attention(
     latent: LatentLayout | None = None,
     query_norm: NormValues | None = None,
     key_norm: NormValues | None = None,
+    value_norm: NormValues | None = None,
     post_norm: NormValues | None = None,
 ) -> StructLayout:
     """Pack an attention layer whose sizes and flags are in `fields`; `inward` is the fused qkv
@@ -95,6 +112,7 @@ def attention(
     fields.projection = layout.add(outward)
     fields.norm = layout.norm(norm)
     fields.query_norm, fields.key_norm = layout.norm(query_norm), layout.norm(key_norm)
+    fields.value_norm = layout.norm(value_norm)
     fields.residual.norm = layout.norm(post_norm)
     return layout
 
@@ -131,6 +149,21 @@ def recurrent(
     return layout
 
 
+@dataclass(frozen=True)
+class SideNetwork:
+    """Matrices of what a layer's own numbers add, and the norm of that: see Side in
+    src/layers.h."""
+
+    gate: StructLayout
+    down: StructLayout
+    norm: NormValues
+
+
+def none() -> StructLayout:
+    """A layer that there is not."""
+    return StructLayout(FeedForwardLayer(kind=Kind.NONE))
+
+
 def feed_forward(
     fields: FeedForwardLayer,
     up: StructLayout,
@@ -139,13 +172,33 @@ def feed_forward(
     adapters: PoolLayout | None = None,
     *,
     post_norm: NormValues | None = None,
+    side: SideNetwork | None = None,
 ) -> StructLayout:
     """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`."""
     fields.kind, fields.adapters = Kind.FEED_FORWARD, _lora_pair(adapters)
     layout = StructLayout(fields)
+    _add_side(layout, fields, side)
     fields.up, fields.down = layout.add(up), layout.add(down)
     fields.norm, fields.residual.norm = layout.norm(norm), layout.norm(post_norm)
     return layout
+
+
+def _add_side(layout: StructLayout, fields: FeedForwardLayer, side: SideNetwork | None) -> None:
+    if side is not None:
+        fields.side.gate, fields.side.down = layout.add(side.gate), layout.add(side.down)
+        fields.side.residual.norm = layout.norm(side.norm)
+
+
+@dataclass(frozen=True)
+class ApartNorms:
+    """Norms of experts and of the network beside them, where `norm` is the router's, and the
+    experts' factors: see FeedForwardLayer in src/layers.h."""
+
+    expert: NormValues | None
+    expert_out: NormValues | None
+    shared: NormValues | None
+    shared_out: NormValues | None
+    scales: Floats
 
 
 def experts(
@@ -158,12 +211,22 @@ def experts(
     post_norm: NormValues | None = None,
     choice_bias: Floats | None = None,
     shared: tuple[StructLayout, StructLayout] | None = None,
+    apart: ApartNorms | None = None,
+    side: SideNetwork | None = None,
 ) -> StructLayout:
     """Pack a mixture of experts; `router`: a matrix [experts, hidden]; `ups`: gate and up of each
-    as Alternating panels; `shared`: the same of the network that every token takes, and down."""
+    as Alternating panels if `gated`; `shared`: the same of the network that every token takes, and
+    down."""
     fields.kind, fields.adapters = Kind.EXPERTS, _lora_pair(None)
-    fields.gated, fields.experts = True, len(ups)
+    fields.experts = len(ups)
     layout = StructLayout(fields)
+    _add_side(layout, fields, side)
+    if apart is not None:
+        fields.expert_norm, fields.expert_out_norm, fields.shared_norm, fields.shared_out_norm = (
+            layout.norm(one)
+            for one in (apart.expert, apart.expert_out, apart.shared, apart.shared_out)
+        )
+        fields.expert_scales = layout.add(copied(apart.scales))
     fields.router = layout.add(router)
     if choice_bias is not None:
         fields.choice_bias = layout.add(copied(choice_bias))

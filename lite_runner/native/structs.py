@@ -102,6 +102,7 @@ class Kind(IntEnum):
     FEED_FORWARD = 2
     EXPERTS = 3
     RECURRENT = 4
+    NONE = 5
 
 
 class Activation(IntEnum):
@@ -166,7 +167,14 @@ class EmbeddingLayer(Structure):
     """Token embedding."""
 
     __slots__ = ()
-    _fields_ = [*_integers("hidden table positions"), ("norm", Norm), ("adapters", LoraPair)]
+    _fields_ = [
+        *_integers("hidden table positions side side_layers side_table side_inward"),
+        ("table_scale", c_double),
+        ("side_scale", c_double),
+        ("norm", Norm),
+        ("side_norm", Norm),
+        ("adapters", LoraPair),
+    ]
 
 
 class Residual(Structure):
@@ -184,7 +192,7 @@ class AttentionLayer(Structure):
     _fields_ = [
         *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
         *_integers("slopes window chunk temperatures span prefix parallel"),
-        *_integers("joint_norm apart_norm late_norm sinks gated"),
+        *_integers("joint_norm apart_norm late_norm sinks gated borrowed"),
         *_integers("latent latent_width latent_value query_rank places absorb expand query"),
         ("latent_norm", Norm),
         ("latent_query_norm", Norm),
@@ -195,6 +203,7 @@ class AttentionLayer(Structure):
         ("norm", Norm),
         ("query_norm", Norm),
         ("key_norm", Norm),
+        ("value_norm", Norm),
         ("residual", Residual),
         ("adapters", LoraPair),
     ]
@@ -214,6 +223,18 @@ class RecurrentLayer(Structure):
     ]
 
 
+class Side(Structure):
+    """What a layer's own numbers of a token add behind its feed-forward network."""
+
+    __slots__ = ()
+    _fields_ = [
+        *_integers("width layer layers gate down"),
+        ("gate_scale", c_double),
+        ("factor", c_double),
+        ("residual", Residual),
+    ]
+
+
 class FeedForwardLayer(Structure):
     """Norm and feed-forward network. Of a mixture of experts `up` and `down` are int64 [experts]:
     offsets of each one's matrices."""
@@ -223,10 +244,15 @@ class FeedForwardLayer(Structure):
         *_integers("kind hidden wide gated activation parallel up down"),
         *_integers("experts chosen renormalized sigmoid choice_bias"),
         *_integers("groups chosen_groups best_of_group router"),
-        *_integers("shared shared_up shared_down shared_gate scaled_inputs"),
+        *_integers("shared shared_up shared_down shared_gate scaled_inputs expert_scales"),
         ("scale", c_double),
         ("limit", c_double),
         ("norm", Norm),
+        ("expert_norm", Norm),
+        ("expert_out_norm", Norm),
+        ("shared_norm", Norm),
+        ("shared_out_norm", Norm),
+        ("side", Side),
         ("residual", Residual),
         ("adapters", LoraPair),
     ]
@@ -480,6 +506,8 @@ class PoolLayouts:
 
     def attention(self, layer: int, block: spec.Block) -> PoolLayout | None:
         parts, hidden = block.attention, self._model.hidden_size
+        if block.only == "feed_forward":
+            return None
         if (recurrent := block.recurrent) is not None:
             return self._layout(
                 [
@@ -492,11 +520,14 @@ class PoolLayouts:
         if parts.latent is not None:
             out = self._target("attention_out", layer, parts.heads * parts.latent.value, hidden)
             return self._layout([None, None, None, out])
+        inward: list[Target | None] = [None, None]
+        if parts.borrowed is None:
+            roles: tuple[Role, Role] = ("key", "key" if parts.values_are_keys else "value")
+            inward = [self._target(role, layer, hidden, keys) for role in roles]
         return self._layout(
             [
                 self._target("query", layer, hidden, queries * (1 + parts.gated)),
-                self._target("key", layer, hidden, keys),
-                self._target("value", layer, hidden, keys),
+                *inward,
                 self._target("attention_out", layer, queries, hidden),
             ]
         )
@@ -506,7 +537,7 @@ class PoolLayouts:
     ) -> PoolLayout | None:
         """`surplus`: what is wide beyond the model, before and behind it."""
         parts, hidden = block.feed_forward, self._model.hidden_size
-        if parts.experts is not None:  # which adapters do not target
+        if parts.experts is not None or block.only == "mixer":  # adapters target no experts
             return None
         before, wide = surplus[0], parts.width + sum(surplus)
         return self._layout(

@@ -16,7 +16,7 @@ from typing import get_args
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.architectures import custom_network, parameters
+from lite_runner.architectures import custom_network, native_parts, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits
@@ -412,14 +412,13 @@ def _max_length(config: Config, model: Decoder) -> int:
         what, hint = no_likelihood("run_mode=finetune")
         raise ConfigError(what, hint)
     experts = None if model.sparse is None else model.sparse.experts
-    for what, there in (
-        ("recurrent layers", model.recurrent is not None),
-        ("experts whose inputs are scaled", experts is not None and experts.scaled_inputs),
-    ):
-        if there:
-            raise ConfigError(
-                f"run_mode=finetune: {model.architecture} has {what}, which are not trained"
-            )
+    untrained = native_parts(model)
+    if experts is not None and experts.scaled_inputs:
+        untrained.append("experts whose inputs are scaled")
+    for what in untrained:
+        raise ConfigError(
+            f"run_mode=finetune: {model.architecture} has {what.rstrip(',')}, which are not trained"
+        )
     if asked is not None and asked > model.seq_length:
         raise ConfigError(
             f"finetune.max_length: got {asked}, expected at most the model's context of"

@@ -26,13 +26,16 @@ def with_last(model: Decoder, **changes: object) -> Decoder:
 def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Reference) -> None:
     for case in references.every():
         with subtests.test(case=case):
-            assert unsupported(reference(case).config, recurrent=True) == []
+            assert unsupported(reference(case).config, native=True) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"heads": 2, "kv_heads": 2}, "heads differ between its layers"),
+        (
+            {"heads": 2, "kv_heads": 2},
+            "heads that differ between layers are of backend=native",
+        ),
         (
             {"rotary": Rotary(5.0, RopeScaling("dynamic", 2.0, 16))},
             "rotary positions that depend on the length differ between its layers",

@@ -23,7 +23,7 @@ def test_every_fourth_layer_has_attention_unless_layers_are_named() -> None:
     del (raw := dict(RAW))["layer_types"]
     model = model_config_from_hf(raw | {"num_hidden_layers": 8}, "config.json")
     assert [one.recurrent is None for one in model.blocks] == [False, False, False, True] * 2
-    assert model.cached_layers == 2
+    assert len(model.cached) == 2
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])

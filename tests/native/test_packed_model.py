@@ -39,7 +39,10 @@ def test_layers_may_differ_in_what_each_says_for_itself(other: Attention) -> Non
 @pytest.mark.parametrize(
     ("attentions", "reason"),
     [
-        ((PLAIN, replace(PLAIN, kv_heads=4)), "heads differ between its layers"),
+        (
+            (PLAIN, replace(PLAIN, head_dim=16, rotary=PLAIN.rotary)),
+            "heads of other sizes have the same rotary positions",
+        ),
         ((PLAIN, replace(PLAIN, rotary=None, alibi=True)), "positions differ between its layers"),
         ((replace(PLAIN, head_dim=7),), "rotary positions need an even head_dim, got 7"),
         ((replace(PLAIN, head_dim=1026),), "head_dim is 1026, above 1024"),

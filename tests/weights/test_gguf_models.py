@@ -50,7 +50,18 @@ NEWER = (
     *("deepseek_v2", "deepseek_v3", "falcon", "falcon_new", "gemma", "glm4_moe"),
     *("glm4_moe_whole", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoehybrid_dense"),
     *("llama4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-    *("hunyuan", "hunyuan_moe", "nemotron", "olmo3", "olmoe", "phi", "qwen2_moe", "seed_oss"),
+    *(
+        "hunyuan",
+        "hunyuan_moe",
+        "nemotron",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "olmo3",
+        "olmoe",
+        "phi",
+        "qwen2_moe",
+        "seed_oss",
+    ),
     *("stablelm", "stablelm_parallel"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08, "MXFP4": 0.25}

@@ -417,7 +417,8 @@ class _Angles:
         self.by_step = config.length_dependent
         self.table = np.zeros((1, 1), np.float32)
         angles = [
-            RotaryAngles(one, config.head_dim, reproducible=reproducible) for one in config.rotaries
+            RotaryAngles(one, config.rotated_head(one), reproducible=reproducible)
+            for one in config.rotaries
         ]
         self._two_dimensional = prefix_angles(config, length, reproducible=reproducible)
         if self.by_step:

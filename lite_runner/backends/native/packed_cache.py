@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from lite_runner.weights.lora.adapter import Adapter
 
 FILE = "layers.safetensors"
-FORMAT = 15  # of the layers; another one with each change of what the kernels read
+FORMAT = 16  # of the layers; another one with each change of what the kernels read
 AGAIN = "remove it from the cache: the next run packs the model again"
 # Of a folder these count: weights, shards' manifests and strategies, an index.
 _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}

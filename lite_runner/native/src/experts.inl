@@ -115,6 +115,8 @@ inline Routes routed(const FeedForwardLayer& layer, float* logits, int64_t strid
                                             expert + token * layer.chosen, factor);
     for (int64_t c = 0; layer.scale != 1.0 && c < layer.chosen; ++c)
       factor[c] *= static_cast<float>(layer.scale);
+    for (int64_t c = 0; layer.expert_scales && c < layer.chosen; ++c)
+      factor[c] *= layer.at<float>(layer.expert_scales)[expert[token * layer.chosen + c]];
   });
   for (int64_t e = 0; e < experts; ++e) next[e] = 0;
   for (int64_t row = 0; row < rows; ++row) ++next[expert[row]];
@@ -170,28 +172,55 @@ inline void linear_of_experts(const Layer& layer, const int64_t* offsets, const 
   });
 }
 
+// sums = f(gates) * ups, or f(sums): what of `together` panels of a unit is left is in the first.
+template <int64_t together, class Function>
+inline void activate(const FeedForwardLayer& layer, Function function, float* sums, int64_t rows) {
+  if constexpr (together == 2) {
+    gate(layer, function, sums, sums + rows * kPanel, rows * kPanel);
+  } else {
+    for (int64_t i = 0; i < rows * kPanel; i += kLanes)
+      store(sums + i, function.of(load(sums + i)));
+  }
+}
+
+// Calls body with how many panels a unit of gates and ups has.
+template <class Body>
+inline void with_units(const FeedForwardLayer& layer, Body&& body) {
+  if (layer.gated)
+    body(std::integral_constant<int64_t, 2>{});
+  else
+    body(std::integral_constant<int64_t, 1>{});
+}
+
 // Adds the output of the network that every token takes, times `gates` where it has some.
-inline void add_shared(const FeedForwardLayer& layer, const Rows& normed, const float* gates,
-                       float* added) {
+inline void add_shared(const FeedForwardLayer& layer, const Rows& normed, const float* x,
+                       const float* gates, float* added) {
   const Matrix &up = layer.matrix(layer.shared_up), &down = layer.matrix(layer.shared_down);
-  const int64_t count = normed.count, stride = down.depth();
+  const int64_t count = normed.count, stride = down.depth(), width = layer.hidden;
   float* hidden = scratch<float>(kHidden, count * stride);
   clear_behind(hidden, count, layer.shared, stride);
-  const Rows rows = prepared(up, normed.x, count, normed.stride);
+  const Rows rows = layer.shared_norm.gamma ? normalized(layer, layer.shared_norm, up, x, count)
+                                            : prepared(up, normed.x, count, normed.stride);
   Lowered none;
   with_activation(layer.activation, [&](auto function) {
-    linear<2>(up, rows, none, [&](int64_t unit, float* sums) {
-      gate(layer, function, sums, sums + count * kPanel, count * kPanel);
-      spread(sums, count, unit, layer.shared, hidden, stride);
+    with_units(layer, [&](auto together) {
+      linear<together>(up, rows, none, [&](int64_t unit, float* sums) {
+        activate<together>(layer, function, sums, count);
+        spread(sums, count, unit, layer.shared, hidden, stride);
+      });
     });
   });
   const Rows hidden_rows = prepared(down, hidden, count, stride);
+  float* own = scratch<float>(kExpertOut, count * width);
   linear<1>(down, hidden_rows, none, [&](int64_t panel, const float* sums) {
-    const int64_t first = panel * kPanel, end = smaller_of(first + kPanel, layer.hidden);
-    for (int64_t row = 0; row < count; ++row)
-      for (int64_t i = first; i < end; ++i)
-        added[row * layer.hidden + i] +=
-            (layer.shared_gate ? gates[row] : 1.0f) * sums[row * kPanel + i - first];
+    spread(sums, count, panel, width, own, width);
+  });
+  over_rows(count, [&](int64_t row) {
+    float* from = own + row * width;
+    const Norm& norm = layer.shared_out_norm;
+    if (norm.gamma) normalize(layer, norm, from, width, from, width);
+    const float factor = layer.shared_gate ? gates[row] : 1.0f;
+    for (int64_t i = 0; i < width; ++i) added[row * width + i] += factor * from[i];
   });
 }
 
@@ -200,7 +229,7 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
   if (!count) return;
   const Matrix& router = layer.matrix(layer.router);
   const int64_t *ups = layer.at<int64_t>(layer.up), *downs = layer.at<int64_t>(layer.down);
-  const Rows normed = normalized(layer, layer.norm, router, x, count);
+  Rows normed = normalized(layer, layer.norm, router, x, count);
   const int64_t logits_stride = router.panels() * kPanel;
   float* logits = scratch<float>(kFused, count * logits_stride);
   Lowered none;
@@ -214,6 +243,7 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
   const Routes routes = routed(layer, logits, logits_stride, count);
 
   const Matrix &up = layer.matrix(ups[0]), &down = layer.matrix(downs[0]);
+  if (layer.expert_norm.gamma) normed = normalized(layer, layer.expert_norm, up, x, count);
   const float* from = normed.x;
   const bool apart = count > 1 || layer.scaled_inputs;
   if (apart) {
@@ -233,10 +263,12 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
   float* hidden = scratch<float>(kHidden, total * stride);
   clear_behind(hidden, total, layer.wide, stride);
   with_activation(layer.activation, [&](auto function) {
-    linear_of_experts<2>(layer, ups, routes, rows,
-                         [&](int64_t first, int64_t some, int64_t unit, float* sums) {
-      gate(layer, function, sums, sums + some * kPanel, some * kPanel);
-      spread(sums, some, unit, layer.wide, hidden + first * stride, stride);
+    with_units(layer, [&](auto together) {
+      linear_of_experts<together>(layer, ups, routes, rows,
+                                  [&](int64_t first, int64_t some, int64_t unit, float* sums) {
+        activate<together>(layer, function, sums, some);
+        spread(sums, some, unit, layer.wide, hidden + first * stride, stride);
+      });
     });
   });
   const Rows hidden_rows = prepared(down, hidden, total, stride);
@@ -254,8 +286,11 @@ inline void experts(const FeedForwardLayer& layer, const Step& step, const float
       const float factor = layer.scaled_inputs ? 1.0f : routes.factor[token * layer.chosen + c];
       for (int64_t i = 0; i < width; ++i) to[i] += factor * part[i];
     }
+    const Norm& norm = layer.expert_out_norm;
+    if (norm.gamma) normalize(layer, norm, to, width, to, width);
   });
-  if (layer.shared) add_shared(layer, normed, gates, added);
+  if (layer.shared) add_shared(layer, normed, x, gates, added);
   if (step.peers) sum_over_ranks(*step.peers, added, count * width, nullptr, added);
   add_residual(layer, layer.residual, added, x, count, width, normed.stride, out);
+  add_side(layer, step, out);
 }

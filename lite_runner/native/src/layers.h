@@ -191,11 +191,18 @@ struct EmbeddingLayer : Layer {
   int64_t hidden;
   int64_t table;      // Matrix [vocab, hidden]
   int64_t positions;  // Matrix [length, hidden] that is added
+  // Numbers of a token for each of the layers: side_table, a Matrix [vocab, layers * side], times
+  // table_scale, and the normed outputs of side_inward, a Matrix [layers * side, hidden]; their sum
+  // is times side_scale. 0: none.
+  int64_t side, side_layers, side_table, side_inward;
+  double table_scale, side_scale;
   Norm norm;          // gamma 0: none
+  Norm side_norm;     // of each layer's numbers
   LoraPair adapters;  // A is [vocab, rank]
 };
 
-enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExperts = 3, kRecurrent = 4 };
+// kNone: a layer of a model whose blocks have no attention, or no feed-forward network.
+enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExperts = 3, kRecurrent = 4, kNone = 5 };
 
 // How the output of a layer is added to its input.
 struct Residual {
@@ -223,6 +230,7 @@ struct AttentionLayer : Layer {
   int64_t late_norm;        // 1: they are of rotated heads
   int64_t sinks;            // float32 [heads]: a further score, which adds no value
   int64_t gated;            // 1: behind the queries gates of the heads' outputs, by their sigmoid
+  int64_t borrowed;         // 1: it has queries alone, and the cache is that of a layer before
   // Of latent attention: the rank of what is kept, numbers of a head's query and value, and the rank
   // of queries; 0: none. Of query_key_value the outputs are then queries, or their latent vectors,
   // and what is kept with the rotated part.
@@ -239,6 +247,7 @@ struct AttentionLayer : Layer {
   int64_t projection;       // Matrix [hidden, heads * head_dim]
   Norm norm;                // of the input; gamma 0: none, here and below
   Norm query_norm, key_norm;  // of each head, before it is rotated
+  Norm value_norm;            // of each head
   Residual residual;
   LoraPair adapters;
 };
@@ -279,10 +288,20 @@ enum class Activation : int64_t {
   kReluSquared = 5
 };
 
+// Behind a feed-forward network: the layer's numbers of a token, times the activations of a gate,
+// and what a second matrix makes of them is added; then all is times a factor.
+struct Side {
+  int64_t width, layer, layers;  // 0: none; which of the layers' numbers
+  int64_t gate, down;            // Matrix [width, hidden], [hidden, width]
+  double gate_scale;             // of the gate's outputs, before the activation
+  double factor;                 // of the hidden states behind the block; 0: none
+  Residual residual;
+};
+
 struct FeedForwardLayer : Layer {
   Kind kind;
   int64_t hidden, wide;
-  int64_t gated;     // 1: panels of gate and up alternate
+  int64_t gated;     // 1: panels of gate and up alternate, of experts too
   Activation activation;
   int64_t parallel;  // 1: what is normed is the input of the attention before
   // Matrices. Of a mixture of experts, each gated and `wide`, int64 [experts]: where each one's
@@ -298,9 +317,14 @@ struct FeedForwardLayer : Layer {
   int64_t shared, shared_up, shared_down;
   int64_t shared_gate;      // 1: its output is times the sigmoid of the router's last logit
   int64_t scaled_inputs;    // 1: the inputs of experts are times their factors, not their outputs
+  int64_t expert_scales;    // float32 [experts]: of each one's outputs; 0: none
   double scale;             // of the experts' outputs
   double limit;             // of gates, and of ups, which are 1 more; 0: none
   Norm norm;                // gamma 0: none
+  // Where they have norms of their own, and `norm` is the router's: of the inputs and outputs of the
+  // experts, and of the shared network.
+  Norm expert_norm, expert_out_norm, shared_norm, shared_out_norm;
+  Side side;
   Residual residual;
   LoraPair adapters;
 };
@@ -377,7 +401,8 @@ struct LayerTime {
   ExchangeTime exchange;
 };
 
-// A model as a step takes it: embedding, `count` - 2 attention and feed-forward layers in turn, head.
+// A model as a step takes it: embedding, `count` - 2 attention and feed-forward layers in turn, some
+// of which may be none, head.
 // The sizes bound what a step may name: see Step::fits.
 struct BoundModel {
   int64_t count;

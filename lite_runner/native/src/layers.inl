@@ -229,6 +229,29 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
   }
 }
 
+// The numbers of the tokens for each layer, by the tokens and by their embeddings x: they stay in
+// kSide [count][layers * side] until the step is done.
+inline void embed_sides(const EmbeddingLayer& layer, const Step& step, const float* x) {
+  const Matrix &table = layer.matrix(layer.side_table), &inward = layer.matrix(layer.side_inward);
+  const int64_t count = step.count, width = layer.side * layer.side_layers;
+  float* sides = scratch<float>(kSide, count * width);
+  float* looked_up = scratch<float>(kGathered, count * width);
+  Lowered none;
+  linear<1>(inward, normalized(layer, Norm{}, inward, x, count), none,
+            [&](int64_t panel, const float* sums) {
+    spread(sums, count, panel, width, sides, width);
+  });
+  over_rows(count, [&](int64_t row) {
+    float *to = sides + row * width, *from = looked_up + row * width;
+    read_row(table, step.token[row], from, false);
+    for (int64_t at = 0; at < width; at += layer.side)
+      normalize(layer, layer.side_norm, to + at, layer.side, to + at, layer.side);
+    const float table_scale = static_cast<float>(layer.table_scale);
+    const float scale = static_cast<float>(layer.side_scale);
+    for (int64_t i = 0; i < width; ++i) to[i] = (to[i] + from[i] * table_scale) * scale;
+  });
+}
+
 inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters adapters,
                       float* out) {
   const Matrix& table = layer.matrix(layer.table);
@@ -261,6 +284,7 @@ inline void embedding(const EmbeddingLayer& layer, const Step& step, Adapters ad
     if (layer.positions) read_row(layer.matrix(layer.positions), step.position[row], to, true);
     if (layer.norm.gamma) normalize(layer, layer.norm, to, layer.hidden, to, layer.hidden);
   });
+  if (layer.side) embed_sides(layer, step, out);
 }
 
 // Each of `parts` equal parts of a row [width] by itself, where there is such a norm.
@@ -342,7 +366,7 @@ inline float* expanded(const AttentionLayer& layer, const float* means, int64_t 
 inline void attention(const AttentionLayer& layer, const Step& step, Adapters adapters,
                       const float* x, const float* rope, Cache cache, float* out) {
   const int64_t count = step.count, dim = layer.head_dim;
-  const int64_t queries = layer.heads * dim, keys = layer.kv_heads * dim;
+  const int64_t queries = layer.heads * dim, keys = layer.borrowed ? 0 : layer.kv_heads * dim;
   const Matrix& inward = layer.matrix(layer.query_key_value);
   const Matrix& outward = layer.matrix(layer.projection);
   const int64_t asked = layer.gated ? 2 * queries : queries;
@@ -367,9 +391,11 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   over_rows(count, [&](int64_t row) {
     float* query = fused + row * stride;
     float *key = query + asked, *value = key + keys;
+    const int64_t kv_heads = layer.borrowed ? 0 : layer.kv_heads;
     const auto normalize_both = [&] {
       normalize_heads(layer, layer.query_norm, query, layer.joint_norm ? 1 : layer.heads, queries);
-      normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : layer.kv_heads, keys);
+      if (kv_heads)
+        normalize_heads(layer, layer.key_norm, key, layer.joint_norm ? 1 : kv_heads, keys);
     };
     if (!layer.late_norm) normalize_both();
     for (int64_t i = 0; layer.clip > 0 && i < queries + 2 * keys; ++i) {  // of no gated one
@@ -379,12 +405,13 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     const float* angles = rope + step.rope[row] * layer.rope_width;
     for (int64_t head = 0; layer.rotary && head < layer.heads; ++head)
       rotate(query + head * dim, angles, dim);
-    for (int64_t head = 0; layer.rotary && head < layer.kv_heads; ++head)
+    for (int64_t head = 0; layer.rotary && head < kv_heads; ++head)
       rotate(key + head * dim, angles, dim);
     if (layer.late_norm) normalize_both();
+    if (kv_heads) normalize_heads(layer, layer.value_norm, value, kv_heads, keys);
     for (int64_t k = 0; bfloat16 && k < 2 * keys; ++k)
       key[k] = widened(static_cast<UpperHalf>(upper_half(key[k])));
-    for (int64_t head = 0; head < layer.kv_heads; ++head)
+    for (int64_t head = 0; head < kv_heads; ++head)
       remember({cache, step.slot[row] * layer.kv_heads + head, dim}, step.position[row],
                key + head * dim, value + head * dim);
   });
@@ -474,6 +501,42 @@ inline void with_activation(Activation activation, Body&& body) {
     body(QuickGelu{});
 }
 
+// What comes behind the network of a layer: see Side. `x` is the block's output so far.
+inline void add_side(const FeedForwardLayer& layer, const Step& step, float* x) {
+  const Side& side = layer.side;
+  const int64_t count = step.count, hidden = layer.hidden;
+  if (side.width) {
+    const Matrix &in = layer.matrix(side.gate), &down = layer.matrix(side.down);
+    const int64_t stride = down.depth(), apart = side.width * side.layers;
+    const float* factors = scratch<float>(kSide, count * apart) + side.layer * side.width;
+    const Floats scale = splat(static_cast<float>(side.gate_scale));
+    float* inner = scratch<float>(kHidden, count * stride);
+    clear_behind(inner, count, side.width, stride);
+    Lowered none;
+    with_activation(layer.activation, [&](auto function) {
+      linear<1>(in, normalized(layer, Norm{}, in, x, count), none, [&](int64_t panel, float* sums) {
+        for (int64_t i = 0; i < count * kPanel; i += kLanes)
+          store(sums + i, function.of(load(sums + i) * scale));
+        spread(sums, count, panel, side.width, inner, stride);
+      });
+    });
+    over_rows(count, [&](int64_t row) {
+      for (int64_t i = 0; i < side.width; ++i) inner[row * stride + i] *= factors[row * apart + i];
+    });
+    float* added = scratch<float>(kAdded, count * hidden);
+    linear<1>(down, prepared(down, inner, count, stride), none,
+              [&](int64_t panel, const float* sums) {
+      spread(sums, count, panel, hidden, added, hidden);
+    });
+    add_residual(layer, side.residual, added, x, count, hidden, hidden, x);
+  }
+  const float factor = static_cast<float>(side.factor);
+  if (factor != 0.0f)
+    over_rows(count, [&](int64_t row) {
+      for (int64_t i = 0; i < hidden; ++i) x[row * hidden + i] *= factor;
+    });
+}
+
 inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapters adapters,
                          const float* x, float* out) {
   const int64_t count = step.count;
@@ -506,6 +569,7 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   const Rows hidden_rows = prepared(down, hidden, count, stride);
   Lowered back(layer.adapters, adapters, 2, 1, hidden_rows, layer.wide);
   add_output(layer, down, hidden_rows, back, step, x, up.depth(), out);
+  add_side(layer, step, out);
 }
 
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,

@@ -124,7 +124,7 @@ bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* pla
     chosen->recurrent(layer, step, adapters_of(bound, layer.adapters, places), x, bound.state,
                        bound.state_stride, out);
   } else {
-    return false;
+    return kind == Kind::kNone;
   }
   return true;
 }

@@ -24,6 +24,7 @@ enum Scratch {
   kGathered,
   kOrdered,
   kExpertOut,
+  kSide,
   kScratches
 };
 

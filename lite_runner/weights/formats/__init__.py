@@ -61,6 +61,8 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
             progress.note(f"{where}: only its text model is read: prompts cannot have images")
         return model_config_from_hf(text, f"{where}: text_config", notes=notes)
     refuse_variants(fields)
+    if not architecture.layers_differ:
+        fields.neutral(per_layer_config={})
     model = architecture.read(fields)
     unknown = [
         key for key in fields.unread() if key not in NO_EFFECT and key not in architecture.no_effect

@@ -82,7 +82,7 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (["draft_model=hybrid"], 2, "drafts cannot be taken out of recurrent states"),
         (["backend=ms"], 2, "recurrent layers are of backend=native"),
         (["backend=mslite"], 2, "recurrent layers are of backend=native"),
-        (["parallel=tp2"], 2, "has recurrent layers, or gates of attention, which are not divided"),
+        (["parallel=tp2"], 2, "has recurrent layers, which are not divided"),
         (
             ["run_mode=finetune", "finetune.data=x.jsonl", "finetune_output=out"],
             2,
