@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, MindFormers, gpt2, naming
+from lite_runner.architectures import GGUF, Architecture, MindFormers, gpt2, row_order
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -109,7 +109,7 @@ BLOOM = Architecture(
         ),
         KERNEL,
     ),
-    stored_rows=naming.by_head,
+    stored_rows=row_order.by_head,
     always_tied=True,
     not_theirs=lambda model: "hidden_act=fast_gelu" if gpt2.quick(model) else None,
 )

@@ -13,6 +13,7 @@ from lite_runner.architectures import (
     MindFormers,
     llama_like,
     naming,
+    row_order,
     shared_settings,
 )
 from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, Fields
@@ -63,7 +64,7 @@ NAMES: Names = {
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     """Without multi-query attention q, k and v of each head lie together."""
     by_head = model.n_kv_heads == model.num_heads and parameter.role in ("query", "key", "value")
-    return naming.interleaved(naming.by_head if by_head else naming.stacked)(parameter, model)
+    return row_order.interleaved(row_order.by_head if by_head else naming.stacked)(parameter, model)
 
 
 def decoder(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from lite_runner.architectures import Architecture, MindFormers, naming, shared_settings
+from lite_runner.architectures import Architecture, MindFormers, row_order, shared_settings
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names, Parameter
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Error, Translation, error
@@ -74,7 +74,7 @@ NAMES: Names = {
 def stored_rows(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
     """q, k and v of each head. Its halves, which checkpoints rotate each by itself, become one
     rotation: the first parts of both, then the second parts."""
-    rows = naming.by_head(parameter, model)
+    rows = row_order.by_head(parameter, model)
     if rows is None or parameter.role == "value":
         return rows
     return rows.reshape(model.num_heads, 2, 2, -1).swapaxes(1, 2).reshape(-1)

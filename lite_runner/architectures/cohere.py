@@ -8,7 +8,14 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, naming
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    llama_like,
+    llama_settings,
+    naming,
+    row_order,
+)
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -84,7 +91,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
 
 
 _KEYS = llama_like.layer_norm_keys("layer_norm_eps") | {"logit_scale": "logit_scale"}
-_ROWS = naming.interleaved(naming.apart)
+_ROWS = row_order.interleaved(naming.apart)
 COHERE = Architecture(
     "cohere",
     lambda fields: read(fields, "cohere"),

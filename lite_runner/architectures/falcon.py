@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, gpt2, llama_like, naming, starcoder2
+from lite_runner.architectures import GGUF, Architecture, gpt2, llama_like, row_order, starcoder2
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Attention, Decoder, FeedForward, Rotary
@@ -135,5 +135,5 @@ FALCON = Architecture(
         infer=infer_from_gguf,
     ),
     renamed=renamed,
-    stored_rows=naming.by_head,
+    stored_rows=row_order.by_head,
 )

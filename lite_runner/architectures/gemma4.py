@@ -14,7 +14,7 @@ from lite_runner.architectures.gemma3 import NAMES as GEMMA3_NAMES
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.llama_settings import FULL, SLIDING
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
-from lite_runner.architectures.spec import Block, Decoder, Experts, Norm, Rotary, Side
+from lite_runner.architectures.spec import Block, Decoder, Experts, LayerInputs, Norm, Rotary
 
 _LAYER = "model.layers.{}"
 _FUSED: dict[Role, FusedExperts] = {
@@ -116,7 +116,7 @@ def read(fields: Fields) -> Decoder:
     return dataclasses.replace(
         model,
         blocks=tuple(map(change, range(layers), model.blocks)),
-        side=Side(width, norm) if width else None,
+        side=LayerInputs(width, norm) if width else None,
     )
 
 

@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, experts, llama_like, naming, qwen3
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    experts,
+    llama_like,
+    naming,
+    qwen3,
+    row_order,
+)
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
@@ -71,9 +79,9 @@ GLM4_MOE = Architecture(
         llama_like.KEYS | llama_like.PARTIAL_KEYS | experts.GROUPED_KEYS,
         infer=infer_from_gguf,
         name="glm4moe",
-        rows=naming.rotated_first(naming.apart),
+        rows=row_order.rotated_first(naming.apart),
     ),
     no_effect=experts.NO_EFFECT | experts.NEXT_TOKEN,
-    stored_rows=naming.rotated_first(naming.apart),
+    stored_rows=row_order.rotated_first(naming.apart),
     next_token_layers=True,
 )

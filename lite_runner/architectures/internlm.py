@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, naming
+from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, row_order
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation
@@ -114,5 +114,5 @@ INTERNLM2 = Architecture(
     ),
     GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
     no_effect={"pretraining_tp": KERNEL},
-    stored_rows=naming.by_head,
+    stored_rows=row_order.by_head,
 )

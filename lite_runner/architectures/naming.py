@@ -285,16 +285,13 @@ def _of_block(
     model: Decoder, block: Block, layer: int, role: Role, name: Name
 ) -> Iterator[Parameter]:
     attention, feed_forward, hidden = block.attention, block.feed_forward, model.hidden_size
-    if (block.only == "mixer" and role in _OF_FEED_FORWARD) or (
-        block.only == "feed_forward" and role not in _OF_FEED_FORWARD
-    ):
+    if block.only not in (None, "feed_forward" if role in _OF_FEED_FORWARD else "mixer"):
         return
     if role in _OF_BLOCK_END:
         yield from _of_block_end(model, block, layer, role, name)
         return
-    if attention.values_are_keys and role == "value":
-        return
-    if attention.borrowed is not None and role in ("key", "value", "key_norm"):
+    borrowed = attention.borrowed is not None and role in ("key", "value", "key_norm")
+    if borrowed or (attention.values_are_keys and role == "value"):
         return
     if role in _OF_RECURRENT or (block.recurrent is not None and role in _OF_ATTENTION):
         if block.recurrent is not None and role in _OF_RECURRENT:
@@ -600,68 +597,3 @@ def stacked(parameter: Parameter, model: Decoder) -> slice | None:
         sizes = [heads * model.head_dim for heads in (model.num_heads, *[model.n_kv_heads] * 2)]
     start = sum(sizes[: parameter.part])
     return slice(start, start + sizes[parameter.part])
-
-
-def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:
-    """Of each key/value head its query heads, k and v."""
-    import numpy as np
-
-    if parameter.part is None:
-        return None
-    group = model.num_heads // model.n_kv_heads
-    places = np.arange(model.n_kv_heads * (group + 2)).reshape(-1, group + 2)
-    heads = (places[:, :-2], places[:, -2:-1], places[:, -1:])[parameter.part]
-    first = heads.reshape(-1, 1) * model.head_dim
-    return (first + np.arange(model.head_dim)).reshape(-1)
-
-
-def _rotated_heads(parameter: Parameter, model: Decoder) -> int:
-    """The heads that a parameter has numbers of which are rotated; 0: of none."""
-    role = parameter.role
-    if role not in ("query", "key", "query_norm", "key_norm") or model.rotary is None:
-        return 0
-    attention = model.attention
-    if role.endswith("_norm") and (attention.qk_norm_late or not attention.qk_norm_by_head):
-        return 0
-    if role.endswith("_norm") and not attention.qk_norm_apart:
-        return 1
-    return model.num_heads if role.startswith("query") else model.n_kv_heads
-
-
-def interleaved(rows: StoredRows) -> StoredRows:
-    """As `rows`, and the two of each rotation of q and k lie side by side."""
-
-    def of(parameter: Parameter, model: Decoder) -> Rows | None:
-        stored, heads = rows(parameter, model), _rotated_heads(parameter, model)
-        if not heads:
-            return stored
-        every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
-        pairs: NDArray[np.int64] = every.reshape(heads, -1, 2)
-        return pairs.swapaxes(1, 2).reshape(-1)
-
-    return of
-
-
-def rotated_first(rows: StoredRows) -> StoredRows:
-    """As `rows`, and of a head of q or k the first `dims` are rotated, each d with d + dims / 2."""
-
-    def of(parameter: Parameter, model: Decoder) -> Rows | None:
-        import numpy as np
-
-        stored, dims = rows(parameter, model), model.rotary and model.rotary.dims
-        heads = _rotated_heads(parameter, model)
-        if not heads or not dims:
-            return stored
-        every = _numbers(slice(0, heads * model.head_dim) if stored is None else stored)
-        first, second, rest = np.split(every.reshape(heads, -1), [dims // 2, dims], axis=1)
-        before, behind = np.split(rest, 2, axis=1)
-        ordered: NDArray[np.int64] = np.concatenate([first, before, second, behind], axis=1)
-        return ordered.reshape(-1)
-
-    return of
-
-
-def _numbers(rows: Rows) -> NDArray[np.int64]:
-    import numpy as np
-
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -32,10 +32,10 @@ from lite_runner.architectures.spec import (
     Experts,
     FeedForward,
     Latent,
+    LayerInputs,
     Norm,
     Recurrent,
     Rotary,
-    Side,
 )
 
 Floats = NDArray[np.float64]
@@ -97,7 +97,7 @@ def forward(
 
 
 def sides_of(
-    model: Decoder, side: Side, x: Floats, tokens: NDArray[np.int32], weights: Weights
+    model: Decoder, side: LayerInputs, x: Floats, tokens: NDArray[np.int32], weights: Weights
 ) -> Floats:
     """The numbers [T, layers, width] of tokens [T] with embeddings x for each layer."""
     shape = (len(tokens), model.num_layers, side.width)

@@ -80,10 +80,8 @@ def _errors(model: Decoder) -> Iterator[str]:
         return
     if attention.heads % attention.kv_heads:
         yield f"model: {attention.kv_heads} key/value heads do not divide {attention.heads} heads"
-    if (model.rotary, model.recurrent) == (
-        None,
-        None,
-    ) and attention.heads * attention.head_dim != model.hidden_size:
+    unrotated = model.rotary is None and model.recurrent is None
+    if unrotated and attention.heads * attention.head_dim != model.hidden_size:
         yield (
             f"model: hidden_size is {model.hidden_size}, but {attention.heads} heads of "
             f"{attention.head_dim} make {attention.heads * attention.head_dim}"

@@ -241,7 +241,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Side:
+class LayerInputs:
     """Numbers of each token for each layer: the sum of a table's by the token, times width^1/2, and
     of the normed outputs of a matrix by the token's embedding times hidden_size^-1/2; times
     2^-1/2.
@@ -283,7 +283,7 @@ class Decoder:
     head_bias: bool = False  # of an untied head
     normed_head: bool = False  # files have a head whose rows are divided by their lengths
     prefix: Prefix | None = None  # None: causal attention throughout
-    side: Side | None = None
+    side: LayerInputs | None = None
     # Learned keys and values in front of each sequence's, which all tokens see. They have no
     # position: the first token is at 0.
     learned_keys: int = 0

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, naming
+from lite_runner.architectures import GGUF, Architecture, llama_like, naming, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder, Norm
 
@@ -60,7 +60,7 @@ STABLELM = Architecture(
         | llama_like.PARTIAL_KEYS
         | {"use_parallel_residual": "use_parallel_residual"},
         infer=infer_from_gguf,
-        rows=naming.rotated_first(naming.apart),
+        rows=row_order.rotated_first(naming.apart),
     ),
-    stored_rows=naming.rotated_first(naming.apart),
+    stored_rows=row_order.rotated_first(naming.apart),
 )

@@ -138,6 +138,17 @@ def _is_of_next_token_layer(name: str, config: Decoder) -> bool:
     return further and architecture_of(config).next_token_layers
 
 
+def _is_of_borrowed_keys(name: str, config: Decoder) -> bool:
+    """True for keys and values of a layer that takes those of an earlier one: Gemma 4's smaller
+    checkpoints have them, and transformers leaves them out."""
+    found = re.fullmatch(
+        r"model\.layers\.(\d{1,5})\.self_attn\.(k_proj|v_proj|k_norm)\.weight", name
+    )
+    if found is None or int(found[1]) >= config.num_layers:
+        return False
+    return config.blocks[int(found[1])].attention.borrowed is not None
+
+
 def full_name(name: str, expected: Mapping[str, object]) -> str:
     """`name` with the prefix that checkpoints of the bare model leave out, and without that of the
     text model of a model with other parts."""
@@ -162,8 +173,8 @@ def from_hugging_face(
         name = full_name(stored_name, expected)
         if name in named:
             raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
-        other = _is_of_another_part(name, config) or _is_of_next_token_layer(name, config)
-        if not is_buffer(name) and not other:
+        left_out = (_is_of_another_part, _is_of_next_token_layer, _is_of_borrowed_keys)
+        if not is_buffer(name) and not any(is_of(name, config) for is_of in left_out):
             named[name] = tensor
     # Quantizing tools hold the matrices of Conv1D as those of other linear layers.
     table = parameters(config)

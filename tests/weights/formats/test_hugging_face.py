@@ -272,6 +272,25 @@ def test_the_text_model_of_one_that_reads_images(text: str) -> None:
         np.testing.assert_array_equal(found[name].read(), tensor.read(), name)
 
 
+def test_keys_of_a_layer_that_takes_those_of_another() -> None:
+    """Published Gemma 4 files have them; no layer without borrowed keys may have more."""
+    config = model_config_of(REFERENCE / "gemma4_sides")
+    assert config is not None
+    borrows = [one.attention.borrowed is not None for one in config.blocks]
+    last, first = (f"model.layers.{at}.self_attn." for at in (len(borrows) - 1, 0))
+    assert borrows[-1] and not borrows[0]
+    plain, more = stored(config), lazy(np.zeros((3, 3)))
+    names = (f"{last}{part}.weight" for part in ("k_proj", "v_proj", "k_norm"))
+    whole = plain | dict.fromkeys(names, more)
+    expected = from_hugging_face(plain, config, "x")
+    assert from_hugging_face(whole, config, "x").keys() == expected.keys()
+    with pytest.raises(ArtifactError, match="x_proj"):
+        from_hugging_face(plain | {f"{last}x_proj.weight": more}, config, "x")
+    del plain[f"{first}k_norm.weight"]
+    with pytest.raises(ArtifactError, match="k_norm"):
+        from_hugging_face(plain, config, "x")
+
+
 def test_weights_of_norms_that_are_stored_less_one() -> None:
     config = model_config_of(REFERENCE / "gemma2")
     assert config is not None
