@@ -450,6 +450,8 @@ def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
             one.alibi or one.window or one.chunk or one.temperature or one.latent
             for one in attentions
         )
+        or model.heads_differ
+        or len(model.cached) < model.num_layers
     ):
         reasons.append("learned keys are in front of rotary positions over the whole text alone")
     if any(one.chunk and one.window for one in attentions):
@@ -503,6 +505,6 @@ def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
         reasons.append("queries are clipped before a norm, or of latent attention")
     if any(one.qk_norm_late and not one.qk_norm_by_head for one in attentions):
         reasons.append("queries and keys are normed over all heads behind RoPE")
-    if model.rotary is not None and model.head_dim % 2:
-        reasons.append(f"rotary positions need an even head_dim, got {model.head_dim}")
+    for size in {one.head_dim for one in attentions if one.rotary and one.head_dim % 2}:
+        reasons.append(f"rotary positions need an even head_dim, got {size}")
     return reasons

@@ -63,14 +63,18 @@ def read(fields: Fields) -> Decoder:
     )
     fields.neutral(use_bidirectional_attention="vision")  # of images
     fields.choice("hidden_activation", gemma2.ACTIVATIONS)
+    if fields.raw.get("rope_scaling"):
+        expected = "null: rope_parameters has the rotations of each kind of layer"
+        raise fields.invalid("rope_scaling", fields.raw["rope_scaling"], expected)
     plain = fields.with_values(hidden_act=None, rope_parameters=None)
     sizes = llama_like.sizes(plain, positions=131072)
     layers, bias = sizes["num_layers"], fields.flag("attention_bias", False)
     if fields.raw.get("layer_types") is None:
         fields = fields.with_values(layer_types=settings.periodic(layers, 6))
     windows = settings.read_windows(fields.with_values(use_sliding_window=True), layers)
-    if windows[-1] is not None:
-        raise fields.invalid("layer_types", SLIDING, f"{FULL} of the last layer")
+    if windows[-1] is not None or all(one is None for one in windows):
+        found = fields.raw.get("layer_types")
+        raise fields.invalid("layer_types", found, f"{SLIDING} and {FULL}, the last one {FULL}")
     full = _full_heads(fields, windows, sizes["n_kv_heads"])
     whole, local = _rotaries(fields, full["head_dim"])
     model = llama_like.decoder(

@@ -86,10 +86,13 @@ def _errors(model: Decoder) -> Iterator[str]:
             f"model: hidden_size is {model.hidden_size}, but {attention.heads} heads of "
             f"{attention.head_dim} make {attention.heads * attention.head_dim}"
         )
-    if model.rotary is not None and attention.head_dim % 2:
-        yield f"model: head_dim is {attention.head_dim}, expected an even number with RoPE"
     for block in dict.fromkeys(model.blocks):
         yield from _block_errors(block, model)
+    for layer, block in enumerate(model.blocks):
+        if block.attention.borrowed is not None:
+            yield from _lender_errors(model, layer, block.attention.borrowed)
+    if model.side is not None and not 1 <= model.side.width <= MAX_SIZE:
+        yield f"model: side.width is {model.side.width}, expected 1 to {MAX_SIZE:,}"
     norms = (model.norm, model.embedding_norm, attention.qk_norm)
     if any(norm is not None and not 0 < norm.eps < 1 for norm in norms):
         yield "model: eps of a norm is not between 0 and 1"
@@ -102,12 +105,24 @@ def _errors(model: Decoder) -> Iterator[str]:
         yield f"model: a special token is not from 0 to {MAX_SIZE:,}"
 
 
+def _lender_errors(model: Decoder, layer: int, borrowed: int) -> Iterator[str]:
+    """Those of a layer whose keys are an earlier one's."""
+    own = model.blocks[layer].attention
+    lender = model.blocks[borrowed] if 0 <= borrowed < layer else None
+    if lender is None or not lender.attends or lender.attention.borrowed is not None:
+        yield f"model: layer {layer} takes the keys of {borrowed}, which lends none"
+    elif (lender.attention.kv_heads, lender.attention.head_dim) != (own.kv_heads, own.head_dim):
+        yield f"model: layer {layer} takes the keys of {borrowed}, whose heads are others"
+
+
 def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
     one = block.attention
     if not all(1 <= size <= MAX_SIZE for size in (one.heads, one.kv_heads, one.head_dim)):
         yield "model: heads of a layer, or their sizes, are not from 1 on"
     elif one.heads % one.kv_heads:
         yield f"model: {one.kv_heads} key/value heads do not divide {one.heads} heads of a layer"
+    if one.rotary is not None and one.head_dim % 2:
+        yield f"model: head_dim is {one.head_dim}, expected an even number with RoPE"
     if not 1 <= block.feed_forward.width <= MAX_SIZE:
         yield f"model: feed_forward.width is {block.feed_forward.width}, expected 1 to {MAX_SIZE:,}"
     experts = block.feed_forward.experts

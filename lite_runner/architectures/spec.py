@@ -311,6 +311,7 @@ class Decoder:
     def feed_forward(self) -> FeedForward:
         """Feed-forward of the first dense block; of the first block if all have experts."""
         every = [block.feed_forward for block in self.blocks if block.only != "mixer"]
+        every = every or [self.blocks[0].feed_forward]
         return next((one for one in every if one.experts is None), every[0])
 
     @property

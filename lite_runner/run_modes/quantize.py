@@ -241,6 +241,14 @@ def plan(config: Config) -> Plan:
     needed = kind or config.calibration
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run or not needed)
     if settings := config.calibration:
+        if files.model.side is not None or any(
+            block.attention.borrowed is not None for block in files.model.blocks
+        ):
+            raise ConfigError(
+                f"quantize.method={settings.method} computes each layer by itself, and those of"
+                f" {config.model_name} take keys of earlier ones, or inputs of their own",
+                "quantize.method=nearest",
+            )
         lines["calibrated"] = f"by {NAMES[settings.method]} on {settings.data or TEXTS}"
     return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
 
@@ -261,7 +269,9 @@ def run(plan: Plan, folder: RunFolder) -> None:
     if files.quantization.rounds:
         progress.note(describe(files.whole(), files.quantization))
     settings, source, importance, kept = config.quantize, files, None, None
-    windows, wanted = None, config.wanted
+    windows = None
+    # A folder goes on in the form that its source has.
+    wanted = files.quantization if config.format == "folder" else config.wanted
     if settings and plan.tokenizer is not None and (config.calibration or _measurable(files)):
         windows = _windows(plan.tokenizer, settings)
     if settings and windows and settings.method != "nearest":
@@ -272,7 +282,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
             form_of_layers = f"{settings.format} {wanted} {settings.bits}"
             kept = _kept_layers(files, target, windows[0], form_of_layers)
             if settings.bits is not None:
-                finer = kept.chosen(partial(_finer, files, windows[0], config, settings.bits))
+                finer = kept.chosen(partial(_finer, files, windows[0], config, wanted))
                 wanted = replace(wanted, finer=finer)
                 progress.note(f"{len(finer)} matrices have 8 bits, by the error that 4 cost there")
             files = _calibrate(files, windows[0], settings, wanted, kept)
@@ -341,21 +351,22 @@ def _calibrate(
 
 
 def _finer(
-    files: ModelFiles, texts: NDArray[np.int32], config: Config, bits: float
+    files: ModelFiles, texts: NDArray[np.int32], config: Config, wanted: Quantization
 ) -> tuple[str, ...]:
-    """The matrices of 8 bits."""
+    """The matrices of 8 bits, so that `quantize.bits` are had."""
+    assert config.quantize is not None and config.quantize.bits is not None
     plain = replace(files, quantization=Quantization())
     with progress.step("measure errors", total=files.model.num_layers, unit="layers") as step:
         costs = measured_costs(
             plain.whole(),
             files.model,
-            config.wanted,
+            wanted,
             texts[:: -(-len(texts) // MEASURED)],
             around_zero=config.format in TOOLS,
             product=product,
             advance=step.advance,
         )
-    return finer_matrices(costs, *_formats(config), bits)
+    return finer_matrices(costs, *_formats(config), config.quantize.bits)
 
 
 def _kept_layers(
@@ -408,6 +419,7 @@ def _receipt(
         "source": source.source,
         "text": settings.data or TEXTS,
         "tokens": settings.tokens,
+        "bits": settings.bits,
         "bits_a_weight": round(8 * written.stored_bytes() / parameter_count(source.model), 3),
         "bytes": written.stored_bytes(),
         "source_bytes": source.stored_bytes(),
@@ -433,6 +445,8 @@ def _windows(
     ids = np.array(tokenizer.encode(text), np.int32)
     read = max(4, settings.tokens // WINDOW)
     held = min(read // 4, HELD_OUT)
+    if settings.method == "nearest":  # a text only shows how good these are
+        held, read = HELD_OUT, min(read, max(0, len(ids) // WINDOW - HELD_OUT))
     count = read + held
     if len(ids) < count * WINDOW:
         raise ArtifactError(

@@ -116,7 +116,7 @@ class CallReader:
         if self._forced and not (self.calls and all(map(self._is_usable, self.calls))):
             raise ApiError(
                 500,
-                "tool_choice: the model's call has a number that cannot be read, beyond all floats"
+                "tool_choice: the call does not fit the schema, as by a number beyond all floats"
                 f" or of more than {MAX_DIGITS} digits; ask again, or bound numbers in the schema",
                 "tool_choice",
             )
@@ -127,7 +127,7 @@ class CallReader:
         allowed = types_of(self._tools.get(function["name"], {}))
         arguments = json_of(function["arguments"])
         return isinstance(arguments, dict) and all(
-            name not in allowed or type_of(value) in allowed[name]
+            not allowed.get(name) or type_of(value) in allowed[name]
             for name, value in arguments.items()
         )
 

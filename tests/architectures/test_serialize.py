@@ -94,3 +94,11 @@ def test_sizes_that_no_model_has(path: tuple[Any, ...], value: object, told: str
     inside[path[-1]] = value
     with pytest.raises(ValueError, match=told):
         from_plain(plain)
+
+
+@pytest.mark.parametrize("borrowed", [-1, 99])
+def test_keys_of_a_layer_that_lends_none(borrowed: int) -> None:
+    plain = serialize(reference_model("gemma4_sides"))
+    plain["blocks"][-1]["attention"]["borrowed"] = borrowed
+    with pytest.raises(ValueError, match="which lends none"):
+        from_plain(plain)

@@ -20,6 +20,7 @@ from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.checkpoint import open_checkpoint
 from tests.models import model_named
+from tests.references import REFERENCE
 from tests.refusals import refused
 from tests.tiny_gguf import write_tiny_gguf
 
@@ -282,6 +283,20 @@ def test_a_text_that_is_too_short_to_calibrate_on(
     asked = ["quantize.method=gptq", "quantize.data=text.txt", "quantize_output=q"]
     assert main([*QUANTIZE, *TINY, "quant=a16w4", *asked]) == 4
     assert "quantize.data: text.txt: 5 tokens, expected 17,408" in capsys.readouterr().err
+    # It only shows how good the nearest integers are: as many tokens as that takes will do.
+    Path("text.txt").write_text("The lighthouse of the old harbour. " * 40)
+    cut = ["run_mode=shard", "parallel=tp2", "shard_output=cut"]
+    assert main(["verbosity=0", *TINY, *cut]) == 0
+    asked[0] = "quantize.method=nearest"
+    assert "receipt.json" in quantized("model=tiny_llama", "load_checkpoint=cut", *asked)
+
+
+def test_layers_that_take_keys_of_others_are_not_calibrated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["quant=a16w4", "quantize.method=gptq", "quantize_output=q", "dry_run=true"]
+    told = fault(capsys, *QUANTIZE, f"model={REFERENCE / 'gemma4_sides'}", *asked)
+    assert "take keys of earlier ones" in told and "quantize.method=nearest" in told
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])

@@ -432,7 +432,8 @@ def export_with_mindformers(job: ExportJob, paths: OutputPaths, options: RunOpti
     with temporary_folder("mindformers") as work, paths.temporary() as folder:
         exported = work / "graph"  # MindSpore takes no path with spaces, as `folder` may be
         exported.mkdir()
-        with closing(open_mindformers(files, replace(options, folder=work))) as opened:
+        on_cpu = replace(options, folder=work, device="CPU")  # the graph is for any device
+        with closing(open_mindformers(files, on_cpu)) as opened:
             with progress.step(f"export {job.source.model_name} ({spec.layout})"):
                 opened.process.export(exported / "model.mindir")
             made_by, release = dict(opened.process.versions), opened.run.release

@@ -254,7 +254,11 @@ def _step_bytes(model: Decoder, slots: int, length: int) -> int:
     partial results of attention."""
     capacity = step_capacity(slots, unchunked(model, length))
     tokens = min(capacity, slots * length)
-    wide = 2 * model.intermediate_size + 4 * model.hidden_size
+    widest = max(block.feed_forward.width for block in model.blocks)
+    heads = max(block.attention.heads * block.attention.head_dim for block in model.blocks)
+    wide = 2 * max(widest, heads) + 4 * model.hidden_size
+    if model.side is not None:  # each layer's inputs of a token, from the table and from the matrix
+        wide += 2 * model.num_layers * model.side.width
     if model.sparse is not None and model.sparse.experts is not None:
         # Each expert's inputs, activations and outputs.
         inner = 2 * model.sparse.width + 3 * model.hidden_size

@@ -27,7 +27,15 @@ MAX_INDEX = 100_000_000  # bytes
 _BUFFERS = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
 
 # Of models that read images, too.
-_OTHER_PARTS = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual)\.")
+_OTHER_PARTS = re.compile(
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision"
+    r"|embed_audio)\."
+)
+# Of a layer that takes the keys of an earlier one, with the prefixes that `full_name` knows.
+_KEYS = re.compile(
+    r"(language_model\.)?(model\.)?(language_model\.)?layers\.(?P<layer>\d{1,5})\.self_attn\."
+    r"(k_proj|v_proj|k_norm|v_norm)\."
+)
 
 
 def is_buffer(name: str) -> bool:
@@ -141,12 +149,10 @@ def _is_of_next_token_layer(name: str, config: Decoder) -> bool:
 def _is_of_borrowed_keys(name: str, config: Decoder) -> bool:
     """True for keys and values of a layer that takes those of an earlier one: Gemma 4's smaller
     checkpoints have them, and transformers leaves them out."""
-    found = re.fullmatch(
-        r"model\.layers\.(\d{1,5})\.self_attn\.(k_proj|v_proj|k_norm)\.weight", name
-    )
-    if found is None or int(found[1]) >= config.num_layers:
+    found = _KEYS.match(name)
+    if found is None or int(found["layer"]) >= config.num_layers:
         return False
-    return config.blocks[int(found[1])].attention.borrowed is not None
+    return config.blocks[int(found["layer"])].attention.borrowed is not None
 
 
 def full_name(name: str, expected: Mapping[str, object]) -> str:

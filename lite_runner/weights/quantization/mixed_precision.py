@@ -108,7 +108,16 @@ def _divergences(
     """Of the distributions after hidden states, of each stream but the first, from those of the
     first."""
     end = replace(model, blocks=())
-    weights = Weights(end, {one.name: tensors[one.name].float32() for one in parameters(end)})
+    unread = np.empty((1, 1), np.float32)  # tables, of which one is read below
+    weights = Weights(
+        end,
+        {
+            one.name: tensors[one.name].float32()
+            if one.role == "norm" or one.kind == "bias"
+            else unread
+            for one in parameters(end)
+        },
+    )
     role = "embedding" if model.tie_word_embeddings else "head"
     one = next(one for one in parameters(end) if one.role == role and one.kind == "weight")
     head = tensors[one.name].float32()

@@ -45,6 +45,8 @@ TOGETHER: dict[Role | None, str] = {
     **dict.fromkeys(("query", "key", "value"), "inward"),
     **dict.fromkeys(("gate", "up"), "wide"),
     **dict.fromkeys(("expert_gate", "expert_up"), "wide"),
+    **dict.fromkeys(("shared_gate", "shared_up"), "shared wide"),
+    **dict.fromkeys(("recurrent_in", "recurrent_gate"), "recurrent inward"),
     "expert_down": "down",
 }
 

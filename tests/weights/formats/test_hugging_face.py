@@ -280,9 +280,13 @@ def test_keys_of_a_layer_that_takes_those_of_another() -> None:
     last, first = (f"model.layers.{at}.self_attn." for at in (len(borrows) - 1, 0))
     assert borrows[-1] and not borrows[0]
     plain, more = stored(config), lazy(np.zeros((3, 3)))
-    names = (f"{last}{part}.weight" for part in ("k_proj", "v_proj", "k_norm"))
+    names = [f"{last}{part}.weight" for part in ("k_proj", "v_proj", "k_norm")]
     whole = plain | dict.fromkeys(names, more)
     expected = from_hugging_face(plain, config, "x")
+    assert from_hugging_face(whole, config, "x").keys() == expected.keys()
+    prefix = "model.language_model."  # as in a model that reads images and sound
+    whole = {name.replace("model.", prefix, 1): tensor for name, tensor in whole.items()}
+    whole |= dict.fromkeys(("model.audio_tower.x.weight", "model.embed_vision.y.weight"), more)
     assert from_hugging_face(whole, config, "x").keys() == expected.keys()
     with pytest.raises(ArtifactError, match="x_proj"):
         from_hugging_face(plain | {f"{last}x_proj.weight": more}, config, "x")
