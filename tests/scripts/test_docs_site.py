@@ -47,10 +47,10 @@ def test_links_between_pages_hold(subtests: pytest.Subtests) -> None:
         with subtests.test(page=name):
             text = re.sub(r"^ *```.*?^ *```$|`[^`\n]+`", "", translated(name), flags=re.M | re.S)
             for target, anchor in re.findall(r"\]\((?!https?:)([^()#\s]*)#?([^()\s]*)\)", text):
-                if target.endswith(".svg"):
-                    assert (ROOT / "docs" / target).is_file()
-                    continue
                 there = normpath(join(dirname(name), target)) if target else name
+                if target.endswith(".svg"):
+                    assert (DOCS / there).is_file()
+                    continue
                 assert there in SOURCES, target
                 assert not anchor or anchor in anchors(SOURCES[there]), f"{target}#{anchor}"
 
