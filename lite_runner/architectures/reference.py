@@ -6,8 +6,9 @@ It defines what a description means. Tests compare it with transformers, and eve
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -362,12 +363,16 @@ def feed_forward(block: Block, x: Floats, weights: Weights, layer: int, unnormed
     given = block.feed_forward
     if given.experts is not None:
         return mixture(block, given.experts, x, weights, layer, unnormed)
-    up = linear(x, weights, "up", layer, given.bias)
-    if given.gated:
-        inner = gated(given, linear(x, weights, "gate", layer, given.bias), up)
-    else:
-        inner = activated(given.function, up)
+    product = partial(linear, x, weights, layer=layer, bias=given.bias)
+    inner = widened(given, product, "gate", "up")
     return linear(inner, weights, "down", layer, given.biased_down)
+
+
+def widened(given: FeedForward, product: Callable[[Role], Floats], gate: Role, up: Role) -> Floats:
+    """What `down` is multiplied with, of the inputs' products with up, and gate if there is one."""
+    if given.gated:
+        return gated(given, product(gate), product(up))
+    return activated(given.function, product(up))
 
 
 def gated(given: FeedForward, gate: Floats, up: Floats) -> Floats:
@@ -440,21 +445,15 @@ def mixture(
         rows, place = np.nonzero(chosen == expert)
         factor = factors[rows, place, None]
         inputs = x[rows] * factor if experts.scaled_inputs else x[rows]
-        inner = multiplied(inputs, "expert_up", expert)
-        if given.gated:
-            inner = gated(given, multiplied(inputs, "expert_gate", expert), inner)
-        else:
-            inner = activated(given.function, inner)
+        product = partial(multiplied, inputs, expert=expert)
+        inner = widened(given, product, "expert_gate", "expert_up")
         added = multiplied(inner, "expert_down", expert)
         out[rows] += added if experts.scaled_inputs else factor * added
     if experts.apart:
         out = norm(block.norm, out, weights, "expert_out_norm", layer)
     if experts.shared:
-        inner = linear(inward, weights, "shared_up", layer, bias=False)
-        if given.gated:
-            inner = gated(given, linear(inward, weights, "shared_gate", layer, bias=False), inner)
-        else:
-            inner = activated(given.function, inner)
+        product = partial(linear, inward, weights, layer=layer, bias=False)
+        inner = widened(given, product, "shared_gate", "shared_up")
         added = linear(inner, weights, "shared_down", layer, bias=False)
         if experts.shared_gate:
             added = added * sigmoid(linear(x, weights, "shared_router", layer, bias=False))

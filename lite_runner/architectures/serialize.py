@@ -78,8 +78,6 @@ def _errors(model: Decoder) -> Iterator[str]:
             return  # the others follow from it
     if custom_network(model) is not None:  # whatever else these mean to it
         return
-    if attention.heads % attention.kv_heads:
-        yield f"model: {attention.kv_heads} key/value heads do not divide {attention.heads} heads"
     unrotated = model.rotary is None and model.recurrent is None
     if unrotated and attention.heads * attention.head_dim != model.hidden_size:
         yield (

@@ -575,7 +575,7 @@ class CompareOptions(RunConfig):
     """Comparing two backends."""
 
     compare_backend: BackendName | None
-    compare_tolerance: NotNegative | None  # null: 0.05
+    compare_tolerance: NotNegative | None  # null: see tolerance
 
     @property
     def tolerance(self) -> float:

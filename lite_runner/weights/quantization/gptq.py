@@ -41,7 +41,7 @@ from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
     packed,
     quantize,
-    quantize_around_zero,
+    quantize_to_4_bits,
 )
 
 DAMPING = 0.01  # of the mean of the gram's diagonal, added to it
@@ -130,10 +130,7 @@ def calibrated(
             return quantize(matrix.values, 8, group, name)
         if matrix.inputs is not None:
             sizes = np.diagonal(matrix.inputs.gram)
-        if around_zero:
-            nearest = quantize_around_zero(matrix.values, group, name, sizes)
-        else:
-            nearest = quantize(matrix.values, 4, group, name, sizes)
+        nearest = quantize_to_4_bits(matrix.values, group, name, sizes, around_zero=around_zero)
         if matrix.inputs is None:
             return nearest
         return gptq(matrix.values, feedback(matrix.inputs), nearest, product)

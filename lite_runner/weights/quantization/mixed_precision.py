@@ -22,7 +22,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.quantization.calibration import Floats, Layer, Product
 from lite_runner.weights.quantization.quantize import TOGETHER
-from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
+from lite_runner.weights.quantization.quantized import quantize_to_4_bits
 
 _Costs = dict[tuple[Parameter, ...], float]
 
@@ -76,10 +76,7 @@ def measured_costs(
             exact = {one: layer.matrix(one).values for one in ours}
             for one, values in exact.items():
                 group = wanted[one.name].group
-                if around_zero:
-                    found = quantize_around_zero(values, group, one.name)
-                else:
-                    found = quantize(values, 4, group, one.name)
+                found = quantize_to_4_bits(values, group, one.name, around_zero=around_zero)
                 rounded[one] = found.float32()
                 layer.matrix(one).replace(rounded[one])
             moved = zip(run(streams[0]), after[0], strict=True)

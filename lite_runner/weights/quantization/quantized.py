@@ -271,6 +271,20 @@ def quantize_rows(
     )
 
 
+def quantize_to_4_bits(
+    weight: NDArray[np.float32],
+    group: int,
+    name: str = "matrix",
+    importance: NDArray[np.floating[Any]] | None = None,
+    *,
+    around_zero: bool,
+) -> QuantizedTensor:
+    """As `quantize`, or as `quantize_around_zero`."""
+    if around_zero:
+        return quantize_around_zero(weight, group, name, importance)
+    return quantize(weight, 4, group, name, importance)
+
+
 def quantize_around_zero(
     weight: NDArray[np.float32],
     group: int,
