@@ -425,6 +425,11 @@ def newer_cases() -> list[Windowed]:
         ("seed_oss", SeedOssConfig(**own, **plain, attention_out_bias=True, mlp_bias=True), PLAIN),
         ("stablelm", StableLmConfig(**sizes, **half, use_qkv_bias=True), PLAIN),
         (
+            "stablelm_normed",
+            StableLmConfig(**sizes, **half, qk_layernorm=True, use_parallel_residual=True),
+            PLAIN,
+        ),
+        (
             "stablelm_parallel",
             StableLmConfig(**sizes, **half, use_parallel_residual=True, tie_word_embeddings=True),
             PLAIN,

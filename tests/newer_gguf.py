@@ -257,6 +257,7 @@ def _add_latent(
 
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
+_HEAD = re.compile(r"(.*_layernorm)\.norms\.(\d+)\.weight")
 
 
 def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tuple[str, Floats]]:
@@ -269,6 +270,8 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
     for name, values in given.items():
         if found := _EXPERT.fullmatch(name):
             together.setdefault(f"{found[1]}.{found[3]}.weight", {})[int(found[2])] = values
+        elif found := _HEAD.fullmatch(name):
+            together.setdefault(f"{found[1]}.weight", {})[int(found[2])] = values
         elif name.endswith(".sinks"):
             yield f"{name}.weight", values
         elif name.endswith("e_score_correction_bias"):

@@ -119,6 +119,8 @@ class Architecture:
     not_theirs: Callable[[Decoder], str | None] = lambda model: None
     layers_differ: bool = False  # config.json may have other sizes of single layers
     renamed: Callable[[Decoder], Names] = lambda model: {}  # names that a model has others of
+    # A norm with weights of each head is a tensor NAME.0.weight, ... of each in transformers' files.
+    tensor_by_head: bool = False
 
 
 _SHARED = (

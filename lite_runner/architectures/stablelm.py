@@ -1,4 +1,5 @@
-"""StableLM: a Llama with LayerNorm and rotary positions on a part of each head."""
+"""StableLM: a Llama with LayerNorm and rotary positions on a part of each head, whose queries and
+keys the 12B norms, too."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, llama_like, naming, row_order
 from lite_runner.architectures.fields import Fields
+from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
+
+_LAYER = "model.layers.{}"
+NAMES: Names = llama_like.NAMES | {
+    "query_norm": Name(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_layernorm.norms"),
+    "key_norm": Name(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_layernorm.norms"),
+}
 
 
 def read(fields: Fields) -> Decoder:
@@ -16,7 +24,6 @@ def read(fields: Fields) -> Decoder:
     fields = fields.with_defaults(
         num_key_value_heads=32,
     )
-    fields.neutral(qk_layernorm=False)  # a tensor of each head
     epsilon = fields.number("layer_norm_eps", 1e-5)
     same = fields.with_values(rms_norm_eps=epsilon)
     model = llama_like.decoder(
@@ -25,7 +32,9 @@ def read(fields: Fields) -> Decoder:
         **llama_like.sizes(same, positions=4096, partial=0.25),
     )
     norm, parallel = Norm("layer", epsilon), fields.flag("use_parallel_residual", False)
-    model = llama_like.changed(model, norm=norm, parallel=parallel, shared_norm=parallel)
+    own = fields.flag("qk_layernorm", False)
+    normed = {"qk_norm": Norm("layer", epsilon, bias=False) if own else None, "qk_norm_apart": own}
+    model = llama_like.changed(model, normed, norm=norm, parallel=parallel, shared_norm=parallel)
     return dataclasses.replace(model, norm=norm)
 
 
@@ -39,6 +48,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "partial_rotary_factor": llama_like.rotated_share(model),
         "use_qkv_bias": model.attention.qkv_bias,
         "use_parallel_residual": model.blocks[0].parallel,
+        "qk_layernorm": model.attention.qk_norm is not None,
     }
 
 
@@ -46,6 +56,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     """Biases and norms by their tensors, as in llama.cpp; the rotated part of a head."""
     return llama_like.infer_rotated_share(given) | {
         "use_qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in tensors,
     }
 
@@ -53,7 +64,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
 STABLELM = Architecture(
     "stablelm",
     read,
-    llama_like.NAMES,
+    NAMES,
     write,
     gguf=GGUF(
         llama_like.layer_norm_keys("layer_norm_eps")
@@ -63,4 +74,5 @@ STABLELM = Architecture(
         rows=row_order.rotated_first(naming.apart),
     ),
     stored_rows=row_order.rotated_first(naming.apart),
+    tensor_by_head=True,
 )

@@ -62,7 +62,7 @@ NEWER = (
         "qwen2_moe",
         "seed_oss",
     ),
-    *("stablelm", "stablelm_parallel"),
+    *("stablelm", "stablelm_normed", "stablelm_parallel"),
 )
 ERRORS = {"F32": 0.0, "Q8_0": 6e-3, "Q4_0": 0.12, "Q4_1": 0.08, "Q4_K": 0.08, "MXFP4": 0.25}
 

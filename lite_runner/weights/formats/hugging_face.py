@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,46 @@ def full_name(name: str, expected: Mapping[str, object]) -> str:
     return name
 
 
+def _in_pieces(config: Decoder) -> dict[str, list[str]]:
+    """Norms with weights of each head -> the names of their heads' tensors, where files have such."""
+    if not architecture_of(config).tensor_by_head:
+        return {}
+    return {
+        one.hugging_face: [
+            one.hugging_face.replace(".weight", f".{head}.weight")
+            for head in range(_shape_in_file([one], config)[0])
+        ]
+        for one in parameters(config)
+        if _is_by_head(one, config)
+    }
+
+
+def _joined(found: Mapping[str, LazyTensor], config: Decoder) -> Mapping[str, LazyTensor]:
+    """The tensors of a file, with the pieces of norms in one."""
+    joined, used = {}, set()
+    for name, pieces in _in_pieces(config).items():
+        held = [found[one] for one in pieces if one in found]
+        if len(held) == len(pieces) and len({(one.shape, one.dtype) for one in held}) == 1:
+            joined[name] = LazyTensor(
+                (len(held), *held[0].shape), held[0].dtype, partial(_stacked, held)
+            )
+            used.update(pieces)
+    return {name: one for name, one in found.items() if name not in used} | joined
+
+
+def _stacked(held: list[LazyTensor]) -> NDArray[np.generic]:
+    return np.stack([one.read() for one in held])
+
+
+def _row(tensor: LazyTensor, row: int) -> LazyTensor:
+    return derived(tensor, tensor.shape[1:], lambda array: array[row])
+
+
 def from_hugging_face(
     found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
     """Canonical tensors from Hugging Face's, complete and validated. Raises ArtifactError."""
-    found = separated(found, config, where)
+    found = _joined(separated(found, config, where), config)
     expected = shapes_in_files(config)
     named: dict[str, LazyTensor] = {}
     for stored_name, tensor in found.items():
@@ -246,11 +282,15 @@ def _normed_rows(head: NDArray[Any]) -> NDArray[Any]:
 
 def to_hugging_face(tensors: Mapping[str, LazyTensor], config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors as Hugging Face's, under the names that transformers writes."""
-    return fused_experts(tensors, config) | {
+    named = fused_experts(tensors, config) | {
         name: _to_file(parts, tensors, config)
         for name, parts in by_name(config, _name).items()
         if parts[0].fused is None
     }
+    for name, pieces in _in_pieces(config).items():
+        whole = named.pop(name)
+        named |= {piece: _row(whole, head) for head, piece in enumerate(pieces)}
+    return named
 
 
 def _to_file(
