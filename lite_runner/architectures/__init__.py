@@ -119,7 +119,7 @@ class Architecture:
     not_theirs: Callable[[Decoder], str | None] = lambda model: None
     layers_differ: bool = False  # config.json may have other sizes of single layers
     renamed: Callable[[Decoder], Names] = lambda model: {}  # names that a model has others of
-    # A norm with weights of each head is a tensor NAME.0.weight, ... of each in transformers' files.
+    # In transformers' files a norm with weights of each head is a tensor of each, NAME.0.weight ...
     tensor_by_head: bool = False
 
 

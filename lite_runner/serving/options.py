@@ -29,21 +29,26 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 _HOST = re.compile(r"(\*\.)?[\w.-]+|\[[0-9a-fA-F:.]+\]")
 ToolParser = Literal[
     "chatglm3",
+    "cohere",
     "deepseek_v3",
     "deepseek_v31",
     "gemma",
+    "gemma4",
     "glm4",
     "glm45",
     "granite",
     "harmony",
     "hermes",
+    "hunyuan_a13b",
     "kimi_k2",
     "llama3_json",
     "llama4_pythonic",
     "mistral",
+    "nemotron_json",
     "phi4",
     "pythonic",
     "qwen3_coder",
+    "seed_oss",
 ]
 
 

@@ -182,37 +182,46 @@ class Pythonic(Buffered):
         return any(head.startswith(text) or text.startswith(head) for head in heads)
 
 
-GEMMA_BEGIN, GEMMA_END, ESCAPE = "<start_function_call>", "<end_function_call>", "<escape>"
 _GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*(\{.*\})\s*", re.DOTALL)
-_GEMMA_TOKEN = re.compile(
-    rf'{ESCAPE}(?P<text>.*?){ESCAPE}|(?P<json>"(?:[^"\\]|\\.)*")|(?P<name>[^\W\d][\w.-]*)(?=\s*:)',
-    re.DOTALL,
-)
-# Texts, those that do not end yet too, and the end of a call.
-_GEMMA_PARTS = re.compile(
-    rf'{ESCAPE}.*?(?:{ESCAPE}|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|{GEMMA_END}', re.DOTALL
-)
 
 
-def gemma(_: Tools) -> Parser:
-    """Reads several, with texts between."""
-    return Marked(_gemma_end, _gemma_call, GEMMA_BEGIN, GEMMA_END)
+class GemmaMarks:
+    """The marks of calls of a Gemma: call:name{key:ESCAPEtextESCAPE,other:1} between two."""
+
+    def __init__(self, begin: str, end: str, escape: str) -> None:
+        self.begin, self.end, self.escape = begin, end, escape
+        around, closes = re.escape(escape), re.escape(end)
+        self._token = re.compile(
+            rf'{around}(?P<text>.*?){around}|(?P<json>"(?:[^"\\]|\\.)*")'
+            r"|(?P<name>[^\W\d][\w.-]*)(?=\s*:)",
+            re.DOTALL,
+        )
+        # Texts, those that do not end yet too, and the end of a call.
+        self._parts = re.compile(
+            rf'{around}.*?(?:{around}|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|{closes}', re.DOTALL
+        )
+
+    def parser(self, _: Tools) -> Parser:
+        """Reads several, with texts between."""
+        return Marked(self._end_of, self._call, self.begin, self.end)
+
+    def _call(self, text: str) -> Call | None:
+        """The call between the marks."""
+        if (found := _GEMMA_CALL.fullmatch(text)) is None:
+            return None
+        arguments = json_of(self._token.sub(_gemma_token, found[2]))
+        if not isinstance(arguments, dict):
+            return None
+        return Call(found[1], json.dumps(arguments, ensure_ascii=False))
+
+    def _end_of(self, text: str) -> int:
+        """Where a call ends, if not in a text; -1: nowhere yet."""
+        ends = (found.start() for found in self._parts.finditer(text) if found[0] == self.end)
+        return next(ends, -1)
 
 
-def _gemma_call(text: str) -> Call | None:
-    """The call between the marks: call:name{key:<escape>text<escape>,other:1}"""
-    if (found := _GEMMA_CALL.fullmatch(text)) is None:
-        return None
-    arguments = json_of(_GEMMA_TOKEN.sub(_gemma_token, found[2]))
-    if not isinstance(arguments, dict):
-        return None
-    return Call(found[1], json.dumps(arguments, ensure_ascii=False))
-
-
-def _gemma_end(text: str) -> int:
-    """Where a call ends, if not in a text; -1: nowhere yet."""
-    ends = (found.start() for found in _GEMMA_PARTS.finditer(text) if found[0] == GEMMA_END)
-    return next(ends, -1)
+GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")  # FunctionGemma
+GEMMA4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 def _gemma_token(found: re.Match[str]) -> str:

@@ -13,20 +13,20 @@ from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.tool_code import (
-    ESCAPE,
-    GEMMA_BEGIN,
-    GEMMA_END,
+    GEMMA,
+    GEMMA4,
     NAMES,
     TURN_BEGIN,
     TURN_END,
     TURN_TAG,
     ChatGLM3,
+    GemmaMarks,
     Pythonic,
-    gemma,
     write_turn,
 )
 from lite_runner.serving.tool_parsers import (
     BEGIN,
+    COHERE,
     DEEPSEEK,
     DEEPSEEK_BEGIN,
     DEEPSEEK_CALL,
@@ -39,6 +39,7 @@ from lite_runner.serving.tool_parsers import (
     GRANITE,
     HARMONY,
     HERMES,
+    HUNYUAN,
     KEY,
     KEY_END,
     KEYS,
@@ -51,9 +52,12 @@ from lite_runner.serving.tool_parsers import (
     LLAMA3,
     MARKS,
     MISTRAL,
+    NEMOTRON,
     PARAMETER_END,
     PARAMETER_NAMES,
     PHI4,
+    SEED_BEGIN,
+    SEED_END,
     TEXT,
     VALUE,
     VALUE_END,
@@ -64,6 +68,7 @@ from lite_runner.serving.tool_parsers import (
     glm45,
     qwen3_coder,
     resolved,
+    seed_oss,
     types,
 )
 from lite_runner.structured.grammars import json_rule, keywords, regex_terminal
@@ -195,12 +200,14 @@ def glm45_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
     return [f"{rule}: {' '.join([new_line, *pairs])}", *values]
 
 
-def qwen3_coder_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
-    """The arguments of a tool. See CallFormat."""
-    pairs, values, end = [], [], spell(f"\n{PARAMETER_END}\n")
+def qwen3_coder_rules(
+    rule: str, tool: Mapping[str, Any], spell: Spell, line: str = "\n"
+) -> list[str]:
+    """The arguments of a tool, `line` before and behind each value. See CallFormat."""
+    pairs, values, end = [], [], spell(f"{line}{PARAMETER_END}\n")
     for number, one in enumerate(parameters(tool, PARAMETER_NAMES)):
         value = f"{rule}_{number}"
-        key = spell(f"<parameter={one.name}>\n")
+        key = spell(f"<parameter={one.name}>{line}")
         pairs.append(f"({key} {value}){'' if one.required else '?'}")
         values += _value_rules(value, one, PARAMETER_END, end)
     listed = " ".join(pairs) or '""'
@@ -225,7 +232,7 @@ def _text(schema: Any, mark: str) -> str:
     for key in _NOT_HERE:
         if key in schema:
             raise refused(f"{key} of a text")
-    parts = [_TEXTS, f"~/(?s:.*){mark.replace('/', chr(92) + '/')}(?s:.*)/"]
+    parts = [_TEXTS, f"~/(?s:.*){re.escape(mark).replace('/', chr(92) + '/')}(?s:.*)/"]
     choices = [schema["const"]] if "const" in schema else _get(schema, "enum", list, [])
     if choices:
         texts = [one for one in choices if isinstance(one, str) and mark not in one]
@@ -260,16 +267,28 @@ def _whole(pattern: str) -> str:
     return f"{before}(?:{pattern[first : len(pattern) - last]}){after}"
 
 
-def gemma_rules(rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
-    """The arguments of a tool. See CallFormat."""
-    return _listed_rules(rule, tool, spell, ":", ",", _gemma_value)
+def gemma_rules(escape: str, rule: str, tool: Mapping[str, Any], spell: Spell) -> list[str]:
+    """The arguments of a tool, texts in `escape`. See CallFormat."""
+    return _listed_rules(rule, tool, spell, ":", ",", partial(_gemma_value, escape))
 
 
-def _gemma_value(rule: str, parameter: ToolParameter, spell: Spell) -> list[str]:
+def _gemma_value(escape: str, rule: str, parameter: ToolParameter, spell: Spell) -> list[str]:
     if types(parameter.resolved) != TEXT:
         return [f"{rule}: {json_rule(parameter.schema)}"]
-    rest = _value_rules(f"{rule}_text", parameter, ESCAPE, spell(ESCAPE))
-    return [f"{rule}: {spell(ESCAPE)} {rule}_text", *rest]
+    rest = _value_rules(f"{rule}_text", parameter, escape, spell(escape))
+    return [f"{rule}: {spell(escape)} {rule}_text", *rest]
+
+
+def _gemma(name: str, marks: GemmaMarks) -> CallFormat:
+    return CallFormat(
+        name,
+        (marks.begin, marks.end, marks.escape),
+        marks.parser,
+        f"{marks.begin}call:{{name}}{{",
+        f"}}{marks.end}",
+        "",
+        arguments=partial(gemma_rules, marks.escape),
+    )
 
 
 def _json_value(rule: str, parameter: ToolParameter, _: Spell) -> list[str]:
@@ -353,6 +372,33 @@ FORMATS: dict[str, CallFormat] = {
             ", ",
             ("functools[", "]"),
         ),
+        CallFormat(
+            "nemotron_json",
+            ("<TOOLCALL>", "</TOOLCALL>"),
+            partial(JsonCalls, NEMOTRON),
+            _ARGUMENTS,
+            "}",
+            ", ",
+            ("<TOOLCALL>[", "]</TOOLCALL>"),
+        ),
+        CallFormat(
+            "hunyuan_a13b",
+            ("<tool_calls>", "</tool_calls>"),
+            partial(JsonCalls, HUNYUAN),
+            _ARGUMENTS,
+            "}",
+            ", ",
+            ("<tool_calls>[", "]</tool_calls>"),
+        ),
+        CallFormat(
+            "cohere",
+            ("<|START_ACTION|>", "<|END_ACTION|>"),
+            partial(JsonCalls, COHERE),
+            '{"tool_call_id": "0", "tool_name": "{name}", "parameters": ',
+            "}",
+            ", ",
+            ("<|START_ACTION|>[", "]<|END_ACTION|>"),
+        ),
         CallFormat("glm4", (), partial(JsonCalls, GLM4), "{name}\n", "", turn=_json_text),
         CallFormat(
             "kimi_k2",
@@ -401,14 +447,16 @@ FORMATS: dict[str, CallFormat] = {
             arguments=qwen3_coder_rules,
         ),
         CallFormat(
-            "gemma",
-            (GEMMA_BEGIN, GEMMA_END, ESCAPE),
-            gemma,
-            f"{GEMMA_BEGIN}call:{{name}}{{",
-            f"}}{GEMMA_END}",
-            "",
-            arguments=gemma_rules,
+            "seed_oss",
+            (SEED_BEGIN, SEED_END),
+            seed_oss,
+            f"{SEED_BEGIN}\n<function={{name}}>\n",
+            f"{FUNCTION_END}\n{SEED_END}",
+            "\n",
+            arguments=partial(qwen3_coder_rules, line=""),
         ),
+        _gemma("gemma", GEMMA),
+        _gemma("gemma4", GEMMA4),
         CallFormat(
             "pythonic", (), Pythonic, "{name}(", ")", ", ", ("[", "]"), arguments=code_rules
         ),
@@ -462,7 +510,12 @@ _SIGNS = (
     ("kimi_k2", KIMI_CALL),
     ("deepseek_v3", DEEPSEEK_CALL, "```json"),
     ("deepseek_v31", DEEPSEEK_CALL),
-    ("gemma", GEMMA_BEGIN),
+    ("gemma", GEMMA.begin),
+    ("gemma4", f"{GEMMA4.begin}call:"),
+    ("seed_oss", SEED_BEGIN),
+    ("nemotron_json", "<TOOLCALL>"),
+    ("hunyuan_a13b", "<tool_calls>[{"),
+    ("cohere", "<|START_ACTION|>"),
     ("mistral", "[TOOL_CALLS]"),
     ("harmony", "<|channel|>", "to=functions."),
     ("phi4", "functools["),

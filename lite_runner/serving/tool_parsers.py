@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from lite_runner.records import dataclass
@@ -335,6 +336,16 @@ LLAMA3 = _json_form(
 )
 GRANITE = _json_form(r"[\[,]?", "<|tool_call|>", "<tool_call>")
 PHI4 = _json_form(r"[\[,]?", "functools", "<|tool_call|>", end="<|/tool_call|>")
+NEMOTRON = _json_form(r"[\[,]?", "<TOOLCALL>", end="</TOOLCALL>")
+HUNYUAN = _json_form(r"[\[,]?", "<tool_calls>", end="</tool_calls>")
+COHERE = JsonForm(
+    ("<|START_ACTION|>",),
+    re.compile(
+        r'\s*[\[,]?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"\\]*"\s*,\s*)?'
+        r'"tool_name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"parameters"\s*:\s*(?=\{)'
+    ),
+    "<|END_ACTION|>",
+)
 # In a list, or each behind a mark of its own.
 MISTRAL = JsonForm(
     ("[TOOL_CALLS]",),
@@ -405,6 +416,7 @@ class Tags:
     key: re.Pattern[str]  # up to the value
     end: str  # of a value
     last: str = ""  # behind the arguments
+    lines: bool = False  # values are in lines of their own
 
     def json(self) -> re.Pattern[str]:
         """JSON, as far as its texts are concerned: the end of a value may stand in one. It does
@@ -424,7 +436,10 @@ _QWEN = Tags(
     re.compile(rf"\s*<parameter=({PARAMETER_NAMES.pattern})>\n?"),
     PARAMETER_END,
     FUNCTION_END,
+    lines=True,
 )
+_SEED = replace(_QWEN, key=re.compile(rf"\s*<parameter=({PARAMETER_NAMES.pattern})>"), lines=False)
+SEED_BEGIN, SEED_END = "<seed:tool_call>", "</seed:tool_call>"
 
 
 def glm45(tools: Tools) -> Parser:
@@ -439,22 +454,29 @@ def qwen3_coder(tools: Tools) -> Parser:
     return Marked(reader.ends, reader.read, arguments=reader.arguments)
 
 
+def seed_oss(tools: Tools) -> Parser:
+    """Reads several, with texts between."""
+    reader = _Reader(tools, _SEED, SEED_END)
+    return Marked(reader.ends, reader.read, SEED_BEGIN, SEED_END, reader.arguments)
+
+
 class _Reader:
     """Reads what is between the marks of a call."""
 
-    def __init__(self, tools: Tools, tags: Tags) -> None:
+    def __init__(self, tools: Tools, tags: Tags, end: str = END) -> None:
         self._types = {name: types_of(schema) for name, schema in tools.items()}
+        self._end = end
         self._tags, self._json = tags, tags.json()
         # Of `arguments`, as long as no more values have ended.
         self._ends, self._before = 0, ""
         self._arguments: tuple[str, list[tuple[str, Any]]] = "", []
 
     def ends(self, text: str) -> int:
-        """Where END is, if not in a value; -1: nowhere yet."""
-        if END not in text:
+        """Where the end mark is, if not in a value; -1: nowhere yet."""
+        if self._end not in text:
             return -1
         _, _, at, whole = self._pairs(text)
-        return text.find(END, at) if whole else -1
+        return text.find(self._end, at) if whole else -1
 
     def read(self, text: str) -> Call | None:
         """None: it is no call."""
@@ -491,7 +513,7 @@ class _Reader:
             if end < 0:
                 return name, pairs, at, False
             value = text[pair.end() : end]
-            pairs.append((pair[1], value.removesuffix("\n") if tags.last else value))
+            pairs.append((pair[1], value.removesuffix("\n") if tags.lines else value))
             at = end + len(tags.end)
         return name, pairs, at, True
 

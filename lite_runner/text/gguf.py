@@ -20,6 +20,9 @@ from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata
 _KEY = "tokenizer.ggml."
 _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"
 
+# Control tokens behind a call of gpt-oss and of Gemma 4, and behind Gemma 4's turns, which their
+# files have no keys for.
+_CALL_ENDS = ("<|call|>", "<|tool_response>", "<turn|>")
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -128,7 +131,7 @@ def load_gguf(path: Path) -> Tokenizer:
         backend,
         SpecialTokens(
             bos=fields.token("bos_token_id"),
-            eos=fields.tokens_of("eos_token_id", "eot_token_id", "eom_token_id"),
+            eos=fields.end_tokens(),
             pad=fields.token("padding_token_id"),
             unk=fields.token("unknown_token_id"),
             add_bos=fields.get("add_bos_token", bool, add_bos),
@@ -184,6 +187,12 @@ class _Fields:
     def tokens_of(self, *names: str) -> tuple[str, ...]:
         tokens = (self.token(name) for name in names)
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
+
+    def end_tokens(self) -> tuple[str, ...]:
+        """Those that the file names, and those that it has no key for."""
+        named = self.tokens_of("eos_token_id", "eot_token_id", "eom_token_id")
+        control = self.tokens_of_type(PieceType.CONTROL)
+        return tuple(dict.fromkeys((*named, *(one for one in _CALL_ENDS if one in control))))
 
     def tokens_of_type(self, kind: PieceType) -> list[str]:
         return [token for token, type in zip(self.tokens, self.types, strict=True) if type == kind]

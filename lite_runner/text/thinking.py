@@ -19,16 +19,18 @@ class ThinkingMarks:
 
     begin: str
     end: str
+    label: str = ""  # at the head of the thinking, and no part of it
 
 
 # gpt-oss, whose answers are messages in channels: see HarmonyReader.
 HARMONY = ThinkingMarks("<|channel|>analysis<|message|>", "<|end|>")
-# Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and most others; Magistral; Seed-OSS; Command A.
+# Qwen3, DeepSeek-R1, SmolLM3, GLM-4.5 and most others; Magistral; Seed-OSS; Command A; Gemma 4.
 _KNOWN = (
     ThinkingMarks("<think>", "</think>"),
     ThinkingMarks("[THINK]", "[/THINK]"),
     ThinkingMarks("<seed:think>", "</seed:think>"),
     ThinkingMarks("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkingMarks("<|channel>", "<channel|>", "thought\n"),
 )
 
 
@@ -39,12 +41,14 @@ def thinking_marks(template: str | None) -> ThinkingMarks | None:
     return next((marks for marks in _KNOWN if marks.end in (template or "")), None)
 
 
-def thinking_switch(template: str | None, on: bool) -> dict[str, bool]:
+def thinking_switch(template: str | None, on: bool) -> dict[str, bool | int]:
     """The variables of a chat template that switch thinking on or off. Raises ConfigError where it
     has none, and does otherwise."""
     for name in ("enable_thinking", "thinking"):
         if reads(template, name):
             return {name: on}
+    if reads(template, "thinking_budget"):
+        return {} if on else {"thinking_budget": 0}
     if on is (thinking_marks(template) is not None):
         return {}
     does = "does not think" if on else "thinks, and its chat template has no switch for that"
@@ -65,6 +69,7 @@ class ThinkingReader:
 
     def __init__(self, marks: ThinkingMarks, stage: Stage) -> None:
         self._marks, self.stage = marks, stage
+        self._label = marks.label
         self._text = ""  # not yet certain
         self._begun = stage == "over"  # what is read now has begun: no more white space is dropped
 
@@ -73,6 +78,8 @@ class ThinkingReader:
         white space around both; `last`: no more follows."""
         self._text += text
         if self.stage == "open" and not self._has_begun(last):
+            return "", ""
+        if self.stage == "inside" and not self._is_labelled(last):
             return "", ""
         thinking = self._thinking(last) if self.stage == "inside" else ""
         if self.stage == "inside":
@@ -87,6 +94,14 @@ class ThinkingReader:
         elif last or not begin.startswith(text):
             self.stage, self._begun = "over", True
         return self.stage != "open"
+
+    def _is_labelled(self, last: bool) -> bool:
+        """True if it is certain whether the thinking has a label, which is taken off."""
+        if not last and self._label.startswith(self._text) and self._text != self._label:
+            return not self._label
+        self._text = self._text.removeprefix(self._label)
+        self._label = ""
+        return True
 
     def _thinking(self, last: bool) -> str:
         before, mark, after = self._text.partition(self._marks.end)

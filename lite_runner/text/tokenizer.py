@@ -33,6 +33,7 @@ _STAND_IN = 0x100000  # the first of those for tokens of a single character
 
 
 _BLOCK = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)  # of a template
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)  # texts in blocks
 _CHAT_VARIABLES = {"messages", "tools", "add_generation_prompt"}
 _PART = 1 << 15  # characters of a text that are looked at together
 _USUAL_CHARS = 4  # of a token in a text that fits: up to these for each, only encoding tells
@@ -512,9 +513,12 @@ def reads(template: str | None, name: str, *, fields: bool = False) -> bool:
     """True where a template has a variable of this name; or `fields`, that of a message."""
     if not template or name not in template:  # a stranger's name may be a body long
         return False
-    before, behind = (r"\b", r"\b") if fields else (r"(?<![\w.'\"])", r"(?![\w'\"])")
-    word = f"{before}{re.escape(name)}{behind}"
-    return any(re.search(word, block) for block in _BLOCK.findall(template))
+    blocks = _BLOCK.findall(template)
+    if fields:
+        return any(re.search(rf"\b{re.escape(name)}\b", block) for block in blocks)
+    # Not in texts, not of a message, and not the name of a function's argument.
+    word = rf"(?<![\w.]){re.escape(name)}(?!\w|\s*=[^=])"
+    return any(re.search(word, _QUOTED.sub("''", block)) for block in blocks)
 
 
 def special_tokens(texts: Iterable[str]) -> list[AddedToken]:

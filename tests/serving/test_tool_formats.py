@@ -101,9 +101,15 @@ def written(form: CallFormat, arguments: dict[str, Any], schema: dict[str, Any])
             f"<parameter={name}>\n{value if texts[name] else spelled(value)}\n</parameter>\n"
             for name, value in arguments.items()
         )
-    if form.name == "gemma":
+    if form.name == "seed_oss":
+        return "".join(
+            f"<parameter={name}>{value if texts[name] else spelled(value)}</parameter>\n"
+            for name, value in arguments.items()
+        )
+    if form.name in ("gemma", "gemma4"):
+        mark = form.marks[-1]
         return ",".join(
-            f"{name}:" + (f"<escape>{value}<escape>" if texts[name] else spelled(value))
+            f"{name}:" + (f"{mark}{value}{mark}" if texts[name] else spelled(value))
             for name, value in arguments.items()
         )
     if form.name in ("pythonic", "llama4_pythonic", "chatglm3"):
@@ -180,6 +186,11 @@ WRITES = {
     "deepseek_v31": f"{DEEPSEEK_CALL}{{{{ f.name }}}}{DEEPSEEK_SEP}",
     "harmony": "<|channel|>commentary to=functions.{{ f.name }} <|constrain|>json<|message|>",
     "gemma": "<start_function_call>call:{{ f.name }}{}<end_function_call>",
+    "gemma4": "<|tool_call>call:{{ f.name }}{}<tool_call|>",
+    "seed_oss": "<seed:tool_call>\\n<function={{ f.name }}>\\n",
+    "nemotron_json": '<TOOLCALL>[{"name": "{{ f.name }}", "arguments": {}}]</TOOLCALL>',
+    "hunyuan_a13b": '<tool_calls>[{"name": "{{ f.name }}", "arguments": {}}]</tool_calls>',
+    "cohere": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ f.name }}"}]',
     "qwen3_coder": "<tool_call>\\n<function={{ f.name }}>\\n",
     "glm45": "<tool_call>{{ f.name }}\\n<arg_key>",
 }

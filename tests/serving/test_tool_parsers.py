@@ -391,3 +391,50 @@ def test_a_turn_before_is_as_the_model_writes_it() -> None:
         "",
         [("get", arguments)],
     )
+
+
+@each(
+    ("form", "said", "text", "calls"),
+    [
+        (
+            "gemma4",
+            """<|tool_call>call:clock{a:<|"|>it's {x:"1"}<|"|>,b:[1,{c:<|"|><|"|>}]}<tool_call|>""",
+            "",
+            [("clock", {"a": 'it\'s {x:"1"}', "b": [1, {"c": ""}]})],
+        ),
+        (
+            "seed_oss",
+            "Well.\n<seed:tool_call>\n<function=clock>\n<parameter=a>x\ny</parameter>\n</function>\n"
+            "</seed:tool_call>",
+            "Well.",
+            [("clock", {"a": "x\ny"})],
+        ),
+        (
+            "nemotron_json",
+            '<TOOLCALL>[{"name": "clock", "arguments": {}}, '
+            '{"name": "clock", "arguments": {"a": "]"}}]'
+            "</TOOLCALL>",
+            "",
+            [("clock", {}), ("clock", {"a": "]"})],
+        ),
+        (
+            "hunyuan_a13b",
+            'So.<tool_calls>[{"name": "clock", "arguments": {"a": 1}}]</tool_calls>',
+            "So.",
+            [("clock", {"a": 1})],
+        ),
+        (
+            "cohere",
+            "<|START_ACTION|>[\n"
+            '    {"tool_call_id": "0", "tool_name": "clock", "parameters": {}},\n'
+            '    {"tool_call_id": "1", "tool_name": "clock", "parameters": {"a": {"b": 1}}}\n'
+            "]<|END_ACTION|>",
+            "",
+            [("clock", {}), ("clock", {"a": {"b": 1}})],
+        ),
+    ],
+)
+def test_calls_of_marked_families(
+    form: Name, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
+) -> None:
+    assert read_however_cut(form, said, {"clock": {}}) == (text, calls)

@@ -59,6 +59,11 @@ TEMPLATES = {
     "deepseek_v31": BODY + f"{{# {DEEPSEEK_CALL} #}}",
     "harmony": BODY + "{# <|channel|> to=functions. #}",
     "gemma": BODY + "{# <start_function_call> #}",
+    "gemma4": BODY + "{# <|tool_call>call: #}",
+    "seed_oss": BODY + "{# <seed:tool_call> #}",
+    "nemotron_json": BODY + "{# <TOOLCALL> #}",
+    "hunyuan_a13b": BODY + "{# <tool_calls>[{ #}",
+    "cohere": BODY + "{# <|START_ACTION|> #}",
     "pythonic": BODY + "{# [look_up( #}",
     "llama4_pythonic": BODY + "{# <|header_start|> #}",
 }
@@ -540,7 +545,9 @@ PIECES = [
 ]
 
 
-@pytest.mark.parametrize("form", ["glm45", "qwen3_coder", "chatglm3", "gemma", "pythonic"])
+@pytest.mark.parametrize(
+    "form", ["glm45", "qwen3_coder", "seed_oss", "chatglm3", "gemma", "gemma4", "pythonic"]
+)
 def test_what_is_forced_is_read(form: Name) -> None:
     """Random ways through the grammar, in pieces that are likely to mislead the parser."""
     allowed, chance, texts = Allowed(form, TOOLS, several=True), random.Random(1), set()

@@ -12,7 +12,7 @@ import tokenizers
 from lite_runner.errors import ArtifactError
 from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
 from lite_runner.text.gguf import PRE_TOKENIZERS, gguf_tokenizer
-from lite_runner.text.sentencepiece import read_model
+from lite_runner.text.sentencepiece import PieceType, read_model
 from tests.paths import FIXTURES
 from tests.tokenizer_files import write_tokenizer
 
@@ -105,6 +105,15 @@ def test_added_special_tokens(
 def test_several_tokens_end_a_text(write_gguf: Write, bpe_keys: dict[str, Any]) -> None:
     path = write_gguf(**bpe_keys, eot_token_id=1, eom_token_id=0)
     assert load_tokenizer(path, model_vocab=None).eos_token_ids == (0, 1)
+
+
+@pytest.mark.parametrize("token", ["<|call|>", "<|tool_response>", "<turn|>"])
+def test_a_call_ends_a_text(write_gguf: Write, bpe_keys: dict[str, Any], token: str) -> None:
+    keys = bpe_keys | {"tokens": [*bpe_keys["tokens"], token]}
+    types = [PieceType.NORMAL] * len(bpe_keys["tokens"])
+    for kind, ends in ((PieceType.CONTROL, (0, len(types))), (PieceType.NORMAL, (0,))):
+        path = write_gguf(**keys | {"token_type": [*types, kind]})
+        assert load_tokenizer(path, model_vocab=None).eos_token_ids == ends
 
 
 def test_sentencepiece(

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from lite_runner.errors import ConfigError
 from lite_runner.text.thinking import (
     HARMONY,
     HarmonyReader,
@@ -12,6 +13,7 @@ from lite_runner.text.thinking import (
     ThinkingReader,
     stage_of,
     thinking_marks,
+    thinking_switch,
 )
 from tests.each import each
 
@@ -25,6 +27,7 @@ MARKS = ThinkingMarks("<think>", "</think>")
         ("[THINK]{{ x }}[/THINK]", "[THINK]"),
         ("<seed:think></seed:think>", "<seed:think>"),
         ("<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>"),
+        ("{{- '<|channel>thought\\n' + t + '<channel|>' }}", "<|channel>"),
         ("{{- '<|start|>assistant<|channel|>analysis<|message|>' + t }}<|end|>", HARMONY.begin),
         ("<|user|>{{ x }}<|end|>", None),
         ("I think", None),
@@ -73,6 +76,48 @@ def test_it_is_the_same_however_the_text_comes(
         parts = [text[:first], text[first:second], text[second:]]
         read = [*map(reader.put, parts), reader.put("", last=True)]
         assert ["".join(one) for one in zip(*read, strict=True)] == [thinking, rest], parts
+
+
+@each(
+    ("text", "thinking", "rest"),
+    [
+        ("<|channel>thought\nI see.\n<channel|>Yes", "I see.", "Yes"),
+        ("<|channel>thought\n<channel|>Yes", "", "Yes"),
+        ("<|channel>thoughts<channel|>Yes", "thoughts", "Yes"),
+        ("<|channel>thou", "thou", ""),
+        ("<|channel>", "", ""),
+        ("Yes", "", "Yes"),
+    ],
+)
+def test_a_label_is_no_part_of_the_thinking(text: str, thinking: str, rest: str) -> None:
+    marks = ThinkingMarks("<|channel>", "<channel|>", "thought\n")
+    for cut in range(len(text) + 1):
+        reader = ThinkingReader(marks, "open")
+        read = [reader.put(text[:cut]), reader.put(text[cut:]), reader.put("", last=True)]
+        assert ["".join(one) for one in zip(*read, strict=True)] == [thinking, rest], cut
+
+
+@each(
+    ("template", "on", "switch"),
+    [
+        ("{% if enable_thinking is false %}<think></think>{% endif %}", False, "enable_thinking"),
+        ("{% if not thinking == true %}<think></think>{% endif %}", True, "thinking"),
+        ("{% if thinking_budget == 0 %}<seed:think></seed:think>{% endif %}", False, "budget"),
+        ("{% if thinking_budget == 0 %}<seed:think></seed:think>{% endif %}", True, None),
+        # Names of a function's argument, and in a text, are no variables.
+        ("{% set ns = namespace(enable_thinking=true) %}</think>", True, None),
+        ("{{ raise('in the thinking field') }}{{ m.thinking }}</think>", True, None),
+    ],
+)
+def test_how_thinking_is_switched(template: str, on: bool, switch: str | None) -> None:
+    known = {"budget": {"thinking_budget": 0}, None: {}}
+    assert thinking_switch(template, on) == known.get(switch, {switch: on})
+
+
+def test_thinking_without_a_switch() -> None:
+    template = "{% set ns = namespace(enable_thinking=true) %}{{ ns.enable_thinking }}</think>"
+    with pytest.raises(ConfigError, match="no switch"):
+        thinking_switch(template, False)
 
 
 def test_thinking_is_told_as_it_comes() -> None:

@@ -170,7 +170,7 @@ def full_name(name: str, expected: Mapping[str, object]) -> str:
 
 
 def _in_pieces(config: Decoder) -> dict[str, list[str]]:
-    """Norms with weights of each head -> the names of their heads' tensors, where files have such."""
+    """Norms with weights of each head -> the tensors of their heads, where files have such."""
     if not architecture_of(config).tensor_by_head:
         return {}
     return {
