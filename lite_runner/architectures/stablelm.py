@@ -13,7 +13,8 @@ from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
 
 _LAYER = "model.layers.{}"
-NAMES: Names = llama_like.NAMES | {
+NAMES: Names = {
+    **llama_like.NAMES,
     "query_norm": Name(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_layernorm.norms"),
     "key_norm": Name(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_layernorm.norms"),
 }
