@@ -148,7 +148,7 @@ class MindSporeBackend:
         _release_memory()
 
     def prepare(self) -> None:
-        """Compile what the first token needs; else `forward` does it.
+        """Compile what a generation needs; else `forward` compiles each graph when it needs it.
 
         Always prefill first, as the graph cache requires. On a cache hit decode is loaded lazily;
         compiling it later would interrupt the output for seconds. With several ranks it is always
@@ -246,10 +246,9 @@ class MindSporeBackend:
         return logits if slots == list(range(self.info.slots)) else logits[slots]
 
     def _run(self, kind: str, adapters: NDArray[np.int32], *arrays: object) -> NDArray[np.float32]:
-        if kind != "score":
-            self.prepare()
-        if kind not in self._compiled:
-            self._compile(kind)
+        for needed in ("prefill", kind) if kind == "decode" else (kind,):  # in prepare's order
+            if needed not in self._compiled:
+                self._compile(needed)
         if self.adapters is not None:
             arrays = (*arrays, adapters)
         inputs = [Tensor(np.asarray(array, np.int32)) for array in arrays]
