@@ -65,10 +65,16 @@ IMATRIX = "imatrix.gguf"
 IMATRICES = (".dat", ".gguf")  # suffixes of llama.cpp's files
 # Formats of other tools: folders with integers around zero.
 TOOLS = {one.FORMAT: one for one in (compressed_tensors, golden_stick)}
-NAMES = {"nearest": "the nearest integers", "gptq": "GPTQ", "imatrix": "an importance matrix"}
+NAMES = {
+    "nearest": "the nearest integers",
+    **{"gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"},
+    "imatrix": "an importance matrix",
+}
 MAX_TEXT = 64 << 20  # bytes
 MOST_BITS = 8.5  # of a weight in groups of 32 with a float16 scale
-HELD_OUT = 8  # windows at most: 1,016 tokens are scored
+HELD_OUT = 32  # windows at most: 4,064 tokens are scored
+LEAST = 4  # windows that are read
+OF_NEAREST = 8  # of the nearest integers, which take seconds themselves
 MEASURED = 2  # windows of the text that show what 4 bits cost
 
 
@@ -76,7 +82,7 @@ MEASURED = 2  # windows of the text that show what 4 bits cost
 class Calibration:
     """Settings of quantizing and writing weights."""
 
-    method: Literal["nearest", "gptq", "imatrix"]
+    method: Literal["nearest", "gptq", "awq", "smoothquant", "imatrix"]
     data: InputPath  # "": Python's help texts
     tokens: Count
     bits: Positive | None  # of a weight of the linear layers on average; null: 4 and their scales
@@ -92,7 +98,7 @@ class Config(OverwriteOptions):
 
     @property
     def calibration(self) -> Calibration | None:
-        """The settings of GPTQ and importance matrices; None for the nearest integers."""
+        """The settings of what a text calibrates; None for the nearest integers."""
         return self.quantize if self.quantize and self.quantize.method != "nearest" else None
 
     @property
@@ -134,11 +140,14 @@ def errors(config: Config) -> Iterator[Invalid]:
             "quantize.method=imatrix chooses the blocks of a GGUF file; expected quantize.format="
             "Q4_K_M, Q4_0 or Q4_1, or quantize.method=gptq",
         )
-    elif config.calibration and config.quant != "a16w4":
-        yield invalid(
-            ("quantize.method", "quant"),
-            f"quantize.method=gptq is of 4 bits, got quant={config.quant}; expected quant=a16w4",
-        )
+    elif config.calibration:
+        method = config.calibration.method
+        quant = "a8w8" if method == "smoothquant" else "a16w4"
+        if config.quant != quant:
+            yield invalid(
+                ("quantize.method", "quant"),
+                f"quantize.method={method} is of quant={quant}, got quant={config.quant}",
+            )
     given = config.quantize
     if given and given.bits is not None:
         yield from _errors_of_bits(config, given, given.bits)
@@ -151,10 +160,11 @@ def errors(config: Config) -> Iterator[Invalid]:
 
 
 def _errors_of_bits(config: Config, given: Calibration, bits: float) -> Iterator[Invalid]:
-    if given.method != "gptq" or given.format == "mindformers":
+    if given.method not in ("gptq", "awq") or given.format == "mindformers":
         yield invalid(
             ("quantize.bits", "quantize.method", "quantize.format"),
-            f"quantize.bits={bits} needs quantize.method=gptq, and another format than mindformers",
+            f"quantize.bits={bits} needs quantize.method=gptq or awq, and another format than"
+            " mindformers",
         )
     elif config.gguf or config.quant == "a16w4":
         least = _bits(_formats(config)[0])
@@ -188,12 +198,15 @@ def _errors_of_gguf(config: Config, kind: GGUFKind) -> Iterator[Invalid]:
             f"quant={config.quant} has no effect: quantize.format={kind} names the blocks",
         )
     method = config.calibration.method if config.calibration else "nearest"
-    wrong = {"gptq": kind != "Q4_1", "imatrix": kind == "Q8_0"}
-    if wrong.get(method):
+    wrong = {
+        **dict.fromkeys(("gptq", "awq"), kind != "Q4_1" and "rounds to Q4_1"),
+        "imatrix": kind == "Q8_0" and "rounds to fewer bits",
+        "smoothquant": "is of a folder with quant=a8w8",
+    }
+    if told := wrong.get(method):
         yield invalid(
             ("quantize.method", "quantize.format"),
-            f"quantize.method={method} rounds to {'Q4_1' if method == 'gptq' else 'fewer bits'},"
-            f" got quantize.format={kind}",
+            f"quantize.method={method} {told}, got quantize.format={kind}",
         )
 
 
@@ -279,7 +292,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
         if settings.method == "imatrix":
             importance = _importance(files, windows[0], settings)
         else:
-            form_of_layers = f"{settings.format} {wanted} {settings.bits}"
+            form_of_layers = f"{settings.method} {settings.format} {wanted} {settings.bits}"
             kept = _kept_layers(files, target, windows[0], form_of_layers)
             if settings.bits is not None:
                 finer = kept.chosen(partial(_finer, files, windows[0], config, wanted))
@@ -334,13 +347,15 @@ def _calibrate(
     if done := kept.count:
         progress.note(f"calibrate: {done} of {files.model.num_layers} layers are here already")
     plain = replace(files, quantization=Quantization())
-    around_zero = settings.format in TOOLS
+    around_zero, method = settings.format in TOOLS, settings.method
+    assert method != "nearest" and method != "imatrix"
     with progress.step("calibrate", total=files.model.num_layers, unit="layers") as step:
         held = calibrated(
             plain.whole(),
             files.model,
             wanted,
             texts,
+            method=method,
             around_zero=around_zero,
             kept=kept,
             product=product,
@@ -443,16 +458,21 @@ def _windows(
 
         text = "\n".join(topics[name] for name in sorted(topics))
     ids = np.array(tokenizer.encode(text), np.int32)
-    read = max(4, settings.tokens // WINDOW)
+    read = max(LEAST, settings.tokens // WINDOW)
     held = min(read // 4, HELD_OUT)
     if settings.method == "nearest":  # a text only shows how good these are
-        held, read = HELD_OUT, min(read, max(0, len(ids) // WINDOW - HELD_OUT))
+        held, read = OF_NEAREST, min(read, max(0, len(ids) // WINDOW - OF_NEAREST))
     count = read + held
     if len(ids) < count * WINDOW:
+        wanted, fewer = "", 4 * len(ids) // 5
+        hint = "a longer text"
+        if settings.method != "nearest":
+            wanted = f" for quantize.tokens={settings.tokens}"
+            hint += f", or quantize.tokens={fewer}" if fewer >= LEAST * WINDOW else ""
         raise ArtifactError(
             f"quantize.data: {settings.data or TEXTS}: {len(ids):,} tokens, expected"
-            f" {count * WINDOW:,} for quantize.tokens={settings.tokens}",
-            f"a longer text, or quantize.tokens={4 * len(ids) // 5}",
+            f" {count * WINDOW:,}{wanted}",
+            hint,
         )
     starts = np.linspace(0, len(ids) - WINDOW, count).astype(np.int64)
     every = ids[starts[:, None] + np.arange(WINDOW)]

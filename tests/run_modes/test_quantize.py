@@ -221,20 +221,37 @@ def test_what_would_be_larger_than_its_source_is_said(
     assert "makes the weights larger than their source has them" in first and "from 1.0 kB" in first
 
 
-def test_gptq_leaves_a_receipt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("method", "named", "quant", "forms"),
+    [
+        ("gptq", "GPTQ", "a16w4", ["folder"]),
+        ("awq", "AWQ", "a16w4", ["folder", "compressed-tensors"]),
+        ("smoothquant", "SmoothQuant", "a8w8", ["folder", "mindformers"]),
+    ],
+)
+def test_what_is_calibrated_leaves_a_receipt(
+    method: str, named: str, quant: str, forms: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     text = Path("text.txt")
     text.write_text("The lighthouse of the old harbour. " * 40)
-    asked = ["quantize.method=gptq", "quantize.tokens=512", "quantize.data=text.txt"]
-    files = quantized(*TINY, *asked, "verbosity=1")
-    told = capsys.readouterr().err
-    assert "receipt.json" in files and "GPTQ, on text that it did not see: perplexity" in told
-    receipt = json.loads(Path("q/receipt.json").read_text())
-    measured = receipt["held_out"]
-    assert receipt["bytes"] == Path("q/model.safetensors").stat().st_size
-    assert (receipt["method"], measured["tokens"]) == ("gptq", 127)
-    assert 0 < measured["mean_kl"] < 0.5 and 0.5 < measured["top1_agreement"] <= 1
-    assert measured["perplexity"] == pytest.approx(measured["source_perplexity"], rel=0.2)
-    assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
+    for form in forms:
+        asked = [f"quantize.method={method}", "quantize.tokens=512", "quantize.data=text.txt"]
+        asked += [f"quantize.format={form}", "modules_to_not_convert=[layers.1.]", "overwrite=true"]
+        files = quantized(*TINY, *asked, "verbosity=1", quant=quant)
+        told = capsys.readouterr().err
+        assert "receipt.json" in files
+        assert f"{named}, on text that it did not see: perplexity" in told
+        receipt = json.loads(Path("q/receipt.json").read_text())
+        measured = receipt["held_out"]
+        written = "golden_stick.ckpt" if form == "mindformers" else "model.safetensors"
+        assert receipt["bytes"] == pytest.approx(Path(f"q/{written}").stat().st_size, rel=0.05)
+        assert (receipt["method"], measured["tokens"]) == (method, 127)
+        assert 0 < measured["mean_kl"] < 0.5 and 0.5 < measured["top1_agreement"] <= 1
+        assert measured["perplexity"] == pytest.approx(measured["source_perplexity"], rel=0.2)
+        assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
+    other = {"a16w4": "a8w8", "a8w8": "a16w4"}[quant]
+    told = fault(capsys, *QUANTIZE, *TINY, f"quant={other}", asked[0], "quantize_output=r")
+    assert f"quantize.method={method} is of quant={quant}, got quant={other}" in told
 
 
 @pytest.mark.parametrize(
@@ -279,10 +296,15 @@ def test_mixed_precision(
 def test_a_text_that_is_too_short_to_calibrate_on(
     write_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path("text.txt").write_text("short")
-    asked = ["quantize.method=gptq", "quantize.data=text.txt", "quantize_output=q"]
-    assert main([*QUANTIZE, *TINY, "quant=a16w4", *asked]) == 4
-    assert "quantize.data: text.txt: 5 tokens, expected 17,408" in capsys.readouterr().err
+    asked = ["quantize.method=gptq", "quantize.data=text.txt"]
+    run = [*QUANTIZE, *TINY, "quant=a16w4", *asked, "quantize_output=q"]
+    for times, remedy in ((1, ""), (100, ", or quantize.tokens=720")):
+        Path("text.txt").write_text("seaweed. " * times)
+        told = fault(capsys, *run, code=4)
+        assert f"{9 * times} tokens, expected 20,480 for quantize.tokens=16384" in told
+        assert f"-> a longer text{remedy}\n" in told
+    assert main([*run, "quantize.tokens=720"]) == 0
+    shutil.rmtree("q")
     # It only shows how good the nearest integers are: as many tokens as that takes will do.
     Path("text.txt").write_text("The lighthouse of the old harbour. " * 40)
     asked[0] = "quantize.method=nearest"
@@ -321,15 +343,16 @@ def test_a_gguf_file_is_written(kind: str, capsys: pytest.CaptureFixture[str]) -
     assert Path("y.gguf").read_bytes() == Path("x.gguf").read_bytes()
 
 
-def test_gptq_writes_a_gguf_file_with_a_receipt() -> None:
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_calibrated_gguf_file_has_a_receipt(method: str) -> None:
     write_tiny_gguf(Path("tiny.gguf"))
     Path("text.txt").write_text("The lighthouse of the old harbour. " * 40)
-    asked = ["quantize.method=gptq", "quantize.tokens=512", "quantize.data=text.txt"]
+    asked = [f"quantize.method={method}", "quantize.tokens=512", "quantize.data=text.txt"]
     target = ["quantize.format=Q4_1", "quantize_output=x.gguf"]
     source = ["model=auto", "load_checkpoint=tiny.gguf"]
     assert main([*QUANTIZE, *source, *asked, *target]) == 0
     receipt = json.loads(Path("x.gguf.files/receipt.json").read_text())
-    assert receipt["method"] == "gptq" and 0 < receipt["held_out"]["mean_kl"] < 2
+    assert receipt["method"] == method and 0 < receipt["held_out"]["mean_kl"] < 2
     assert ids("model=auto", "load_checkpoint=x.gguf")
 
 

@@ -50,7 +50,7 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
     fused = next((name for name, each in layers.items() if len(each) > 1), None)
     if calibrated and fused:
         raise ConfigError(
-            f"quantize.method=gptq rounds matrices apart that {fused} has as one",
+            f"calibrated matrices are rounded apart, and {fused} has several as one",
             f"quantize.method=nearest, or {_HINT}",
         )
     for one in parts:

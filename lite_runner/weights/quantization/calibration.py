@@ -71,6 +71,7 @@ class Layer:
             blocks=(block,),
             norm=None,
             tie_word_embeddings=True,
+            head_bias=False,
             logits_scaling=1.0,
             logits_softcap=None,
         )
@@ -90,6 +91,20 @@ class Layer:
         found = self._operands[_key(parameter)]
         assert isinstance(found, WatchedMatrix)
         return found
+
+    def values(self, parameter: Parameter) -> Floats:
+        """As they are now, of matrices [out, in]."""
+        found = self._operands[_key(parameter)]
+        values: Floats = found.values if isinstance(found, WatchedMatrix) else found
+        return values
+
+    def set(self, parameter: Parameter, values: Floats) -> None:
+        """Compute with these from now on; what a matrix has seen stays."""
+        key = _key(parameter)
+        if isinstance(self._operands[key], WatchedMatrix):
+            self._operands[key].values = values
+        else:
+            self._operands[key] = values
 
     def run(self, tokens: NDArray[np.int32], state: Floats | None) -> Floats:
         """The outputs of the layer; of the first layer (None) they are `tokens`."""
@@ -138,6 +153,7 @@ class Inputs:
     def __init__(self, columns: int, whole: bool, product: Product) -> None:
         """`whole`: their gram matrix is added up, else its diagonal."""
         self.latest: NDArray[Any] | None = None
+        self.largest = np.zeros(columns, np.float32)  # with a whole gram matrix alone
         self._product, self._waiting, self._rows = product, list[Floats](), 0
         self._sum = np.zeros((columns,) * (2 if whole else 1))
 
@@ -149,6 +165,7 @@ class Inputs:
         if self._sum.ndim == 1:
             self._sum += np.square(rows).sum(0)
             return
+        np.maximum(self.largest, np.abs(rows).max(0), out=self.largest)
         self._waiting.append(rows)
         self._rows += len(rows)
         if self._rows >= _ROWS:
@@ -165,6 +182,11 @@ class Inputs:
         if self._waiting:
             self._add_up()
         return self._sum
+
+    def divide(self, scales: Floats) -> None:
+        """What they are once their channels are divided by `scales`; of a gram matrix."""
+        self._sum = self.gram / np.outer(scales, scales)
+        self.largest = self.largest / scales
 
 
 class _Operand:

@@ -1,9 +1,10 @@
-"""Calibrated quantization to 4 bits: GPTQ, a layer at a time. What is to have 8 is only rounded.
+"""Calibrated quantization, a layer at a time: GPTQ to 4 bits, or the nearest integers with scaled
+channels (see channel_scales). What is to have 8 bits is only rounded.
 
 Of the inputs x that a text gives a matrix, the gram matrix (sum of x x^T) says what an error of a
 weight costs. Columns are rounded one after the other, those with the largest inputs first, and the
-error of each is made up for by those that are left. The inputs are those that come out of the
-layers before, quantized.
+error of each is made up for by those that are left; then each integer moves to what is best beside
+all others. The inputs are those that come out of the layers before, quantized.
 
 E. Frantar et al., GPTQ: Accurate Post-Training Quantization, arXiv:2210.17323. Computed as LDLQ,
 which is the same with one factorization: J. Chee et al., arXiv:2307.13304, theorem 6.
@@ -19,11 +20,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures.quantization import Quantization, Scheme, schemes
+from lite_runner.architectures import parameters
+from lite_runner.architectures.quantization import Quantization, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
@@ -36,6 +39,7 @@ from lite_runner.weights.quantization.calibration import (
     WatchedMatrix,
     layers_on,
 )
+from lite_runner.weights.quantization.channel_scales import scale_channels
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
@@ -44,9 +48,12 @@ from lite_runner.weights.quantization.quantized import (
     quantize_to_4_bits,
 )
 
+T = TypeVar("T")
+Method = Literal["gptq", "awq", "smoothquant"]
 DAMPING = 0.01  # of the mean of the gram's diagonal, added to it
 SCALE_BYTES = 2  # of a group in the form of compressed-tensors
 BLOCK = 32  # columns whose errors reach the rest together
+PASSES = 2  # over the integers, each of which moves to what is best beside the others
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +61,7 @@ class Feedback:
     """The feedback of GPTQ: the error of a rounded column is made up for by those that are
     rounded later."""
 
+    gram: Floats  # [in, in], damped
     order: NDArray[np.intp]  # of the columns
     shares: Floats  # [in, in], strictly upper: of the error of a row's column, in a later column
 
@@ -68,37 +76,53 @@ class Feedback:
         upper = np.linalg.cholesky(damped[backwards][:, backwards])[::-1, ::-1]
         upper = upper / np.diagonal(upper)
         np.fill_diagonal(upper, 0)
-        return cls(order, upper.astype(np.float32))
+        return cls(damped.astype(np.float32), order, upper.astype(np.float32))
 
 
 def gptq(
     weight: Floats, feedback: Feedback, nearest: QuantizedTensor, product: Product = np.matmul
 ) -> QuantizedTensor:
-    """The matrix [out, in] in 4 bits.
+    """The matrix [out, in] in 4 bits: by feedback, and then by coordinate descent.
 
     Scales and minimums are those of the `nearest` integers: whatever the order of the
     columns, the groups stay as they lie.
     """
-    order, shares = feedback.order, feedback.shares
+    order, shares, gram = feedback.order, feedback.shares, feedback.gram
     # All by columns, which lie together so.
-    exact = np.ascontiguousarray(weight.T[order])
-    left = exact.copy()
+    exact = np.ascontiguousarray(weight.T)
+    left = exact[order]
     scales = np.ascontiguousarray(nearest.scales.astype(np.float32).T)
     minimums = np.ascontiguousarray(nearest.smallest.T)
     inverses = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 1e-38)
-    codes = np.empty(exact.shape, np.uint8)
-    errors = np.empty_like(exact)
-    for begin in range(0, len(order), BLOCK):
-        end = min(begin + BLOCK, len(order))
-        if begin:
-            left[begin:end] += product(shares[:begin, begin:end].T, errors[:begin])
-        for at in range(begin, end):
-            place = order[at] // nearest.group
-            q = np.clip(np.rint((left[at] - minimums[place]) * inverses[place]), 0, 15)
-            codes[order[at]] = q
-            errors[at] = exact[at] - (scales[place] * q + minimums[place])
-            left[at + 1 : end] += shares[at, at + 1 : end, None] * errors[at]
+    codes, errors = np.empty(exact.shape, np.uint8), np.empty_like(exact)
+
+    def round_column(at: int, wanted: Floats) -> Floats:
+        """The error of a column with the integers that are nearest to the `wanted` values."""
+        place = at // nearest.group
+        codes[at] = np.clip(np.rint((wanted - minimums[place]) * inverses[place]), 0, 15)
+        error: Floats = exact[at] - (scales[place] * codes[at] + minimums[place])
+        return error
+
+    for columns in _blocks(len(order)):
+        if columns.start:
+            left[columns] += product(shares[: columns.start, columns].T, errors[: columns.start])
+        for at in range(columns.start, columns.stop):
+            errors[at] = round_column(order[at], left[at])
+            later = slice(at + 1, columns.stop)
+            left[later] += shares[at, later, None] * errors[at]
+    errors[order] = errors.copy()
+    for columns in _blocks(len(order)) * PASSES:
+        pulls = product(gram[columns], errors)
+        for at, pull in enumerate(pulls, columns.start):
+            before = errors[at].copy()
+            errors[at] = round_column(at, exact[at] - before + pull / gram[at, at])
+            later = slice(at + 1, columns.stop)
+            pulls[at + 1 - columns.start :] += gram[later, at, None] * (errors[at] - before)
     return replace(nearest, values=packed(np.ascontiguousarray(codes.T)))
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK)]
 
 
 def calibrated(
@@ -107,13 +131,15 @@ def calibrated(
     quantization: Quantization,
     texts: NDArray[np.int32],
     *,
+    method: Method = "gptq",
     around_zero: bool,
     kept: KeptLayers | None = None,
     product: Product = np.matmul,
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, LazyTensor]:
-    """The tensors of a model with its linear layers as of `gptq`, for the inputs that the token ids
-    of `texts` [n, T] give them; all else is as it was, and so are integers of the same form.
+    """The tensors of a model with its linear layers as of `gptq`, or the nearest integers to those
+    with scaled channels, for the inputs that the token ids of `texts` [n, T] give them; all else is
+    as it was, and so are integers of the same form.
 
     `around_zero`: in the form of `quantize_around_zero`. Layers that are `kept` are not computed
     again. A layer at a time is in memory as floats, beside its inputs and what is quantized.
@@ -124,46 +150,63 @@ def calibrated(
     def feedback(inputs: Inputs) -> Feedback:
         return Feedback.of(inputs.gram)
 
-    def rounded(matrix: WatchedMatrix, scheme: Scheme, name: str) -> QuantizedTensor:
-        group, sizes = scheme.group, None
+    def nearest(values: Floats, name: str, squares: NDArray[np.float64] | None) -> QuantizedTensor:
+        """`squares`: the sums of those of the matrix's inputs, if it has seen any."""
+        scheme = wanted[name]
         if scheme.bits == 8:
-            return quantize(matrix.values, 8, group, name)
-        if matrix.inputs is not None:
-            sizes = np.diagonal(matrix.inputs.gram)
-        nearest = quantize_to_4_bits(matrix.values, group, name, sizes, around_zero=around_zero)
-        if matrix.inputs is None:
-            return nearest
-        return gptq(matrix.values, feedback(matrix.inputs), nearest, product)
+            return quantize(values, 8, scheme.group, name)
+        return quantize_to_4_bits(values, scheme.group, name, squares, around_zero=around_zero)
+
+    def rounded(matrix: WatchedMatrix, name: str) -> QuantizedTensor:
+        inputs = matrix.inputs
+        found = nearest(matrix.values, name, None if inputs is None else np.diagonal(inputs.gram))
+        if method != "gptq" or inputs is None or found.bits == 8:
+            return found
+        return gptq(matrix.values, feedback(inputs), found, product)
 
     wanted = schemes(model, quantization)
+    fixed = set()  # linear layers that stay as they are, floats or integers without an error
+    for one in parameters(model):
+        held, scheme = tensors[one.name].integers, wanted.get(one.name)
+        if one.is_linear and (
+            scheme is None or (held and held.scheme == scheme and not around_zero)
+        ):
+            fixed.add(one.name)
     found = dict(tensors)
     done = kept.count if kept else 0
     layers = layers_on(tensors, model, texts, whole=True, done=done, product=product)
     for index, (layer, ours) in enumerate(layers):
-        before = kept.layer(index) if kept and index < done else {}
         quantized: dict[str, QuantizedTensor] = {}
-        linear = [one for one in ours if one.name in wanted and one.is_linear]
+        floats: dict[str, Floats] = {}
+        if kept and index < done:
+            quantized, floats = kept.layer(index)
+        elif method != "gptq":
+            changed = scale_channels(layer, model, index, method, nearest, product, fixed)
+            floats = {one.name: layer.values(one) for one in changed if not one.is_linear}
+        linear = [one for one in ours if one.is_linear and one.name not in fixed]
         places: dict[int, int] = {}  # of inputs: what multiplies the same follows each other
         linear.sort(key=lambda one: places.setdefault(id(layer.matrix(one).inputs), len(places)))
         for one in linear:
-            held, scheme = tensors[one.name].integers, wanted[one.name]
-            if held is not None and held.scheme == scheme and not around_zero:
-                continue  # as they are, they have no error
-            matrix = layer.matrix(one)
+            matrix, scheme = layer.matrix(one), wanted[one.name]
             if kept and index < done:
-                exact = kept.checked(before, one.name, matrix.values.shape)
+                exact = kept.checked(quantized, one.name, matrix.values.shape)
             else:
-                exact = rounded(matrix, scheme, one.name)
+                exact = quantized[one.name] = rounded(matrix, one.name)
             if around_zero:
                 scheme = replace(scheme, group_bytes=SCALE_BYTES)
-            quantized[one.name] = exact
             matrix.replace(exact.float32())
             integers = LazyIntegers(scheme, partial(_same, exact), True)
             read = partial(dequantized, integers, one.transposed)
             shape = tensors[one.name].shape
             found[one.name] = LazyTensor(shape, "F32", read, integers=integers)
+        for one in (one for one in ours if one.name in floats):
+            values, shape = floats[one.name], tensors[one.name].shape
+            if kept and values.shape != shape:
+                raise kept.broken(f"{one.name} is of another shape")
+            layer.set(one, values)
+            found[one.name] = LazyTensor(shape, "F32", partial(_same, values))
         if kept and index >= done:
-            kept.keep(index, quantized)
+            kept.keep(index, quantized, floats)
         feedback.cache_clear()  # as large as the matrices, and of no use to the next layer
         advance(1)
     return found
@@ -196,26 +239,30 @@ class KeptLayers:
                 written.write(json.dumps(measure()).encode())
         names = read_json(file)
         if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-            raise self._broken(f"{file.name} is no list of names")
+            raise self.broken(f"{file.name} is no list of names")
         return tuple(names)
 
-    def layer(self, index: int) -> dict[str, QuantizedTensor]:
-        """The matrices of a layer by name. Raises ArtifactError."""
+    def layer(self, index: int) -> tuple[dict[str, QuantizedTensor], dict[str, Floats]]:
+        """The matrices of a layer by name, and floats that have changed. Raises ArtifactError."""
         found: dict[str, QuantizedTensor] = {}
+        floats: dict[str, Floats] = {}
         try:
             with np.load(self._file(index), allow_pickle=False) as held:
                 for key in held.files:
                     name, _, part = key.rpartition("|")
+                    if part == "floats":
+                        floats[name] = held[key]
                     if part == "values":
                         low = held.get(f"{name}|minimums")
                         values, scales = held[key], held[f"{name}|scales"]
                         bits = 8 if values.dtype == np.int8 else 4
-                        group = 8 // bits * values.shape[1] // scales.shape[1]
+                        groups = scales.shape[1] if scales.ndim > 1 else 0  # 0: by row
+                        group = 8 // bits * values.shape[1] // groups if groups else 0
                         zero = 8 if low is None and bits == 4 else 0
                         found[name] = QuantizedTensor(bits, group, values, scales, low, zero)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise self._broken(str(error)) from error
-        return found
+            raise self.broken(str(error)) from error
+        return found, floats
 
     def checked(
         self, layer: Mapping[str, QuantizedTensor], name: str, shape: tuple[int, ...]
@@ -223,18 +270,23 @@ class KeptLayers:
         """The matrix of that name. Raises ArtifactError."""
         found = layer.get(name)
         if found is None or found.shape != shape or not found.sound:
-            raise self._broken(f"{name} is missing, or of another shape")
+            raise self.broken(f"{name} is missing, or of another shape")
         return found
 
-    def _broken(self, what: str) -> ArtifactError:
+    def broken(self, what: str) -> ArtifactError:
+        """The error about files that are something else."""
         return ArtifactError(
             f"{self._folder}: not the layers of a calibration: {what}",
             "remove the folder, and calibrate again",
         )
 
-    def keep(self, index: int, layer: Mapping[str, QuantizedTensor]) -> None:
-        """Write the matrices of a layer. Raises EnvironmentFault."""
-        arrays = {
+    def keep(
+        self, index: int, layer: Mapping[str, QuantizedTensor], floats: Mapping[str, Floats]
+    ) -> None:
+        """Write the matrices of a layer, and its floats that have changed. Raises
+        EnvironmentFault."""
+        arrays: dict[str, NDArray[Any]] = {f"{name}|floats": one for name, one in floats.items()}
+        arrays |= {
             f"{name}|{part}": array
             for name, one in layer.items()
             for part, array in (
@@ -255,5 +307,5 @@ class KeptLayers:
         return self._folder / f"layer_{index:04}.npz"
 
 
-def _same(matrix: QuantizedTensor) -> QuantizedTensor:
-    return matrix
+def _same(held: T) -> T:
+    return held

@@ -106,7 +106,7 @@ def test_what_the_format_has_no_room_for_is_said(configs: Mapping[str, Decoder])
         check_writable(configs["gpt2"], four, calibrated=False)
     with pytest.raises(ConfigError, match="mixtral has experts"):
         check_writable(mixtral, four, calibrated=False)
-    with pytest.raises(ConfigError, match="rounds matrices apart that"):
+    with pytest.raises(ConfigError, match="calibrated matrices are rounded apart"):
         check_writable(phi3, four, calibrated=True)
     with pytest.raises(ArtifactError, match="expected a multiple of the group of 128"):
         check_writable(configs["llama"], Quantization("a16w4", 128), calibrated=False)

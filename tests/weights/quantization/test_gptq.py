@@ -16,7 +16,7 @@ from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.calibration import Layer
-from lite_runner.weights.quantization.gptq import Feedback, KeptLayers, calibrated, gptq
+from lite_runner.weights.quantization.gptq import Feedback, KeptLayers, Method, calibrated, gptq
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
 from tests.packed_folders import MODEL
@@ -109,7 +109,10 @@ def test_integers_that_a_file_has_are_kept(configs: Mapping[str, Decoder]) -> No
         assert held[name] is stored[name]
 
 
-def test_a_calibration_that_was_ended_goes_on_behind_its_layers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_calibration_that_was_ended_goes_on_behind_its_layers(
+    method: Method, tmp_path: Path
+) -> None:
     tensors, quantization = random_checkpoint(MODEL, 0), Quantization("a16w4", 32)
 
     def run(kept: KeptLayers | None, most: int = 99) -> dict[str, LazyTensor]:
@@ -121,7 +124,14 @@ def test_a_calibration_that_was_ended_goes_on_behind_its_layers(tmp_path: Path) 
                 raise KeyboardInterrupt
 
         return calibrated(
-            tensors, MODEL, quantization, TEXTS, around_zero=False, kept=kept, advance=advance
+            tensors,
+            MODEL,
+            quantization,
+            TEXTS,
+            method=method,
+            around_zero=False,
+            kept=kept,
+            advance=advance,
         )
 
     folder = tmp_path / "q.partial"
