@@ -29,7 +29,7 @@ from lite_runner.app import guarded
 from lite_runner.distributed.rank_table import (
     Device,
     RankTable,
-    Server,
+    TableServer,
     board_error,
     device_range,
     is_ip,
@@ -167,7 +167,7 @@ def write(arguments: argparse.Namespace, conf: Path) -> Path:
         raise ConfigError(f"--server_ip: got {arguments.server_ip!r}, expected an ip address")
     server_ip = arguments.server_ip or own_ip()
     ips = device_ips(ids, conf)
-    server = Server(server_ip, tuple(map(Device, ids, ips)))
+    server = TableServer(server_ip, tuple(map(Device, ids, ips)))
     name = f"hccl_{len(ids)}p_{''.join(map(str, devices))}_{server_ip}.json"
     path = Path.cwd() / name
     RankTable((server,)).write(path)

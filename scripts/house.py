@@ -112,26 +112,45 @@ def closure(start: str, *, in_functions: bool) -> set[str]:
     return found
 
 
+# What a run's config is for: composing it, and the run itself.
+OF_RUNS = {"api", "app", "config", "joined", "launch", "run_modes"}
+
+
 def taking_config() -> list[str]:
-    """Functions outside run_modes, api and config that take the config of a run."""
+    """Functions that take the config of a run, and fields that hold one, outside OF_RUNS."""
     bases: dict[str, set[str]] = {}
     for tree in modules().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 bases.setdefault(node.name, set()).update(map(ast.unparse, node.bases))
+            elif isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("TypeVar("):
+                bound = {
+                    ast.unparse(one.value)
+                    for one in ast.walk(node.value)
+                    if isinstance(one, ast.keyword)
+                }
+                bases.setdefault(ast.unparse(node.targets[0]), set()).update(bound)
     configs = {"RunConfig"}
     while more := {name for name, of in bases.items() if of & configs} - configs:
         configs |= more
     found = []
     for name, tree in modules().items():
-        if name.split(".")[1:2] in (["run_modes"], ["api"], ["config"]):
+        if name.split(".")[1:2] and name.split(".")[1] in OF_RUNS:
             continue
         for node in ast.walk(tree):
+            annotated: list[tuple[str, ast.expr | None]] = []
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                if any(one.annotation and ast.unparse(one.annotation) in configs for one in every):
-                    found.append(f"{name}.{node.name}")
-    return found
+                annotated = [(node.name, one.annotation) for one in every]
+            elif isinstance(node, ast.ClassDef):
+                fields = (one for one in node.body if isinstance(one, ast.AnnAssign))
+                annotated = [
+                    (f"{node.name}.{ast.unparse(one.target)}", one.annotation) for one in fields
+                ]
+            for what, annotation in annotated:
+                if annotation is not None and ast.unparse(annotation).strip("'\"") in configs:
+                    found.append(f"{name}.{what}")
+    return list(dict.fromkeys(found))
 
 
 def compared() -> int:

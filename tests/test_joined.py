@@ -21,7 +21,7 @@ from lite_runner.config.argv import parse
 from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.distributed.events import FOLDER_VARIABLE, Event
 from lite_runner.distributed.join import Joined
-from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import read_manifest
 from lite_runner.run_modes import heads, resolve
@@ -92,7 +92,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     base = tmp_path_factory.mktemp("joined")
     table = base / "hccl_2p.json"
     devices = (Device(0, "192.168.0.0"), Device(1, "192.168.0.1"))
-    RankTable((Server("10.0.0.7", devices),)).write(table)
+    RankTable((TableServer("10.0.0.7", devices),)).write(table)
     (base / "loop.sh").write_text(LOOP % shlex.quote(RUN_LITE))
     (base / "dist.yaml").write_text("parallel_config: {data_parallel: 1, model_parallel: 2}\n")
     data = ["--predict_data", *PROMPTS]

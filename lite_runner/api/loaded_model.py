@@ -240,8 +240,8 @@ class GrowingEngine:
         slots. `min_slots`: to allocate, whatever the job needs."""
         device = environment.resolve_device(config.context.device_target)
         ranks, backend = own_ranks(config), self._backend
-        asked = run_options(config, job, device, ranks)
-        config = resolve_backend(config, files, asked, tell=backend is None)
+        asked = run_options(config.settings, job, device, ranks)
+        settings = resolve_backend(files, asked, tell=backend is None).settings
         room = replace(job, slots=max(job.slots, min_slots))
         if backend is not None:
             info = backend.info
@@ -254,11 +254,11 @@ class GrowingEngine:
             if self._adapters.serve(slots, job.adapters, files.model, ranks):
                 if info.slots >= job.slots and info.max_length >= job.length:
                     return backend
-                options = run_options(config, room, device, ranks)
+                options = run_options(settings, room, device, ranks)
                 if self._grow(backend, files, options):
                     return backend
             self.close()
-        backend = open_backend(files, run_options(config, room, device, ranks, tokenizer))
+        backend = open_backend(files, run_options(settings, room, device, ranks, tokenizer))
         backend.prepare()
         self._backend = backend
         self._adapters.reset(job.adapters)

@@ -13,7 +13,8 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import Backend
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.schema import BACKENDS, AdapterSlotOptions, ComputeOptions
+from lite_runner.config.schema import BACKENDS
+from lite_runner.config.sections import ComputeSettings
 from lite_runner.model import ModelFiles
 from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.records import dataclass
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class RunOptions:
     """Options of a run for a backend, besides the model."""
 
-    config: ComputeOptions
+    settings: ComputeSettings
     device: str  # "CPU" or "Ascend"
     slots: int  # rows computed together
     length: int  # tokens of a row, prompt and generated
@@ -48,7 +49,7 @@ class RunOptions:
     @property
     def speculates(self) -> bool:
         """True if tokens are to be computed ahead, which run modes that score texts never ask."""
-        return getattr(self.config, "speculate", "none") == "ngram"
+        return self.settings.speculate == "ngram"
 
     @property
     def of_draft(self) -> RunOptions:
@@ -60,30 +61,34 @@ class RunOptions:
     @property
     def stores_prefixes(self) -> bool:
         """True if prefixes of prompts are to be kept in files."""
-        return not self.is_draft and getattr(self.config, "prefix_cache", "none") == "disk"
+        return not self.is_draft and self.settings.prefix_cache == "disk"
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks on this machine."""
+        return self.settings.parallel.local_worker_num or self.ranks.size
 
     @property
     def adapter_slots(self) -> int:
         """Adapters to keep loaded on the device; by default as many as can run in one batch."""
-        if self.adapters is None or not isinstance(self.config, AdapterSlotOptions):
+        if self.adapters is None or self.settings.adapter_dtype is None:
             return 0
-        most = self.config.max_loaded_adapters or max(1, self.slots // self.width)
+        most = self.settings.max_loaded_adapters or max(1, self.slots // self.width)
         return most if self.adapters.later_rank else min(most, len(self.adapters.adapters))
 
     def adapter_bytes(self, model: Decoder) -> int:
         """Bytes of this rank's adapter pool on its device."""
-        config, slots = self.config, self.adapter_slots
-        if self.adapters is None or not isinstance(config, AdapterSlotOptions):
+        settings = self.settings
+        if self.adapters is None or settings.adapter_dtype is None:
             return 0
-        rounded = config.adapter_dtype == "bf16"
-        dtype = "bfloat16" if rounded else config.precision.computed(self.device)
-        return self.adapters.pool_bytes(model, self.ranks, slots, dtype)
+        rounded = settings.adapter_dtype == "bf16"
+        dtype = "bfloat16" if rounded else settings.precision.computed(self.device)
+        return self.adapters.pool_bytes(model, self.ranks, self.adapter_slots, dtype)
 
     def rank_adapters(self, model: Decoder) -> tuple[Sequence[Adapter], LoraSize | None]:
         """This rank's shards of the adapters, and the size of their slots; None: the base model
         alone. Raises ArtifactError."""
-        config = self.config
-        if self.adapters is None or not isinstance(config, AdapterSlotOptions):
+        if self.adapters is None or self.settings.adapter_dtype is None:
             return (), None
         later = self.adapters.later_rank
         if not (adapters := self.adapters.of_rank(model, self.ranks)) and not later:
@@ -96,7 +101,7 @@ class RunOptions:
         size = pool_size(
             adapters,
             self.adapter_slots,
-            rounded=config.adapter_dtype == "bf16",
+            rounded=self.settings.adapter_dtype == "bf16",
             later_rank=later,
             later_targets=later_targets,
         )
@@ -152,5 +157,5 @@ class Seat(Protocol):
 
 
 def seat(name: str) -> Seat:
-    """The seat of a backend that `config.backend` names."""
+    """The seat of a backend by the name that backend= takes."""
     return cast(Seat, import_module(f"lite_runner.backends.{BACKENDS[name]}").SEAT)

@@ -94,7 +94,7 @@ def load(job: CellJob) -> Loaded:
     files = locate(config.source)
     work = workload(files.model, job.settings)
     device = environment.resolve_device(config.context.device_target)
-    choice = choose(files, run_options(config, work, device))
+    choice = choose(files, run_options(config.settings, work, device))
     config = replace(config, backend=choice.name)
     exports = (
         config.in_lite
@@ -102,7 +102,7 @@ def load(job: CellJob) -> Loaded:
         and not folder_of_run(config.graphs, files, work.slots, work.length).is_dir()
     )
     tokenizer = tokenizer_of(config.tokenizer, files) if exports else None
-    backend = open_backend(files, run_options(config, work, device, tokenizer=tokenizer))
+    backend = open_backend(files, run_options(config.settings, work, device, tokenizer=tokenizer))
     return Loaded(backend, choice.note, work, str(files.quantization), exports)
 
 

@@ -223,7 +223,7 @@ def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
             "an adapter or learned keys in the checkpoint",
         ),
         "quant": (config.quant not in (None, "none"), "quantized weights"),
-        "kv_cache": (config.narrow_cache, "a cache of another type"),
+        "kv_cache": (config.kv_cache not in (None, "fp32"), "a cache of another type"),
         "context.mode": (config.context.mode == 1, "pynative mode"),
         "model.model_config.compute_dtype": (
             config.precision.weights("CPU") == "bfloat16",

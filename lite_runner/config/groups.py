@@ -176,6 +176,18 @@ def own_source(model: str) -> str:
     return from_chosen_hub(str(named or ""))
 
 
+def name_of(source: str) -> str:
+    """The last part of a checkpoint's path or source, in letters of `trainer.model_name`."""
+    if "://" in source and not source.startswith("pypi://"):
+        source = source.partition("@")[0]  # without the revision
+    name = source.rstrip("/").rpartition("/")[2]
+    for suffix in (".gguf", ".safetensors", ".ckpt"):
+        name = name.removesuffix(suffix)
+    name = re.sub(r"-\d{5}-of-\d{5}$", "", name)  # of a split GGUF
+    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".-")
+    return "auto" if name in ("", "random") else name
+
+
 def from_chosen_hub(source: str) -> str:
     """A model's own source, on the hub that LITE_RUNNER_SOURCE names. Raises ConfigError."""
     chosen = os.environ.get("LITE_RUNNER_SOURCE", "").strip() or "huggingface"

@@ -8,7 +8,6 @@ run modes are instantiated: of a group no methods are generated, which takes mos
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -17,10 +16,11 @@ from lite_runner.architectures.settings import PetLoraSettings, TokenIds, token_
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, read
 from lite_runner.config.generation import GenerationConfig, RequestOptions, StructuredOptions
-from lite_runner.config.groups import from_chosen_hub
+from lite_runner.config.groups import from_chosen_hub, name_of
 from lite_runner.config.prompt import Items, Request
 from lite_runner.config.sections import (
     AdapterSource,
+    ComputeSettings,
     Context,
     Export,
     ExportedSource,
@@ -136,7 +136,7 @@ class RunConfig:
     def model_name(self) -> str:
         """The name of the model: trainer.model_name, or that of its weights."""
         name = self.trainer.model_name
-        return name if name != "auto" else _name_of(self.checkpoint_source)
+        return name if name != "auto" else name_of(self.checkpoint_source)
 
     @property
     def in_mindformers(self) -> bool:
@@ -251,18 +251,6 @@ class RunConfig:
         return Precision(self.model.model_config.compute_dtype)
 
 
-def _name_of(source: str) -> str:
-    """The last part of a checkpoint's path or source, in letters of `trainer.model_name`."""
-    if "://" in source and not source.startswith("pypi://"):
-        source = source.partition("@")[0]  # without the revision
-    name = source.rstrip("/").rpartition("/")[2]
-    for suffix in (".gguf", ".safetensors", ".ckpt"):
-        name = name.removesuffix(suffix)
-    name = re.sub(r"-\d{5}-of-\d{5}$", "", name)  # of a split GGUF
-    name = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".-")
-    return "auto" if name in ("", "random") else name
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
@@ -288,19 +276,18 @@ class ComputeOptions(StrategyOptions):
     batch_key: ClassVar[str] = ""
     length_key: ClassVar[str] = ""
     embeds: ClassVar[bool] = False  # the run needs hidden states
+    sizes_itself: ClassVar[bool] = False  # rows and length are chosen together, as memory allows
 
     auto_trans_ckpt: bool
     kv_cache: CacheType | None
 
     @property
-    def narrow_cache(self) -> bool:
-        """True if the KV cache is to be narrower than float32: only backend=native has that."""
-        return self.kv_cache not in (None, "fp32")
-
-    @property
-    def draft_name(self) -> str | None:
-        """The draft model that a run names, which run modes that score texts never do."""
-        return vars(self).get("draft_model")
+    def settings(self) -> ComputeSettings:
+        """The settings that backends compute by."""
+        names = [field.name for field in dataclasses.fields(ComputeSettings)]
+        return ComputeSettings(
+            **{name: getattr(self, name) for name in names if hasattr(self, name)}
+        )
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -389,7 +376,7 @@ class ExportedOptions(ComputeOptions):
             engine=self.engine,
             export=self.export,
             infer=self.infer,
-            kv_cache=self.kv_cache if self.narrow_cache else None,
+            kv_cache=None if self.kv_cache == "fp32" else self.kv_cache,
             writes=self.writes_graphs,
             in_mindformers=self.in_mindformers,
             full_graph=self.full_graph,
@@ -524,6 +511,7 @@ class SessionOptions(
     computes_here: ClassVar[bool] = True
     on_ranks: ClassVar[bool] = False
     takes_parallel: ClassVar[bool] = False
+    sizes_itself: ClassVar[bool] = True
 
     speculate: Speculation
     draft_model: InputPath | None

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from lite_runner.architectures import ModelSettings, can_untie_head, model_of
-from lite_runner.architectures.quantization import Quant, QuantGroup, Quantization
+from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, did_you_mean, invalid, nearest, show, size_errors
@@ -304,6 +304,61 @@ class ExportedSource:
 @dataclass(frozen=True)
 class RunMindFormers:
     release: Literal["1.0.2", "1.9.0"] | None  # null: the first that computes the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings:
+    """The settings of a config that backends choose by and compute with; those with a default are
+    of some run modes alone."""
+
+    run_mode: str
+    backend: str  # "auto": the first that can
+    verbosity: int
+    source: ModelSource
+    context: Context
+    parallel: Parallel
+    trainer: Trainer
+    processor: Processor
+    precision: Precision
+    kv_cache: CacheType | None
+    use_past: bool
+    vocab_parallel: bool
+    embeds: bool  # hidden states are needed
+    # The keys of how many rows are computed together, and of how many tokens each; "": none.
+    batch_key: str
+    length_key: str
+    max_new_tokens: int | None = None
+    sizes_itself: bool  # rows and length are chosen together, as the memory allows
+    speculate: str = "none"
+    prefix_cache: str = "none"
+    draft_model: str | None = None
+    adapter_dtype: str | None = None  # None: no adapters beside the weights
+    max_loaded_adapters: int | None = None  # None: as many as run together
+    compare_backend: str | None = None
+    runs_mindformers: bool
+    mindformers_release: str | None = None  # None: the first that computes the model
+    caches: bool = True  # if MindFormers does
+    graphs: ExportedSource | None = None  # None: no exported models
+
+    @property
+    def quant(self) -> Quant | None:
+        """The quantization that was typed, if any."""
+        return self.source.quant
+
+    @property
+    def dry_run(self) -> bool:
+        """True if nothing is to be loaded."""
+        return self.source.dry_run
+
+    @property
+    def in_mindformers(self) -> bool:
+        """True if the real MindFormers computes."""
+        return self.backend == "mindformers"
+
+    @property
+    def narrow_cache(self) -> bool:
+        """True if the KV cache is to be narrower than float32: only backend=native has that."""
+        return self.kv_cache not in (None, "fp32")
 
 
 # CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but

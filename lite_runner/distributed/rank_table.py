@@ -40,7 +40,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Server:
+class TableServer:
     """A machine; its ranks are consecutive, in the order of `devices`."""
 
     server_id: str  # its address, as hccl_tools.py writes it
@@ -72,7 +72,7 @@ class Node:
 class RankTable:
     """Machines in the order of their ranks."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[TableServer, ...]
     version: str = "1.0"
     more: Mapping[str, Any] = field(default_factory=dict)  # super_pod_list, ...
 
@@ -254,7 +254,7 @@ def _table(raw: Any) -> RankTable:
     _expect(whole.pop("status"), "status", "completed")
     listed = _list(whole.pop("server_list"), "server_list")
     _expect(whole.pop("server_count"), "server_count", str(len(listed)))
-    servers: list[Server] = []
+    servers: list[TableServer] = []
     first = 0
     for i, entry in enumerate(listed):
         servers.append(_server(entry, f"server_list[{i}]", first))
@@ -298,7 +298,7 @@ def _check_addresses(table: RankTable) -> None:
                 )
 
 
-def _server(raw: Any, where: str, first: int) -> Server:
+def _server(raw: Any, where: str, first: int) -> TableServer:
     entry = _fields(raw, where, ("server_id", "device"))
     listed = _list(entry.pop("device"), f"{where}.device")
     server_id = _text(entry.pop("server_id"), f"{where}.server_id")
@@ -316,7 +316,7 @@ def _server(raw: Any, where: str, first: int) -> Server:
         for value, count in Counter(values).most_common(1):
             if count > 1:
                 raise ValueError(f"{where}: the {name} {value} is given twice")
-    return Server(server_id, tuple(devices), entry)
+    return TableServer(server_id, tuple(devices), entry)
 
 
 def _device(raw: Any, where: str, rank: int) -> Device:

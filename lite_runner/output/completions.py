@@ -484,11 +484,11 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
     config = plan.config
     assert isinstance(config, GenerateOptions)
     if plan.config.in_mindformers:
-        from lite_runner.backends.mindformers import MindFormers
+        from lite_runner.backends.mindformers.run import open_mindformers
         from lite_runner.output.mindformers import MindFormersGenerator
 
         options = replace(options_of(plan, job), folder=folder.path)
-        return MindFormersGenerator(MindFormers().open(plan.model, options))
+        return MindFormersGenerator(open_mindformers(plan.model, options))
     backend = open_planned(plan, job)
     return Engine(
         backend,

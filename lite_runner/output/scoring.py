@@ -13,8 +13,7 @@ import numpy as np
 
 from lite_runner import progress
 from lite_runner.backends import Backend
-from lite_runner.backends.mindformers import MindFormers
-from lite_runner.backends.mindformers.run import OpenMindFormers
+from lite_runner.backends.mindformers.run import OpenMindFormers, open_mindformers
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
 from lite_runner.generation import Engine, Request
@@ -189,7 +188,7 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
     scorer: Scorer
     if config.in_mindformers:
         options = replace(options_of(plan), folder=folder.path)
-        scorer = MindFormersScorer(MindFormers().open(files, options))
+        scorer = MindFormersScorer(open_mindformers(files, options))
     else:
         scorer = BackendScorer(open_planned(plan))
     load_s = plan.seconds + time.perf_counter() - began

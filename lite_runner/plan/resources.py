@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
+from lite_runner.architectures.quantization import Quant
 from lite_runner.backends import SMALLEST_CACHE, Backend, Growing
 from lite_runner.backends.seat import RunOptions, seat
-from lite_runner.config.parallel import Cluster, Ranks, cluster_of, ranks_of
+from lite_runner.config.parallel import Cluster, Ranks, cluster_of
 from lite_runner.config.schema import (
     BACKENDS,
     CompareOptions,
     ComputeOptions,
     GenerateOptions,
-    SamplingOptions,
-    SessionOptions,
 )
-from lite_runner.config.sections import RANDOM, AscendSettings, ModelSource
+from lite_runner.config.sections import (
+    RANDOM,
+    AscendSettings,
+    ComputeSettings,
+    ModelSource,
+    Precision,
+)
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate, not_here
@@ -43,11 +47,9 @@ from lite_runner.system import environment, memory
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.source import weights_to_fetch
 
-Computing = TypeVar("Computing", bound=ComputeOptions)
-
 
 def run_options(
-    config: ComputeOptions,
+    settings: ComputeSettings,
     job: Job,
     device: str,
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
@@ -55,12 +57,12 @@ def run_options(
 ) -> RunOptions:
     """The options of a backend for a job."""
     shared, draft = job.generation, None
-    if name := config.draft_name:
+    if settings.draft_model:
         from lite_runner.model.draft import draft_files
 
-        draft = draft_files(name, config.source)
+        draft = draft_files(settings.draft_model, settings.source)
     return RunOptions(
-        config=config,
+        settings=settings,
         device=device,
         slots=job.slots,
         length=job.length,
@@ -93,11 +95,11 @@ def _in_order(device: str) -> list[str]:
 
 
 def choose(files: ModelFiles, options: RunOptions) -> Choice:
-    """The backend that the config names; of auto the first without an objection.
+    """The backend that is asked for; of auto the first without an objection.
 
     Raises ConfigError with what they object to where none can compute the run.
     """
-    asked, device = options.config.backend, options.device
+    asked, device = options.settings.backend, options.device
     names = _in_order(device) if asked == "auto" else [asked]
     found: dict[str, list[str]] = {}
     for name in names:
@@ -117,11 +119,11 @@ def choose(files: ModelFiles, options: RunOptions) -> Choice:
 
 def _objections(name: str, files: ModelFiles, options: RunOptions) -> list[str]:
     """The reasons why a backend cannot compute a run."""
-    config, found = options.config, seat(name)
+    settings, found = options.settings, seat(name)
     reasons = found.unsupported(files, options)
-    if config.embeds and not found.hidden_states:
-        reasons = [f"run_mode={config.run_mode}: it gives no hidden states", *reasons]
-    if config.context.reproducible and not found.reproducible:
+    if settings.embeds and not found.hidden_states:
+        reasons = [f"run_mode={settings.run_mode}: it gives no hidden states", *reasons]
+    if settings.context.reproducible and not found.reproducible:
         reasons = ["context.reproducible=true is of backend=native", *reasons]
     return reasons
 
@@ -135,10 +137,10 @@ def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
 
 
 def others(files: ModelFiles, options: RunOptions) -> str:
-    """The backends that the config does not name, each with what it objects to."""
+    """The backends that are not asked for, each with what it objects to."""
     said = []
     for name in _in_order(options.device):
-        if name != options.config.backend:
+        if name != options.settings.backend:
             try:
                 reasons = _objections(name, files, options)
             except RunnerError as error:
@@ -147,25 +149,23 @@ def others(files: ModelFiles, options: RunOptions) -> str:
     return "; ".join(said)
 
 
-def resolve_backend(
-    config: Computing, files: ModelFiles, options: RunOptions, *, tell: bool = True
-) -> Computing:
-    """The config with backend=auto resolved; unless with dry_run=true it is said what computes.
+def resolve_backend(files: ModelFiles, options: RunOptions, *, tell: bool = True) -> RunOptions:
+    """The options with backend=auto resolved; unless with dry_run=true it is said what computes.
 
     Raises ConfigError as `choose`, and where the run is to be compared with the same backend.
     """
-    choice = choose(files, options)
-    if isinstance(config, CompareOptions) and config.compare_backend == choice.name:
+    choice, settings = choose(files, options), options.settings
+    if settings.compare_backend == choice.name:
         raise ConfigError(
-            f"compare_backend={choice.name}: backend={config.backend} is {choice.name} here",
+            f"compare_backend={choice.name}: backend={settings.backend} is {choice.name} here",
             _another(files, options, choice.name),
         )
-    config = replace(config, backend=choice.name)
-    if tell and not config.dry_run:
+    options = replace(options, settings=replace(settings, backend=choice.name))
+    if tell and not settings.dry_run:
         progress.note(choice.note)
-        if config.verbosity > 1:
-            progress.detail(f"other backends: {others(files, replace(options, config=config))}")
-    return config
+        if settings.verbosity > 1:
+            progress.detail(f"other backends: {others(files, options)}")
+    return options
 
 
 def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bool:
@@ -182,7 +182,7 @@ def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bo
     if options.device == "CPU":
         info, alone = backend.info, replace(options, ranks=Ranks())
         held = replace(alone, slots=info.slots, length=info.max_length)
-        chosen = seat(options.config.backend)
+        chosen = seat(options.settings.backend)
         now, then = (chosen.memory(files, one) for one in (held, alone))
         need = Memory(0, max(0, then.cache - now.cache), more_cache=then.more_cache)
         check_memory(need)
@@ -246,7 +246,7 @@ def options_of(plan: Plan, job: Job | None = None) -> RunOptions:
     """The options of a backend for the plan's job, or a replica's share of it."""
     config = plan.config
     assert isinstance(config, ComputeOptions)
-    return run_options(config, job or plan.work, plan.device, plan.ranks, plan.tokenizer)
+    return run_options(config.settings, job or plan.work, plan.device, plan.ranks, plan.tokenizer)
 
 
 def open_planned(plan: Plan, job: Job | None = None) -> Backend:
@@ -256,20 +256,19 @@ def open_planned(plan: Plan, job: Job | None = None) -> Backend:
 
 
 def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = None) -> Backend:
-    """The backend of a config that names one, with its weights.
+    """The backend that the settings name, which is not auto, with its weights.
 
     `need`: the memory of the run, if known. Several ranks must have joined; the launcher has
     checked that they fit together. Raises RunnerError.
     """
-    config, first = options.config, options.ranks.rank == 0
-    settings = AscendSettings.of(config.context)
-    if options.device == "Ascend" or settings.asked():
+    ascend, first = AscendSettings.of(options.settings.context), options.ranks.rank == 0
+    if options.device == "Ascend" or ascend.asked():
         from lite_runner.backends.mindspore.device import choose_ascend_settings
 
-        choose_ascend_settings(settings, options.device, tell=first)
+        choose_ascend_settings(ascend, options.device, tell=first)
     if files.source == RANDOM and files.exported is None and files.held is None:
         progress.note("load_checkpoint=random: the weights are noise, and so is the text")
-    chosen = seat(config.backend)
+    chosen = seat(options.settings.backend)
     if chosen.elastic and options.device == "CPU" and options.ranks.size == 1:
         hints = partial(memory_hints, files, options)
         need = need or chosen.memory(files, options)
@@ -305,39 +304,39 @@ _Change = tuple[str, ModelFiles, RunOptions]
 
 def _cheaper(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
     """Settings with which weights and cache are of fewer bits."""
-    config = options.config
-    changed: list[tuple[str, ComputeOptions]] = []
+    settings = options.settings
     if files.exported is None and not files.quantization.rounds:
-        for quant in ("a16w8", "a16w4"):
-            changed.append((f"quant={quant}", replace(config, quant=quant)))
-        if config.precision.rounded("CPU") == "float32":
-            settings = replace(config.model.model_config, compute_dtype="float16")
-            half = replace(config, model=replace(config.model, model_config=settings))
-            changed.append(("model.model_config.compute_dtype=float16", half))
-    if config.kv_cache != "int8":
-        changed.append(("kv_cache=int8", replace(config, kv_cache="int8")))
-    for setting, one in changed:
-        quantized = replace(files, quantization=one.quantization)
-        as_asked = files if one.quant == config.quant else quantized
-        yield setting, as_asked, replace(options, config=one)
+        quants: tuple[Quant, ...] = ("a16w8", "a16w4")
+        for quant in quants:
+            source = replace(settings.source, quant=quant)
+            quantized = replace(files, quantization=source.quantization)
+            changed = replace(settings, source=source)
+            yield f"quant={quant}", quantized, replace(options, settings=changed)
+        if settings.precision.rounded("CPU") == "float32":
+            half = replace(settings, precision=Precision("float16"))
+            key = "model.model_config.compute_dtype"
+            yield f"{key}=float16", files, replace(options, settings=half)
+    if settings.kv_cache != "int8":
+        narrow = replace(settings, kv_cache="int8")
+        yield "kv_cache=int8", files, replace(options, settings=narrow)
 
 
 def _smaller(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
     """Settings with which the run is smaller."""
-    config, width = options.config, options.width
-    if isinstance(config, SessionOptions):  # both together, as auto chooses them
-        slots = range(1, options.slots + 1) if config.batch_key else [options.slots]
+    asked, width = options.settings, options.width
+    if asked.sizes_itself:
+        slots = range(1, options.slots + 1) if asked.batch_key else [options.slots]
         chosen = fitted(files, options, slots, lengths_of(options.length))
-        settings = " ".join(f"{key}={size}" for key, size in _sizes(chosen).items())
-        yield settings, files, chosen
+        both = " ".join(f"{key}={size}" for key, size in _sizes(chosen).items())
+        yield both, files, chosen
         return
-    if options.slots > width and config.batch_key:
-        yield f"{config.batch_key}=1", files, replace(options, slots=width)
+    if options.slots > width and asked.batch_key:
+        yield f"{asked.batch_key}=1", files, replace(options, slots=width)
     half, prompt = options.length // 2, max(map(len, options.prompts), default=0)
-    if half < SMALLEST_CACHE or half <= prompt or not config.length_key:
+    if half < SMALLEST_CACHE or half <= prompt or not asked.length_key:
         return
-    setting = f"{config.length_key}={half}"
-    if isinstance(config, SamplingOptions) and config.max_new_tokens is not None:
+    setting = f"{asked.length_key}={half}"
+    if asked.max_new_tokens is not None:
         setting = f"max_new_tokens={half - prompt}"  # it wins over max_length
     yield setting, files, replace(options, length=half)
 
@@ -400,8 +399,8 @@ def fitted_text(options: RunOptions, wanted: RunOptions) -> str:
 
 def _sizes(options: RunOptions) -> dict[str, int]:
     """The settings that mean the sizes of a run."""
-    config = options.config
-    sizes = {config.batch_key: options.slots // options.width, config.length_key: options.length}
+    batch, length = options.settings.batch_key, options.settings.length_key
+    sizes = {batch: options.slots // options.width, length: options.length}
     return {key: size for key, size in sizes.items() if key}
 
 
@@ -424,17 +423,21 @@ def files_to_fetch(source: ModelSource) -> ModelFiles | None:
     return replace(not_here(source, model), stored="F16" if each < ENOUGH_BYTES else "F32")
 
 
-def check_before_fetching(config: ComputeOptions) -> ModelFiles | None:
+def check_before_fetching(
+    settings: ComputeSettings,
+    ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
+    cluster: Cluster | None = None,
+) -> ModelFiles | None:
     """As `files_to_fetch`. Raises EnvironmentFault where the memory does not suffice for the
-    weights and one token."""
-    if config.in_mindformers or (files := files_to_fetch(config.source)) is None:
+    weights and one token; of several ranks `cluster` has those of each machine."""
+    if settings.in_mindformers or (files := files_to_fetch(settings.source)) is None:
         return None
-    device, ranks = environment.resolve_device(config.context.device_target), ranks_of(config)
+    device = environment.resolve_device(settings.context.device_target)
     if device == "CPU":
-        options = run_options(config, Job.without_prompts(1, 1), device, ranks)
+        options = run_options(settings, Job.without_prompts(1, 1), device, ranks)
         need, hints = job_memory(files, options), partial(memory_hints, files, options)
-        if ranks.size > 1:
-            check_machine(cluster_of(config), device, need, hints)
+        if cluster is not None:
+            check_machine(cluster, device, need, hints)
         else:
             check_memory(need, hints)
     return files

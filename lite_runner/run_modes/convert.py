@@ -40,7 +40,7 @@ _NOT_THEIRS = ("huggingface", "peft", "gguf")  # formats that MindFormers does n
 
 
 @dataclass(frozen=True)
-class MindFormers:
+class ConvertMindFormers:
     release: str | float | None  # null: what is written is for every release
 
     def errors(self) -> Iterator[Invalid]:
@@ -60,7 +60,7 @@ class Config(AdapterOptions, OverwriteOptions):
     convert_format: CheckpointFormat | AdapterFormat
     convert_output: OutputPath
     merge: bool
-    mindformers: MindFormers | None
+    mindformers: ConvertMindFormers | None
 
     @property
     def needs_checkpoint(self) -> bool:

@@ -122,7 +122,7 @@ def _needs(config: Config) -> Finding:
     length = min(context, max_sequence_of([1], [generation], context))
     slots = slots_for(generation, config.predict_batch_size or 1, config.predict_batch_size)
     job = Job((), [()], generation, slots, length)
-    options = run_options(config, job, device, ranks)
+    options = run_options(config.settings, job, device, ranks)
     need, hints = job_memory(found, options), partial(memory_hints, found, options)
     if config.use_parallel:
         check_machine(cluster_of(config), device, need, hints)

@@ -199,7 +199,7 @@ def plan(config: Config) -> Plan:
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     text = read_text(config.text_file)
-    if (planned := check_before_fetching(config)) is not None:
+    if (planned := check_before_fetching(config.settings)) is not None:
         check_model(config, with_adapter(planned, config.adapters).model)
     files = with_adapter(locate_for_plan(config.source), config.adapters)
     if config.model_config() is None:  # model=auto: its sizes are known only now
@@ -216,7 +216,8 @@ def plan(config: Config) -> Plan:
             )
     length = min(size, len(ids)) if ids else size
     job = Job((), (ids,), GenerationConfig(), slots=1, length=length, all_logits=True)
-    config = resolve_backend(config, files, run_options(config, job, device))
+    options = resolve_backend(files, run_options(config.settings, job, device))
+    config = replace(config, backend=options.settings.backend)
     plan = Plan(
         config=config,
         device=device,
@@ -243,7 +244,7 @@ def _plan_tasks(config: Config) -> Plan:
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     tasks = read_tasks(config.eval.names)
-    check_before_fetching(config)
+    check_before_fetching(config.settings)
     files = with_adapter(locate_for_plan(config.source), config.adapters)
     check_model(config, files.model)
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
@@ -256,9 +257,8 @@ def _plan_tasks(config: Config) -> Plan:
     slots = range(1 if config.eval.batch is None else most, most + 1)
     generation = with_ends(GenerationConfig(), None, files.model, tokenizer)
     job = Job((), (), generation, slots=most, length=length, all_logits=True)
-    options = run_options(config, job, device)
-    config = resolve_backend(config, files, options)
-    options = replace(options, config=config)
+    options = resolve_backend(files, run_options(config.settings, job, device))
+    config = replace(config, backend=options.settings.backend)
     sized = fitted(files, options, slots, [length])
     if sized.slots < most:
         progress.note(f"note: memory: {fitted_text(sized, options)}")

@@ -16,7 +16,7 @@ from lite_runner.config.checks import ComparedOptions, check_fits
 from lite_runner.config.checks import PredictOptions as Config
 from lite_runner.config.checks import predict_errors as errors
 from lite_runner.config.generation import asked_of, without_effect
-from lite_runner.config.parallel import check_divides, ranks_of
+from lite_runner.config.parallel import check_divides, cluster_of, ranks_of
 from lite_runner.config.prompt import Request, items_of
 from lite_runner.config.prompts import prompt_file, read_requests
 from lite_runner.config.schema import GenerateOptions
@@ -63,7 +63,8 @@ def plan(config: GenerateOptions, tokens: Sequence[list[int]] | None = None) -> 
     config, files, job, ranks = planned.config, planned.model, planned.work, planned.ranks
     tell = config.parallel.node_rank == 0  # one machine says it for all
     options = options_of(planned)
-    config = resolve_backend(config, files, options, tell=tell)
+    options = resolve_backend(files, options, tell=tell)
+    config = replace(config, backend=options.settings.backend)
     if ranks.size == 1:
         config, job = _fitted(config, files, job, options)
     first = job.share(ranks)  # the first replica has the most prompts
@@ -88,7 +89,6 @@ def _fitted(
         lengths = lengths_of(job.length, min(job.length, prompt + LEAST_NEW))
     if config.predict_batch_size is not None:
         slots = slots[-1:]
-    options = replace(options, config=config)
     sized = fitted(files, options, slots, lengths)
     if (sized.slots, sized.length) == (job.slots, job.length):
         return config, job
@@ -124,7 +124,8 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
         config = replace(config, adapter_id=adapters, predict_data=items_of(requests))
     elif config.adapter_path and not any(request.adapter for request in requests):
         progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
-    if (fetched := check_before_fetching(config)) is not None:
+    cluster = cluster_of(config) if ranks.size > 1 else None
+    if (fetched := check_before_fetching(config.settings, ranks, cluster)) is not None:
         _estimate(config, fetched, requests)  # adapters are read
     files = locate_for_plan(config.source)
     check_divides(config, files.model)

@@ -10,22 +10,28 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from lite_runner.config import Invalid, invalid, show
+from lite_runner import progress
+from lite_runner.config import Invalid, bytes_of, invalid, show
 from lite_runner.config.argv import CommandLine, Setting
 from lite_runner.config.checks import session_errors
+from lite_runner.config.generation import sampled
 from lite_runner.config.model_dir import yamls_in
 from lite_runner.errors import ConfigError
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
+from lite_runner.run_modes.session import plan_session
+from lite_runner.serving.listening import check_certificate, listen
 from lite_runner.serving.options import ServeOptions as Config
-from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.sizing import readable
 from lite_runner.system import environment
+from lite_runner.system.memory import bound
+from lite_runner.system.secret import named_keys, read_key
 from lite_runner.system.yaml_file import read_yaml
 
 __all__ = ["Config", "errors", "plan", "run"]
 
 
+_MOST_RUNNING = 8  # sequences, with serve.max_running=auto
 # Each request says these itself.
 _OF_REQUESTS = {
     "num_beams": "n samples are drawn; there is no beam search",
@@ -67,21 +73,58 @@ def errors(config: Config) -> Iterator[Invalid]:
 
 
 def plan(config: Config) -> Plan:
-    """See `plan_serving`; a batch is read before anything is fetched, and of several models one
-    that is not asked for is never."""
+    """Packages, files, adapters, backend and memory; a batch is read before anything is fetched,
+    and of several models one that is not asked for is never."""
     if config.serve.models:
         environment.check_packages("serve")
         return Plan(config=config, lines=_lines(models_of(config), dry_run=config.dry_run))
     if not config.serve.batch:
         if not config.dry_run:
             listen(config.serve.host, config.serve.port).close()  # told before anything is fetched
-        return plan_serving(config)
+        return _plan_server(config)
     environment.check_packages("serve")
     from lite_runner.serving.batches import read_batch
 
     writes = f"{config.serve.batch_target}, {read_batch(config.serve):,} answers"
-    plan = plan_serving(config)
+    plan = _plan_server(config)
     return replace(plan, lines={**plan.lines, "writes": writes})
+
+
+def _plan_server(config: Config) -> Plan:
+    """Packages, files, adapters, backend and memory, all validated. Raises RunnerError."""
+    environment.check_packages("serve")
+    if config.serve.engine == "ray":
+        environment.check_packages("ray")
+    if config.serve.memory is not None:
+        bound(bytes_of(config.serve.memory))
+    running, length = config.serve.max_running, config.serve.max_length
+    named_keys(read_key("serve.api_key", config.serve.api_key))
+    check_certificate(config.serve)
+    plan = plan_session(
+        config,
+        slots=range(1, _MOST_RUNNING + 1) if running == "auto" else [running],
+        length=length,
+        least=2,  # one long request holds up nobody
+        all_logits=not config.in_lite,
+    )
+    adapters = plan.work.adapters.adapters if plan.work.adapters else ()
+    for adapter in adapters:
+        if adapter.name in config.served_names:
+            raise ConfigError(
+                f"adapter {adapter.name} has the name of the model: requests could not mean it",
+                f"serve.model_name=NAME gives the model another one than {adapter.name}",
+            )
+    # OpenAI's default, whatever the model's.
+    defaults = replace(plan.work.generation, do_sample=sampled(vars(config)) is not False)
+    return replace(plan, job=replace(plan.work, generation=defaults))
+
+
+def planned(raw: Mapping[str, Any]) -> Plan:
+    """The plan of a server in a process of its own, from a config as plain data. Raises
+    RunnerError."""
+    config = Config.from_dict(raw)
+    progress.configure(config.verbosity, config.log_format)
+    return _plan_server(config)
 
 
 def models_of(config: Config) -> dict[str, Config]:
@@ -144,7 +187,7 @@ def _settings(raw: Mapping[str, Any], section: str = "") -> Iterator[Setting]:
 def _lines(models: Mapping[str, Config], *, dry_run: bool) -> dict[str, str]:
     lines = {"models": ", ".join(models)}
     for name, config in models.items() if dry_run else ():
-        need = plan_serving(config).memory
+        need = _plan_server(config).memory
         lines[name] = (
             f"needs {readable(need.total)} ({need.parts()})" if need else "needs no weights"
         )
@@ -160,7 +203,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
         from lite_runner.serving.router import serve_models
 
         configs = {name: one.to_dict() for name, one in models_of(config).items()}
-        serve_models(config.serve, configs)
+        serve_models(config.serve, configs, planned)
         return
     if config.serve.batch:
         from lite_runner.serving.batches import run_batch
@@ -176,7 +219,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
             os.environ.setdefault(name, "0")
         from lite_runner.serving.cluster import serve_on_ray
 
-        serve_on_ray(plan)
+        serve_on_ray(plan, planned)
     else:
         from lite_runner.serving.server import serve
 

@@ -39,13 +39,13 @@ from lite_runner.plugins import register_plugins, registered
 from lite_runner.serving.adapters import load_lora, unload_lora
 from lite_runner.serving.app import api_error, application, disconnected, event
 from lite_runner.serving.errors import ApiError
+from lite_runner.serving.listening import listen
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.middleware import read_body
 from lite_runner.serving.options import Serve, ServeOptions
-from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.serving.routing import key_of_body, ranked
 from lite_runner.serving.schemas import LoadAdapter, UnloadAdapter
-from lite_runner.serving.server import http_server, open_server, serve_until_stopped
+from lite_runner.serving.server import Planned, http_server, open_server, serve_until_stopped
 from lite_runner.serving.state import Gone, or_gone
 from lite_runner.system.files import parse_json
 from lite_runner.system.secret import read_key
@@ -67,9 +67,9 @@ _SCOPE = (
 )
 
 
-def serve_on_ray(plan: Plan) -> None:
+def serve_on_ray(plan: Plan, planned: Planned) -> None:
     """Serve on the Ray cluster of this machine until SIGTERM or Ctrl-C; where there is none, on a
-    cluster of this machine alone. Raises RunnerError."""
+    cluster of this machine alone. Replicas plan by `planned`. Raises RunnerError."""
     config, adapters = plan.config, plan.work.adapters
     assert isinstance(config, ServeOptions)
     key = read_key("serve.api_key", config.serve.api_key)
@@ -85,7 +85,8 @@ def serve_on_ray(plan: Plan) -> None:
             )
         try:
             raw = replace(config, serve=config.serve.behind).to_dict()
-            replicas = _deploy(config.serve, raw, config.context.threads or 1, key, logs)
+            arguments = (planned, raw, registered(), str(Path.cwd()), key)
+            replicas = _deploy(config.serve, config.context.threads or 1, arguments, logs)
             names = [one.name for one in adapters.adapters] if adapters else []
             door = Door(replicas, config.serve, names)
             asyncio.run(_serve(door, bound, config.served_names[0]))
@@ -95,9 +96,9 @@ def serve_on_ray(plan: Plan) -> None:
 
 
 def _deploy(
-    settings: Serve, raw: Mapping[str, Any], cpus: int, key: bytes | None, logs: dict[str, object]
+    settings: Serve, cpus: int, arguments: tuple[Any, ...], logs: dict[str, object]
 ) -> DeploymentHandle:
-    """Start replicas with the config `raw`, and wait until they are ready; `cpus`: of each."""
+    """Start replicas, made of these `arguments`, and wait until they are ready; `cpus`: of each."""
     replicas = ray_serve.deployment(
         Replica,
         num_replicas=settings.replicas,
@@ -109,7 +110,7 @@ def _deploy(
         max_constructor_retry_count=_RETRIES,
         max_ongoing_requests=_ONGOING,
     )
-    bound = replicas.bind(raw, registered(), str(Path.cwd()), key)
+    bound = replicas.bind(*arguments)
     try:
         return ray_serve.run(bound, name=APP, route_prefix=None, logging_config=logs)
     except RuntimeError as error:
@@ -184,15 +185,18 @@ class Replica:
     """A server of one model."""
 
     def __init__(
-        self, raw: Mapping[str, Any], plugins: Sequence[str], folder: str, key: bytes | None
+        self,
+        planned: Planned,
+        raw: Mapping[str, Any],
+        plugins: Sequence[str],
+        folder: str,
+        key: bytes | None,
     ) -> None:
-        """`raw`: a config as plain data; `folder`: where relative paths begin. Raises RunnerError,
-        which Ray reports."""
+        """`raw`: a config as plain data, of which `planned` makes the plan; `folder`: where
+        relative paths begin. Raises RunnerError, which Ray reports."""
         os.chdir(folder)
         register_plugins(plugins)
-        config = ServeOptions.from_dict(raw)
-        progress.configure(config.verbosity, config.log_format)
-        plan = plan_serving(config)
+        plan = planned(raw)
         backend = open_planned(plan)
         backend.prepare()
         self._server = open_server(plan, backend, key)

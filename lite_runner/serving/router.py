@@ -44,11 +44,11 @@ from lite_runner.serving.app import (
     version,
 )
 from lite_runner.serving.errors import ApiError, shortened
+from lite_runner.serving.listening import check_certificate, listen
 from lite_runner.serving.metrics import ServerMetrics, merged
 from lite_runner.serving.middleware import parse_body, read_body
 from lite_runner.serving.options import Serve
-from lite_runner.serving.planning import check_certificate, listen
-from lite_runner.serving.server import http_server, run_model, serve_until_stopped
+from lite_runner.serving.server import Planned, http_server, run_model, serve_until_stopped
 from lite_runner.serving.state import Gone, is_stored, or_gone
 from lite_runner.system.secret import named_keys, take_key
 
@@ -102,9 +102,13 @@ class Models:
     """The models of a server."""
 
     def __init__(
-        self, configs: Mapping[str, Mapping[str, Any]], settings: Serve, key: bytes | None
+        self,
+        configs: Mapping[str, Mapping[str, Any]],
+        settings: Serve,
+        key: bytes | None,
+        planned: Planned,
     ) -> None:
-        """`settings`: of the address; those of a model are its own."""
+        """`settings`: of the address; those of a model are its own, whose plan is `planned`."""
         # Each model's server counts what a key may ask of it.
         self.settings = replace(settings, requests_per_minute=None, tokens_per_minute=None)
         self.keys = named_keys(key)
@@ -120,7 +124,7 @@ class Models:
             loaded.labels(name).set_function(partial(_is_loaded, model))
         self.created = int(time.time())
         self.draining = False
-        self._key = key
+        self._key, self._planned = key, planned
         self._most = None if settings.memory is None else bytes_of(settings.memory)
         self._folder = tempfile.TemporaryDirectory(prefix="lite-runner-")
         self._numbers = itertools.count()
@@ -203,7 +207,7 @@ class Models:
         model.process = multiprocessing.get_context("spawn").Process(
             target=run_model,
             args=(
-                *(model.config, registered(), self._key, model.path),
+                *(self._planned, model.config, registered(), self._key, model.path),
                 *(self.kept(model), theirs),
             ),
             daemon=True,
@@ -507,19 +511,18 @@ async def exchange(path: str, scope: Scope, body: bytes) -> AsyncGenerator[h11.E
         writer.close()
 
 
-def serve_models(settings: Serve, configs: Mapping[str, Mapping[str, Any]]) -> None:
+def serve_models(
+    settings: Serve, configs: Mapping[str, Mapping[str, Any]], planned: Planned
+) -> None:
     """Serve until SIGTERM or Ctrl-C, the first model loaded at once; `configs`: of each model, as
-    plain data. Raises RunnerError."""
+    plain data, whose plan is `planned`. Raises RunnerError."""
     key = take_key("serve.api_key", settings.api_key)
     check_certificate(settings)
     with closing(listen(settings.host, settings.port)) as bound:
-        asyncio.run(_serve(settings, configs, key, bound))
+        asyncio.run(_serve(Models(configs, settings, key, planned), settings, bound))
 
 
-async def _serve(
-    settings: Serve, configs: Mapping[str, Mapping[str, Any]], key: bytes | None, bound: Any
-) -> None:
-    models = Models(configs, settings, key)
+async def _serve(models: Models, settings: Serve, bound: Any) -> None:
     http = http_server(application(models), settings)
     try:
         first = next(iter(models.every.values()))

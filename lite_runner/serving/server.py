@@ -25,10 +25,10 @@ from lite_runner.plugins import register_plugins
 from lite_runner.serving.adapters import opener, watch_of
 from lite_runner.serving.app import application
 from lite_runner.serving.engine import EngineThread, Output, Put
+from lite_runner.serving.listening import listen
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import Connection
 from lite_runner.serving.options import Serve, ServeOptions
-from lite_runner.serving.planning import listen, plan_serving
 from lite_runner.serving.state import Server
 from lite_runner.system.memory import bound_arenas, shortage_error
 from lite_runner.system.secret import take_key
@@ -48,6 +48,9 @@ _ARENAS = 2  # of malloc: each takes addresses, of which `ulimit -v` leaves some
 _GARBAGE = 2000, 5, 2
 SWITCH_S = 0.001  # Python's 0.005 s, several times a request, are what others would notice
 _LAST_S = 2  # for the last events of streams that are cut, where a client does not read
+
+
+Planned = Callable[[Mapping[str, Any]], Plan]  # of a config as plain data, in another process
 
 
 def serve(plan: Plan) -> None:
@@ -176,6 +179,7 @@ async def serve_until_stopped(
 
 
 def run_model(
+    planned: Planned,
     raw: Mapping[str, Any],
     plugins: Sequence[str],
     key: bytes | None,
@@ -184,16 +188,14 @@ def run_model(
     pipe: Pipe,
 ) -> None:
     """Serve one of several models on the socket at `path` until the pipe is closed; `raw`: its
-    config as plain data; `kept`: a file for its responses, while it is not loaded. The pipe tells
-    what it takes, waits, and tells that it is loaded."""
+    config as plain data, `planned` makes the plan of it; `kept`: a file for its responses, while it
+    is not loaded. The pipe tells what it takes, waits, and tells that it is loaded."""
     for number in (signal.SIGINT, signal.SIGTERM):  # who started this process ends it
         signal.signal(number, signal.SIG_IGN)
     try:
         register_plugins(plugins)
-        config = ServeOptions.from_dict(raw)
-        progress.configure(config.verbosity, config.log_format)
         bound_arenas(_ARENAS)
-        plan = plan_serving(config)
+        plan = planned(raw)
         pipe.send({"bytes": plan.memory.total if plan.memory is not None else 0})
         pipe.recv()
         with closing(open_planned(plan)) as backend:

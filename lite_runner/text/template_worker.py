@@ -73,7 +73,7 @@ def _compiled(template: str) -> jinja2.Template:
     from jinja2 import ext, nodes, parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(ext.Extension):
+    class GenerationTag(ext.Extension):
         """{% generation %} marks the assistant's turn for training; here its content is kept."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -86,7 +86,7 @@ def _compiled(template: str) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = fail

@@ -22,7 +22,7 @@ from lite_runner import (
     get_last_checkpoint,
     init_context,
 )
-from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.layouts import random_checkpoint
 from tests.models import model_named
@@ -144,7 +144,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int
     table, other = base / "hccl_2p.json", base / "other.json"  # a job each
     for path, net in ((table, 0), (other, 1)):
         devices = tuple(Device(number, f"192.168.{net}.{number}") for number in range(2))
-        RankTable((Server(f"10.0.{net}.7", devices),)).write(path)
+        RankTable((TableServer(f"10.0.{net}.7", devices),)).write(path)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     cut = base / "cut"

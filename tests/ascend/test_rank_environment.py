@@ -24,7 +24,7 @@ from lite_runner.distributed.membership import device_of, membership
 from lite_runner.distributed.rank_table import (
     Device,
     RankTable,
-    Server,
+    TableServer,
     device_range,
     read_rank_table,
 )
@@ -85,7 +85,7 @@ def test_the_ranks_of_a_table(
     table = TABLES / f"{name}.json"
     if name == "backwards":
         table = tmp_path / "table.json"
-        RankTable((Server("192.0.2.1", (Device(7), Device(4), Device(6))),)).write(table)
+        RankTable((TableServer("192.0.2.1", (Device(7), Device(4), Device(6))),)).write(table)
     count = len(indices)
     found = run_recorded(tmp_path, Cluster(count, count), table)
     for rank, (environ, index) in enumerate(zip(found, indices, strict=True)):
@@ -235,7 +235,7 @@ def test_a_table_of_another_job(shows: list[int], monkeypatch: pytest.MonkeyPatc
 
 def test_the_device_of_a_table_of_one_rank(shows: list[int], tmp_path: Path) -> None:
     """MindFormers' run_distribute.sh with '[5,6)' sets DEVICE_ID=5, and its context takes it."""
-    RankTable((Server("192.0.2.1", (Device(5),)),)).write(tmp_path / "table.json")
+    RankTable((TableServer("192.0.2.1", (Device(5),)),)).write(tmp_path / "table.json")
     asked = ("use_parallel=true", f"parallel.rank_table_file={tmp_path / 'table.json'}")
     assert with_table(*asked)[1].device_id == 5
     shows[:] = [5]  # the only one of a container

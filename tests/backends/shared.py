@@ -148,11 +148,11 @@ def estimated(*settings: str) -> tuple[GenerateOptions, ModelFiles, Job]:
 def need_of(*settings: str, device: str = "CPU") -> Memory:
     config, files, job = estimated(*settings)
     ranks = ranks_of(config)
-    return job_memory(files, run_options(config, job.share(ranks), device, ranks))
+    return job_memory(files, run_options(config.settings, job.share(ranks), device, ranks))
 
 
 def hints_of(*settings: str) -> dict[str, int]:
     """The settings that would help, and the bytes that the job needs with each."""
     config, files, job = estimated(*settings)
-    found = memory_hints(files, run_options(config, job, "CPU", ranks_of(config)))
+    found = memory_hints(files, run_options(config.settings, job, "CPU", ranks_of(config)))
     return {hint.setting: hint.need.total for hint in found}

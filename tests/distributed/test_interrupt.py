@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from tests.paths import ROOT
 
 # More than could be done before Ctrl-C arrives, and after the first text it does.
@@ -116,7 +116,7 @@ def test_ranks_that_somebody_else_started(tmp_path: Path) -> None:
     """Those of a loop over a rank table. Ctrl-C comes to one here, on a terminal to all."""
     table = tmp_path / "hccl_2p.json"
     devices = (Device(0, "192.168.0.0"), Device(1, "192.168.0.1"))
-    RankTable((Server("10.0.0.7", devices),)).write(table)
+    RankTable((TableServer("10.0.0.7", devices),)).write(table)
     ranks = [
         start(
             tmp_path,

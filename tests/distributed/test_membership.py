@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.distributed.membership import Address, Member, device_of, membership
-from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from tests.each import each
 
@@ -21,7 +21,7 @@ SCHEDULER = Address("10.0.0.7", 8118)
 def table(tmp_path: Path) -> Path:
     path = tmp_path / "hccl_2p_45_10.0.0.7.json"
     devices = (Device(4, "192.168.0.4"), Device(5, "192.168.0.5"))
-    RankTable((Server("10.0.0.7", devices),)).write(path)
+    RankTable((TableServer("10.0.0.7", devices),)).write(path)
     return path
 
 

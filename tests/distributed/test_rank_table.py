@@ -19,7 +19,7 @@ from lite_runner.distributed.rank_table import (
     Device,
     Node,
     RankTable,
-    Server,
+    TableServer,
     board_error,
     device_range,
     merge,
@@ -40,7 +40,7 @@ def table(*machines: tuple[str, int]) -> RankTable:
     """Machines of so many devices, with addresses of their own."""
     return RankTable(
         tuple(
-            Server(name, tuple(Device(k, f"192.168.{i}.{k}") for k in range(count)))
+            TableServer(name, tuple(Device(k, f"192.168.{i}.{k}") for k in range(count)))
             for i, (name, count) in enumerate(machines)
         )
     )
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 def test_the_largest_table_is_read(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     large = RankTable(
-        tuple(Server(f"n{i}", (Device(0, f"10.{i // 256}.{i % 256}.1"),)) for i in range(2500))
+        tuple(TableServer(f"n{i}", (Device(0, f"10.{i // 256}.{i % 256}.1"),)) for i in range(2500))
     )
     large.write(path)
     assert MAX_FILE_BYTES // 2 < path.stat().st_size < MAX_FILE_BYTES
@@ -238,7 +238,7 @@ def test_devices_of_two_boards(ids: list[int]) -> None:
 
 
 def test_ranks_of_merged_tables_count_on_in_the_order_given() -> None:
-    a, b = table(("10.0.0.1", 2)), RankTable((Server("10.0.0.2", (Device(5, "9.9.9.9"),)),))
+    a, b = table(("10.0.0.1", 2)), RankTable((TableServer("10.0.0.2", (Device(5, "9.9.9.9"),)),))
     ranks = [
         [(device["device_ip"], device["rank_id"]) for device in server["device"]]
         for server in merge({"b": b, "a": a}).to_dict()["server_list"]
@@ -255,7 +255,7 @@ def test_tables_with_the_same_machine_or_address_are_not_merged() -> None:
 
 
 NODES = table(("10.0.0.1", 8), ("10.0.0.2", 8), ("10.0.0.3", 8))
-HIGH = RankTable((Server("10.0.0.1", tuple(Device(i, f"9.9.9.{i}") for i in range(4, 8))),))
+HIGH = RankTable((TableServer("10.0.0.1", tuple(Device(i, f"9.9.9.{i}") for i in range(4, 8))),))
 
 
 @pytest.mark.parametrize(

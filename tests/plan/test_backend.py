@@ -371,7 +371,7 @@ def test_a_model_that_kernels_cannot_compute_is_refused_before_anything_is_read(
     turned = replace(second.attention, rotary=None, alibi=True)
     blocks = (first, replace(second, attention=turned))
     files = ModelFiles("nowhere", None, replace(model, blocks=blocks), 0)
-    options = run_options(config, Job.without_prompts(1, 64), "CPU")
+    options = run_options(config.settings, Job.without_prompts(1, 64), "CPU")
     with pytest.raises(ConfigError, match="positions differ between its layers"):
         choose(files, options)
     assert isinstance(config, ExportedOptions)

@@ -291,14 +291,14 @@ def test_a_model_within_the_memory_is_fetched(
     monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     config = config_of("model=auto", "load_checkpoint=hf://owner/name")
     assert isinstance(config, ComputeOptions)
-    planned = resources.check_before_fetching(config)
+    planned = resources.check_before_fetching(config.settings)
     assert planned is not None and planned.stored == "F32" and not planned.is_here
     size = len(hub.repositories["owner/name"]["model.safetensors"])
     hub.claimed = {"model.safetensors": size // 2}
-    planned = resources.check_before_fetching(config)
+    planned = resources.check_before_fetching(config.settings)
     assert planned is not None and planned.stored == "F16"
     hub.claimed = {"model.safetensors": size // 8}  # quantized: nobody knows how
-    assert resources.check_before_fetching(config) is None
+    assert resources.check_before_fetching(config.settings) is None
 
 
 @pytest.mark.parametrize(

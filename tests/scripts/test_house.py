@@ -7,8 +7,9 @@ from pathlib import Path
 from scripts import house
 from tests.tiny_gguf import write_tiny_gguf
 
-MOST_FILES = 88  # that a warm predict executes; the aim is 70
-MOST_IMPORTED = 72  # modules, at the import of predict
+MOST_FILES = 72  # that a warm predict executes
+MOST_COMPARED = 40  # with names of backends, engines, layouts
+MOST_IMPORTED = 60  # modules, at the import of predict
 
 
 def test_a_predict_executes_no_more_files(tmp_path: Path) -> None:
@@ -23,3 +24,12 @@ def test_importing_predict_imports_no_more_modules() -> None:
     assert {"lite_runner.output.completions", "lite_runner.architectures"} <= found
     assert len(found) <= MOST_IMPORTED, f"{len(found)}: {', '.join(sorted(found))}"
     assert found < house.closure(house.START, in_functions=True)
+
+
+def test_core_code_takes_no_config_of_a_run() -> None:
+    """It takes its section, or plain values; a plan has the config for the run mode it is of."""
+    assert house.taking_config() == ["lite_runner.plan.Plan.config"]
+
+
+def test_names_of_backends_are_seldom_compared() -> None:
+    assert house.compared() <= MOST_COMPARED

@@ -18,7 +18,7 @@ import yaml
 
 from lite_runner import AutoModel, AutoTokenizer
 from lite_runner.config.argv import parse
-from lite_runner.distributed.rank_table import Device, RankTable, Server
+from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.layouts import random_checkpoint
@@ -153,7 +153,7 @@ def test_generate_custom_on_a_rank_table(tmp_path: Path) -> None:
     for rank in range(2):
         write_ckpt(tmp_path / f"ckpt/rank_{rank}/a.ckpt", random_checkpoint(model, seed=5))
     devices = (Device(0, "192.0.2.0"), Device(1, "192.0.2.1"))
-    RankTable((Server("127.0.0.1", devices),)).write(tmp_path / "hccl_2p.json")
+    RankTable((TableServer("127.0.0.1", devices),)).write(tmp_path / "hccl_2p.json")
     texts = ["An increasing sequence: one,", "I love Beijing,"]
     (tmp_path / "input.txt").write_text("\n".join(texts))
     order = "python generate_custom.py --model_type tiny_llama --batch_size 2 --checkpoint_path"

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from lite_runner.distributed.rank_table import Device, RankTable, Server, read_rank_table
+from lite_runner.distributed.rank_table import Device, RankTable, TableServer, read_rank_table
 from tests.paths import ROOT
 
 SAMPLES = ROOT / "tests/fixtures/rank_tables"
@@ -221,7 +221,7 @@ def test_nowhere_to_write(tmp_path: Path, documented: dict[int, str]) -> None:
 
 
 def machine(path: Path, name: str, ips: list[str]) -> Path:
-    RankTable((Server(name, tuple(Device(i, ip) for i, ip in enumerate(ips))),)).write(path)
+    RankTable((TableServer(name, tuple(Device(i, ip) for i, ip in enumerate(ips))),)).write(path)
     return path
 
 
@@ -258,8 +258,8 @@ def checkout(tmp_path: Path) -> Path:
     machine(copy / "a table.json", "10.0.0.1", ["1.1.1.1", "1.1.1.2"])
     RankTable(
         (
-            Server("10.0.0.1", tuple(Device(i, f"1.1.1.{i}") for i in range(8))),
-            Server("10.0.0.2", tuple(Device(i, f"1.1.2.{i}") for i in range(8))),
+            TableServer("10.0.0.1", tuple(Device(i, f"1.1.1.{i}") for i in range(8))),
+            TableServer("10.0.0.2", tuple(Device(i, f"1.1.2.{i}") for i in range(8))),
         )
     ).write(copy / "cluster.json")
     return copy

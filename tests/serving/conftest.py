@@ -25,10 +25,10 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.model.embedding import EmbeddingConfig
 from lite_runner.serving.app import application
 from lite_runner.serving.engine import EngineThread, Output, Put
+from lite_runner.serving.listening import listen
 from lite_runner.serving.metrics import Metrics
 from lite_runner.serving.middleware import Connection
 from lite_runner.serving.options import Serve
-from lite_runner.serving.planning import listen
 from lite_runner.serving.state import Server
 from lite_runner.text.chatglm_chat import PREFIX, ROLES, role_tag
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, byte_tokenizer

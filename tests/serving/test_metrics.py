@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from lite_runner.errors import ConfigError
-from lite_runner.serving.planning import listen
+from lite_runner.serving.listening import listen
 from lite_runner.system.secret import named_keys
 from tests.paths import ROOT
 from tests.serving.conftest import Launch, Start

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from lite_runner.config.argv import parse
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
-from lite_runner.run_modes.serve import Config, models_of
+from lite_runner.run_modes.serve import Config, models_of, planned
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.router import Models, ServedModel
@@ -95,7 +95,7 @@ class Fakes(Models):
     def __init__(self, **settings: Any) -> None:
         config = config_of("model=tiny_llama")
         chosen = replace(SETTINGS, memory="7GB", **settings)
-        super().__init__(dict.fromkeys("abc", config), chosen, None)
+        super().__init__(dict.fromkeys("abc", config), chosen, None, planned)
         self.started: list[str] = []
         self.may_start = asyncio.Event()
 

@@ -31,8 +31,8 @@ from pydantic import BaseModel, Field
 
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.native import instructions
-from lite_runner.run_modes.serve import plan
-from lite_runner.serving.planning import check_certificate, listen, plan_serving
+from lite_runner.run_modes.serve import plan, planned
+from lite_runner.serving.listening import check_certificate, listen
 from lite_runner.serving.server import KEEP_ALIVE_S, serve_until_stopped
 from tests.serving.conftest import SETTINGS, Launch
 from tests.serving.test_router import config_of
@@ -315,7 +315,7 @@ def test_what_answers_behind_a_server_does_not_listen(monkeypatch: pytest.Monkey
     config = config_of(*words)
     with pytest.raises(EnvironmentFault, match=r"serve\.host=192.0.2.1, .*Cannot assign"):
         plan(config)
-    plan_serving(replace(config, serve=config.serve.behind))
+    planned(replace(config, serve=config.serve.behind).to_dict())
 
 
 def test_tls(launch: Launch, tmp_path: Path) -> None:

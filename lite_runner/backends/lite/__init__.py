@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from lite_runner.backends import Backend, cache_length
 from lite_runner.backends.seat import RunOptions, Seat
-from lite_runner.config.schema import ExportedOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import PROCESS, Memory, cache_bytes, float32_bytes
@@ -15,11 +14,11 @@ class Lite(Seat):
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""
-        config = options.config
-        if not isinstance(config, ExportedOptions):
-            return [f"run_mode={config.run_mode} takes no exported model"]
+        settings = options.settings
+        if settings.graphs is None:
+            return [f"run_mode={settings.run_mode} takes no exported model"]
         reasons = []
-        if config.context.mode == 1:
+        if settings.context.mode == 1:
             reasons.append("context.mode=1 (pynative): an exported model is a graph")
         if options.adapters is not None:
             reasons.append("an exported model takes no adapters beside it")
@@ -35,7 +34,7 @@ class Lite(Seat):
             from lite_runner.backends.lite.export.job import spec_of_run
 
             try:
-                spec_of_run(config.graphs, files, options.slots, options.length)
+                spec_of_run(settings.graphs, files, options.slots, options.length)
             except ConfigError as error:
                 reasons.append(error.message)
         return reasons
@@ -56,7 +55,7 @@ class Lite(Seat):
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
         """See Seat."""
-        return options.config.precision.computed(options.device)
+        return options.settings.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """See Seat. The exported model that the config names, or the one in the cache."""

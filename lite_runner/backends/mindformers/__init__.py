@@ -12,16 +12,15 @@ if TYPE_CHECKING:
     from lite_runner.backends.mindformers.run import MindFormersRun, OpenMindFormers
 
 
-class MindFormers(Seat):
+class MindFormersSeat(Seat):
     """See `lite_runner.backends.seat.Seat`. It generates by itself: what it opens computes no rows
     of a scheduler. What its release cannot compute, all but `unsupported` raise as ConfigError."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""
-        config = options.config
-        if not config.runs_mindformers:
+        if not options.settings.runs_mindformers:
             return ["MindFormers completes prompts by itself and gives no logits to work with"]
-        if not config.in_mindformers:
+        if not options.settings.in_mindformers:
             return ["it is used where it is named"]
         return []
 
@@ -43,7 +42,7 @@ class MindFormers(Seat):
         from lite_runner.backends.mindformers.releases import python_for
 
         run = _run(files, options)
-        if not options.config.dry_run:
+        if not options.settings.dry_run:
             python_for(run.release, options.device)
             run.note_hidden(options.prompts)
 
@@ -51,7 +50,7 @@ class MindFormers(Seat):
         """See Seat: its yaml."""
         from lite_runner.backends.mindformers.run import FILE_NAME
 
-        text = _run(files, options).yaml(options.config.checkpoint_source)
+        text = _run(files, options).yaml(options.settings.source.checkpoint)
         return f"{FILE_NAME}:", text.rstrip()
 
     def open(  # type: ignore[override]
@@ -63,7 +62,7 @@ class MindFormers(Seat):
         return open_mindformers(files, options)
 
 
-SEAT = MindFormers()
+SEAT = MindFormersSeat()
 
 
 def _run(files: ModelFiles, options: RunOptions) -> MindFormersRun:

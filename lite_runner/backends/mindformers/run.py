@@ -42,8 +42,6 @@ from lite_runner.backends.mindformers.releases import (
 from lite_runner.backends.seat import RunOptions
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import Cluster, cluster_of, ranks_of
-from lite_runner.config.schema import ExportedOptions, MindFormersOptions
 from lite_runner.config.sections import AscendSettings, Context, Release, hccl_timeouts
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
@@ -91,16 +89,16 @@ class MindFormersRun:
     def of(cls, model: Decoder, options: RunOptions) -> MindFormersRun:
         """Raises ConfigError for what MindFormers cannot compute, EnvironmentFault where another
         release than one of those known is installed for the device."""
-        config, device, prompts = options.config, options.device, options.prompts
-        assert isinstance(config, MindFormersOptions)
+        settings, device, prompts = options.settings, options.device, options.prompts
+        assert settings.runs_mindformers
         beams = max((one.num_beams for one in options.generation), default=1)
         release = choose_release(
             model,
-            config.model_name,
-            wanted=config.mindformers_release,
-            use_past=config.caches,
+            settings.source.name,
+            wanted=settings.mindformers_release,
+            use_past=settings.caches,
             beams=beams,
-            export=isinstance(config, ExportedOptions) and config.writes_graphs,
+            export=settings.graphs is not None and settings.graphs.writes,
             device=device,
         )
         # Its beam search looks for a pad behind each row.
@@ -111,7 +109,7 @@ class MindFormersRun:
                 f" {options.length} tokens of the longest text, the context of the model",
                 "fewer new tokens: max_new_tokens=",
             )
-        dtype = config.precision.weights(device)
+        dtype = settings.precision.weights(device)
         assert dtype != "bfloat16", "see mindformers_run_checks"
         used = {token for tokens in prompts for token in tokens}
         free = (token for token in reversed(range(model.vocab_size)) if token not in used)
@@ -120,20 +118,20 @@ class MindFormersRun:
             model=model,
             sizes=Sizes(
                 release.rows_together(
-                    model, beams if beams > 1 else options.slots, use_past=config.caches
+                    model, beams if beams > 1 else options.slots, use_past=settings.caches
                 ),
                 static_length(model, wanted),
-                release.computed_in(model, dtype, use_past=config.caches),
-                config.caches,
+                release.computed_in(model, dtype, use_past=settings.caches),
+                settings.caches,
             ),
             beams=beams,
             fill=_shortest_prompt(model, prompts),
             unused=next(free, pad_token(model)),
-            trainer={"type": config.trainer.type, "model_name": config.model_name},
-            tokenizer={"type": config.processor.tokenizer.type},
-            device=_device(config.context, device),
+            trainer={"type": settings.trainer.type, "model_name": settings.source.name},
+            tokenizer={"type": settings.processor.tokenizer.type},
+            device=_device(settings.context, device),
             parallel=_parallel(
-                ranks_of(config).tensor, config.parallel.parallel_mode, config.vocab_parallel
+                options.ranks.tensor, settings.parallel.parallel_mode, settings.vocab_parallel
             ),
         )
 
@@ -212,25 +210,25 @@ def planned_run(files: ModelFiles, options: RunOptions) -> MindFormersRun:
             f" (quant={files.quantization})",
             "quant=none",
         )
-    config = options.config
-    check_ranks(cluster_of(config), ranks_of(config).tensor, files.model, options.device)
+    check_ranks(options, files.model)
     return MindFormersRun.of(files.model, options)
 
 
-def check_ranks(cluster: Cluster, ranks: int, model: Decoder, device: str) -> None:
-    """Raises ConfigError where MindFormers cannot share the model over `ranks` of a cluster."""
+def check_ranks(options: RunOptions, model: Decoder) -> None:
+    """Raises ConfigError where MindFormers cannot share the model over the ranks of a run."""
+    ranks, every, local = options.ranks.tensor, options.ranks.size, options.local_ranks
     if ranks == 1:
         return
     asked = f"backend=mindformers, {KEY}={ranks}"
-    if device == "CPU":
+    if options.device == "CPU":
         raise ConfigError(
             f"{asked}: MindFormers leaves the sharding to MindSpore's graph compiler, which does it"
             " on devices alone (on a processor it says: Invalid communication backend: CPU)",
             "backend=ms shares a model on processors, too",
         )
-    if cluster.local_worker_num < cluster.worker_num:
+    if local < every:
         raise ConfigError(
-            f"{asked}: the ranks are on {cluster.worker_num // cluster.local_worker_num} machines,"
+            f"{asked}: the ranks are on {every // local} machines,"
             " expected one: MindFormers reshards the checkpoint in one folder",
             "backend=ms shares a model over machines",
         )
@@ -314,7 +312,7 @@ class OpenMindFormers:
 def open_mindformers(files: ModelFiles, options: RunOptions) -> OpenMindFormers:
     """MindFormers with a checkpoint; its yaml stays in the folder of the run. Of ranks that share a
     model the first one writes both for all. Raises RunnerError."""
-    config, ranks, device, folder = options.config, options.ranks, options.device, options.folder
+    ranks, device, folder = options.ranks, options.device, options.folder
     assert folder is not None
     run = MindFormersRun.of(files.model, options)
     check_memory(run.memory(ranks.tensor))
@@ -336,7 +334,7 @@ def open_mindformers(files: ModelFiles, options: RunOptions) -> OpenMindFormers:
             process = MindFormersProcess(
                 work,
                 run.release,
-                threads=config.context.threads,
+                threads=options.settings.context.threads,
                 python=python,
                 device=device,
                 variables=variables,
@@ -397,8 +395,8 @@ def join_group(
     folder, given by the first rank when all is in it. Raises EnvironmentFault."""
     from lite_runner.backends import collectives
 
-    config, ranks = options.config, options.ranks
-    timeout = config.parallel.rendezvous_timeout + int(START_SECONDS)  # MindFormers is imported
+    settings, ranks = options.settings, options.ranks
+    timeout = settings.parallel.rendezvous_timeout + int(START_SECONDS)  # MindFormers is imported
     scheduler = None
     mine: dict[str, int | str] = {}
     if work is not None:
@@ -410,7 +408,7 @@ def join_group(
         mine |= {"port": port, "work": str(work)}
     on_ascend = options.device == "Ascend"
     if on_ascend:
-        mine["device"] = seen_ids()[config.context.device_id]
+        mine["device"] = seen_ids()[settings.context.device_id]
     told = [json.loads(text) for text in collectives.gather(json.dumps(mine).encode())]
     first = told[0]
     group = WorkerGroup(
@@ -418,7 +416,7 @@ def join_group(
         first["port"],
         timeout,
         devices=[one["device"] for one in told] if on_ascend else (),
-        more=hccl_timeouts(config.parallel.hccl_timeout) if on_ascend else {},
+        more=hccl_timeouts(settings.parallel.hccl_timeout) if on_ascend else {},
     )
     return Path(first["work"]), group.variables(ranks.tensor_index), scheduler
 

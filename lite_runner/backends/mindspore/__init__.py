@@ -55,36 +55,36 @@ class MindSpore(Seat):
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat. Raises EnvironmentFault where MindSpore is not installed, and for a `quant`
         that this machine's Ascend processors do not support."""
-        config, device, model = options.config, options.device, files.model
+        settings, device, model = options.settings, options.device, files.model
         reasons = architectures.unsupported(model)
         if files.exported is not None:
             reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
         native_only = {
-            f"kv_cache={config.kv_cache}": config.narrow_cache,
-            "adapter_dtype=bf16": getattr(config, "adapter_dtype", "auto") != "auto",
-            "quant=a8": config.quant == "a8",
+            f"kv_cache={settings.kv_cache}": settings.narrow_cache,
+            "adapter_dtype=bf16": settings.adapter_dtype == "bf16",
+            "quant=a8": settings.quant == "a8",
             "speculate=ngram": options.speculates,
             "draft_model=": options.draft is not None,
         }
         reasons += [
             f"{setting} is of backend=native" for setting, given in native_only.items() if given
         ]
-        if device == "Ascend" and config.quantization.rounds and not _has_fused(options):
+        if device == "Ascend" and settings.source.quantization.rounds and not _has_fused(options):
             raise EnvironmentFault(
-                f"quant={config.quant}: {environment.ascend_soc()} has no operators that multiply"
+                f"quant={settings.quant}: {environment.ascend_soc()} has no operators that multiply"
                 " by integers; Atlas A2 and A3 have",
                 "quant=none, or on this machine's processor with context.device_target=CPU",
             )
         wide = model.head_dim > MAX_HEAD_DIM and custom_network(model) is None
-        wide = wide and config.context.mode == 0  # pynative mode has MindSpore's plain attention
-        if wide and config.precision.computed(device) != "float32" and _has_fused(options):
+        wide = wide and settings.context.mode == 0  # pynative mode has MindSpore's plain attention
+        if wide and settings.precision.computed(device) != "float32" and _has_fused(options):
             reasons.append(
                 f"model.model_config.head_dim: got {model.head_dim}, but attention on Ascend takes"
                 f" at most {MAX_HEAD_DIM}; model.model_config.compute_dtype=float32 takes other"
                 " operators"
             )
         # What is planned by name may be for another machine.
-        if not reasons and not (config.dry_run and config.backend == "ms"):
+        if not reasons and not (settings.dry_run and settings.backend == "ms"):
             environment.check_mindspore()
         return reasons
 
@@ -92,16 +92,16 @@ class MindSpore(Seat):
         """See Seat."""
         if options.device == "CPU":
             return _process_memory(files, options)
-        config, device, ranks = options.config, options.device, options.ranks
-        dtype = config.precision.computed(device)
+        settings, device, ranks = options.settings, options.device, options.ranks
+        dtype = settings.precision.computed(device)
         if uses_integer_matmul(files, options):
             weights = weight_bytes(files.model, dtype, files.quantization)
         else:
-            cut = config.vocab_parallel
+            cut = settings.vocab_parallel
             count = rank_parameters(files.model, ranks.tensor, vocab_parallel=cut)
             weights = BYTES_OF[dtype] * count
         cached = 0
-        if config.use_past:
+        if settings.use_past:
             local = files.model.shard(ranks.tensor)
             cached = cache_bytes(local, dtype, options.slots, options.length)
         return Memory(weights, cached, options.adapter_bytes(files.model))
@@ -120,16 +120,16 @@ class MindSpore(Seat):
         """See Seat."""
         if uses_integer_matmul(files, options):
             return f"integers (quant={files.quantization})"
-        return options.config.precision.computed(options.device)
+        return options.settings.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
         """See Seat."""
-        config, device, ranks = options.config, options.device, options.ranks
-        dtype, quantized = config.precision.rounded(device), files.quantization.rounds
+        settings, device, ranks = options.settings, options.device, options.ranks
+        dtype, quantized = settings.precision.rounded(device), files.quantization.rounds
         if dtype != "float32":
             progress.note(describe_dtype(dtype, quantized=quantized))
         files = replace(files, rounded=dtype)
-        tensors = files.tensors(ranks, vocab_parallel=config.vocab_parallel)
+        tensors = files.tensors(ranks, vocab_parallel=settings.vocab_parallel)
         if quantized:
             progress.note(describe(tensors, files.quantization))
             if not uses_integer_matmul(files, options):
@@ -146,11 +146,11 @@ SEAT = MindSpore()
 
 def uses_integer_matmul(files: ModelFiles, options: RunOptions) -> bool:
     """True if quantized weights are multiplied without dequantizing them."""
-    config, device = options.config, options.device
+    settings, device = options.settings, options.device
     return (
         options.ranks.tensor == 1  # sharded weights are dequantized
         and files.quantization.rounds
-        and config.precision.computed(device) != "float32"
+        and settings.precision.computed(device) != "float32"
         and custom_network(files.model) is None
         and files.model.sparse is None
         and _has_fused(options)
@@ -161,7 +161,7 @@ def _has_fused(options: RunOptions) -> bool:
     """True if the device has fused operators; a dry run for an absent Ascend processor assumes
     Atlas A2 or A3."""
     device = options.device
-    absent = device == "Ascend" and options.config.dry_run and not environment.ascend_devices()
+    absent = device == "Ascend" and options.settings.dry_run and not environment.ascend_devices()
     return absent or environment.has_fused_operators(device)
 
 
@@ -174,7 +174,7 @@ def _opened(
 ) -> Backend:
     """The backend; weights are read while MindSpore is imported. `advance` is called with the
     number of tensors read."""
-    config = options.config
+    settings = options.settings
     weights: ReadAhead | QuantizedWeights
     if uses_integer_matmul(files, options):
         weights = QuantizedWeights(tensors, files.model, advance)
@@ -186,21 +186,21 @@ def _opened(
         from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 
         adapters, lora = options.rank_adapters(files.model)
-        settings = MindSporeOptions(
+        chosen = MindSporeOptions(
             slots=options.slots,
             length=options.length,
-            dtype=config.precision.computed(options.device),
+            dtype=settings.precision.computed(options.device),
             device=options.device,
-            device_id=config.context.device_id,
-            threads=config.context.threads,
-            use_past=config.use_past,
-            pynative=config.context.mode == 1,
+            device_id=settings.context.device_id,
+            threads=settings.context.threads,
+            use_past=settings.use_past,
+            pynative=settings.context.mode == 1,
             ranks=options.ranks,
-            vocab_parallel=config.vocab_parallel,
+            vocab_parallel=settings.vocab_parallel,
             lora=lora,
             integer_input=files.quantization.rounds_inputs,
         )
-        return MindSporeBackend(files.model, weights, settings, adapters)
+        return MindSporeBackend(files.model, weights, chosen, adapters)
     finally:
         weights.close()
 
@@ -216,12 +216,12 @@ def _freeze_imports() -> None:
 
 def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     """Memory of one CPU process."""
-    config, ranks, slots, length = options.config, options.ranks, options.slots, options.length
+    settings, ranks, slots, length = options.settings, options.ranks, options.slots, options.length
     model = files.model
     local = model.shard(ranks.tensor)
     # Whoever reads their values verifies them.
-    unread = replace(files, rounded=config.precision.rounded("CPU"), verified=True)
-    tensors = unread.tensors(ranks, vocab_parallel=config.vocab_parallel)
+    unread = replace(files, rounded=settings.precision.rounded("CPU"), verified=True)
+    tensors = unread.tensors(ranks, vocab_parallel=settings.vocab_parallel)
     sizes = {name: mindspore_bytes(one, copied=slots > 1) for name, one in tensors.items()}
     weights = sum(one.resident for one in sizes.values())
     positions = cache_length(length, model.seq_length)
@@ -231,10 +231,10 @@ def _process_memory(files: ModelFiles, options: RunOptions) -> Memory:
     rows, cached = slots, 0
     if options.prompt_logits:
         longest = max(length, step_capacity(slots, unchunked(model, length)))
-        rows = rows_at_once(model.vocab_size, longest) if config.use_past else length
-    if config.use_past:
+        rows = rows_at_once(model.vocab_size, longest) if settings.use_past else length
+    if settings.use_past:
         cached = cache_bytes(local, "float32", slots, positions)
-    steps = _step_bytes(local, slots, positions, length, config.use_past)
+    steps = _step_bytes(local, slots, positions, length, settings.use_past)
     return Memory(
         weights,
         cached,

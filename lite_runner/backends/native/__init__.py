@@ -24,7 +24,6 @@ from lite_runner.backends.native.packed_cache import (
 )
 from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.config import bytes_of
-from lite_runner.config.parallel import cluster_of
 from lite_runner.model import ModelFiles
 from lite_runner.native import fingerprint
 from lite_runner.native.model import NativeOptions, unsupported
@@ -46,7 +45,7 @@ class Native(Seat):
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""
-        config = options.config
+        settings = options.settings
         reasons = []
         if options.device != "CPU":
             reasons.append(f"its kernels are for CPUs, got {options.device}")
@@ -54,9 +53,9 @@ class Native(Seat):
             reasons.append(f"its kernels {error.why} -> {error.remedy}")
         if files.exported is not None:
             reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
-        if config.context.mode == 1:
+        if settings.context.mode == 1:
             reasons.append("context.mode=1 runs MindSpore's operators one by one")
-        if not config.use_past:
+        if not settings.use_past:
             reasons.append("model.model_config.use_past=false asks for no KV cache")
         if options.speculates:
             model = files.model
@@ -91,7 +90,9 @@ class Native(Seat):
             return _together(alone, self.memory(options.draft, options.of_draft))
         model, slots, length = files.model, options.slots, options.length
         share, local = _share(options), files.model.shard(options.ranks.tensor)
-        cached = options.config.context.cache and not options.config.dry_run  # the same each time
+        cached = (
+            options.settings.context.cache and not options.settings.dry_run
+        )  # the same each time
         weights, loading = packed_memory(
             _as_computed(files, options), options.ranks, share, cached=cached
         )
@@ -100,7 +101,7 @@ class Native(Seat):
         if options.prompt_logits:
             capacity = step_capacity(slots, unchunked(model, length))
             rows = rows_at_once(model.vocab_size, max(length, capacity))
-        slot = cache_bytes(local, "float32", 1, positions, options.config.kv_cache or CACHE)
+        slot = cache_bytes(local, "float32", 1, positions, options.settings.kv_cache or CACHE)
         slot += state_bytes(model)
         # Ranks schedule alike, so that none can have less memory than another.
         least = min(slots, options.width) if options.ranks.size == 1 else slots
@@ -139,10 +140,10 @@ class Native(Seat):
 
     def open(self, files: ModelFiles, options: RunOptions) -> NativeBackend:
         """See Seat."""
-        config = options.config
+        settings = options.settings
         self.check(files, options)
         draft = None if options.draft is None else self.open(options.draft, options.of_draft)
-        dtype = config.precision.rounded(options.device)
+        dtype = settings.precision.rounded(options.device)
         quantized, blocks = files.quantization.rounds, files.quantization.keeps_blocks
         if dtype != "float32" and (quantized or blocks):
             from lite_runner.weights.quantization.quantize import describe_dtype
@@ -151,15 +152,15 @@ class Native(Seat):
         if options.ranks.size > 1:
             from lite_runner.native.peers import bind_to_node
 
-            local = cluster_of(config).local_worker_num
+            local = options.local_ranks
             bind_to_node(options.ranks.rank % local, local)
         adapters, lora = options.rank_adapters(files.model)
         peers = _met(options) if options.ranks.tensor > 1 else None
         layers = packed_model(
             _as_computed(files, options),
             lora,
-            name=config.draft_name or "" if options.is_draft else config.model_name,
-            cached=config.context.cache,
+            name=settings.draft_model or "" if options.is_draft else settings.source.name,
+            cached=settings.context.cache,
             ranks=options.ranks,
             share=_share(options),
         )
@@ -167,22 +168,22 @@ class Native(Seat):
         if files.learned_keys is not None:
             from lite_runner.model.learned_keys import learned_keys
 
-            same = config.context.reproducible
+            same = settings.context.reproducible
             learned = learned_keys(files.learned_keys, files.model, reproducible=same)
-        cache = config.kv_cache or CACHE
+        cache = settings.kv_cache or CACHE
         sizes = NativeOptions(options.slots, options.length, cache, lora, options.cache_bytes)
         store = None
         if stores_prefixes(files, options):
             from lite_runner.backends.native.prefix_files import StoreSettings
 
-            limit, entry = config.context.cache_limit, entry_of(_as_computed(files, options))
+            limit, entry = settings.context.cache_limit, entry_of(_as_computed(files, options))
             store = StoreSettings(entry.name, None if limit is None else bytes_of(limit))
         return NativeBackend(
             *(files.model, layers, sizes, adapters),
-            threads=config.context.threads,
+            threads=settings.context.threads,
             peers=peers,
             store=store,
-            reproducible=config.context.reproducible,
+            reproducible=settings.context.reproducible,
             draft=draft,
             learned=learned,
         )
@@ -209,7 +210,7 @@ def _together(model: Memory, draft: Memory) -> Memory:
 
 def _share(options: RunOptions) -> Share:
     ranks = options.ranks
-    return Share(ranks.tensor_index, ranks.tensor, options.config.vocab_parallel)
+    return Share(ranks.tensor_index, ranks.tensor, options.settings.vocab_parallel)
 
 
 def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
@@ -217,7 +218,7 @@ def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
     # A state is as large as the keys of many blocks, and learned keys are of no file's name.
     if files.model.recurrent is not None or files.learned_keys is not None:
         return False
-    share, cached = _share(options), options.config.context.cache
+    share, cached = _share(options), options.settings.context.cache
     return options.stores_prefixes and is_cached(files, share, cached=cached)
 
 
@@ -246,7 +247,7 @@ def _met(options: RunOptions) -> Peers:
 
 
 def _as_computed(files: ModelFiles, options: RunOptions) -> ModelFiles:
-    return replace(files, rounded=options.config.precision.rounded(options.device))
+    return replace(files, rounded=options.settings.precision.rounded(options.device))
 
 
 def _step_bytes(model: Decoder, slots: int, length: int) -> int:

@@ -16,11 +16,13 @@ from lite_runner.backends.mindformers.process import (
 )
 from lite_runner.backends.mindformers.releases import V1_0_2, V1_9_0, MindFormersRelease
 from lite_runner.backends.mindformers.run import MindFormersRun, write_checkpoint
-from lite_runner.backends.seat import RunOptions
 from lite_runner.config.argv import parse
 from lite_runner.config.checks import PredictOptions
+from lite_runner.config.parallel import ranks_of
 from lite_runner.errors import ArtifactError
 from lite_runner.model import ModelFiles
+from lite_runner.plan import Job
+from lite_runner.plan.resources import run_options
 from lite_runner.run_modes import heads, resolve
 from tests.output.test_real_mindformers import random_tensors
 
@@ -39,7 +41,8 @@ def shared_yaml(folder: Path, release: MindFormersRelease) -> Path:
     assert isinstance(config, PredictOptions)
     model = config.model_config()
     assert model is not None
-    run = MindFormersRun.of(model, RunOptions(config=config, device="CPU", slots=1, length=16))
+    options = run_options(config.settings, Job.without_prompts(1, 16), "CPU", ranks_of(config))
+    run = MindFormersRun.of(model, options)
     files = ModelFiles("random", None, model, 0)
     checkpoint = write_checkpoint(replace(files, held=random_tensors(model)), release, folder)
     path = folder / "mindformers.yaml"

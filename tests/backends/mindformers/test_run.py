@@ -72,7 +72,7 @@ def test_a_warm_up_is_the_first_token_of_a_prompt() -> None:
     alone, _ = resolve(parse(line, heads()))
     assert isinstance(config, PredictOptions)
     plan = plan_generation(alone)
-    options = run_options(config, plan.work, "CPU")
+    options = run_options(config.settings, plan.work, "CPU")
     found = MindFormersRun.of(plan.model.model, options)
     assert found.fill == [plan.work.tokens[0][0]] != [plan.work.tokens[0][1]]
 

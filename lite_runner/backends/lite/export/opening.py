@@ -24,7 +24,6 @@ from lite_runner.backends.lite.layouts import cannot_copy, open_exported
 from lite_runner.backends.seat import RunOptions
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.schema import ExportedOptions
 from lite_runner.config.sections import ExportedSource
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
@@ -42,9 +41,8 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
     is exported first where there is none. Each of several ranks opens its own graphs. Raises
     RunnerError.
     """
-    config, ranks, slots = options.config, options.ranks, options.slots
-    assert isinstance(config, ExportedOptions)
-    source = config.graphs
+    source, ranks, slots = options.settings.graphs, options.ranks, options.slots
+    assert source is not None
     given = files.exported
     if given is not None:
         manifest, folder = given.manifest, given.folder

@@ -1,4 +1,5 @@
-"""The plan of a session: a model and its adapters, loaded for prompts that come later."""
+"""The plan of a session: a model and its adapters, loaded for prompts that come later. Of chat, embed
+and serve."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def plan_session(
 
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    if (planned := check_before_fetching(config)) is not None:
+    if (planned := check_before_fetching(config.settings)) is not None:
         all_adapters(config.adapters, planned.model)
     files = locate_for_plan(config.source)
     context = files.model.seq_length
@@ -64,9 +65,8 @@ def plan_session(
     if adapters is not None:
         adapters.check(files)
     job = Job((), (), generation, slots[-1], lengths[0], adapters=adapters, all_logits=all_logits)
-    options = run_options(config, job, device)
-    config = resolve_backend(config, files, options)
-    options = replace(options, config=config)
+    options = resolve_backend(files, run_options(config.settings, job, device))
+    config = replace(config, backend=options.settings.backend)
     sized = fitted(files, options, slots, lengths, least)
     lines = {}
     if (sized.slots, sized.length) != (job.slots, job.length):
