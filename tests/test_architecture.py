@@ -91,18 +91,8 @@ ALLOWED: dict[str, set[str]] = {
         "weights",
     },
     "doctor": {
-        *(
-            "backends",
-            "config",
-            "distributed",
-            "errors",
-            "generation",
-            "model",
-            "native",
-            "output",
-            "plan",
-        ),
-        *("progress", "sizing", "system", "weights"),
+        *("backends", "config", "distributed", "errors", "generation", "model", "native"),
+        *("output", "plan", "progress", "sizing", "system", "weights"),
     },
     "run_modes": {
         *(

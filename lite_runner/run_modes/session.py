@@ -1,5 +1,4 @@
-"""The plan of a session: a model and its adapters, loaded for prompts that come later. Of chat, embed
-and serve."""
+"""The plan of chat, embed and serve: a model and its adapters, for prompts that come later."""
 
 from __future__ import annotations
 
