@@ -28,32 +28,42 @@ STRINGS |= {"lite", "lite-worker", "graph-cell", "resizable", "static_pair"}
 _CLAUSES = ("What ", "Whether ", "Where ", "How ", "Who ")
 _TRACER = """
 import json, sys, threading
-files = {}
+files, stack = {}, []
 def trace(frame, event, argument):
     if event == "call":
         code = frame.f_code
         files.setdefault(code.co_filename, set()).add(code.co_name)
+        made = type(frame.f_locals.get("self")).__name__ if code.co_name == "__init__" else ""
+        while made == "NativeBackend" and frame.f_back is not None:
+            frame = frame.f_back
+            stack.append(frame.f_code.co_filename)
 sys.setprofile(trace)
 threading.setprofile(trace)
 from lite_runner.app import main
 status = main(sys.argv[2:])
 sys.setprofile(None)
 with open(sys.argv[1], "w") as file:
-    json.dump([status, sorted(files)], file)
+    json.dump([status, sorted(files), stack], file)
 """
 
 
-def executed(arguments: Sequence[str], cwd: Path) -> list[str]:
-    """The files of the package of which a warm predict runs anything, their own body included."""
+def executed(arguments: Sequence[str], cwd: Path) -> tuple[list[str], list[str]]:
+    """The files of the package of which a warm predict runs anything, their own body included; and
+    those on the stack where the backend is made, from that of the run mode on."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "files.json"
         command = [sys.executable, "-c", _TRACER, str(told), "run_mode=predict", *arguments]
         for _ in range(2):  # the first packs the model
             subprocess.run(command, cwd=cwd, check=True, stdout=subprocess.DEVNULL)
-        status, files = json.loads(told.read_text(encoding="utf-8"))
+        status, files, stack = json.loads(told.read_text(encoding="utf-8"))
     assert status == 0
-    inside = (Path(file) for file in files)
-    return [str(one.relative_to(PACKAGE)) for one in inside if one.is_relative_to(PACKAGE)]
+    called = list(dict.fromkeys(reversed(_inside(stack))))
+    return _inside(files), called[called.index("run_modes/predict.py") :]
+
+
+def _inside(files: Sequence[str]) -> list[str]:
+    """Those of the package."""
+    return [str(Path(one).relative_to(PACKAGE)) for one in files if one.startswith(f"{PACKAGE}/")]
 
 
 @cache
@@ -197,17 +207,18 @@ def tests() -> int:
 def main() -> None:
     """Print all figures."""
     with tempfile.TemporaryDirectory() as folder:
-        files = executed(sys.argv[1:] or USUAL, Path(folder))
+        files, called = executed(sys.argv[1:] or USUAL, Path(folder))
     sizes = [lines_of(name) for name in modules()]
     told = [ast.get_docstring(tree) or "" for tree in modules().values()]
     clauses = sum(one.startswith(_CLAUSES) for one in told)
     print(f"files executed by a warm predict: {len(files)}")
+    print(f"files from predict to NativeBackend(: {len(called)}: {' > '.join(called)}")
     for what, in_functions in (("at its import", False), ("and in functions", True)):
         every = closure(START, in_functions=in_functions)
         print(
             f"imported by predict, {what}: {len(every)} modules, {sum(map(lines_of, every))} lines"
         )
-    print(f"functions that take a run's config: {len(taking_config())}")
+    print(f"functions and fields with a run's config, outside runs: {len(taking_config())}")
     print(f"comparisons with names of backends, engines, layouts: {compared()}")
     print(f"{sum(sizes)} lines, {len(sizes)} modules, median {statistics.median(sizes):g}")
     print(f"modules of at most 60 lines with one importer: {len(with_one_importer())}")

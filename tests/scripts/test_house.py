@@ -8,15 +8,19 @@ from scripts import house
 from tests.tiny_gguf import write_tiny_gguf
 
 MOST_FILES = 72  # that a warm predict executes
+MOST_TO_BACKEND = 4  # on the stack from run_modes/predict.py to NativeBackend(
 MOST_COMPARED = 40  # with names of backends, engines, layouts
 MOST_IMPORTED = 60  # modules, at the import of predict
 
 
 def test_a_predict_executes_no_more_files(tmp_path: Path) -> None:
     write_tiny_gguf(tmp_path / "tiny.gguf")
-    files = house.executed(["model=tiny.gguf", "predict_data=the", "max_new_tokens=2"], tmp_path)
+    files, called = house.executed(
+        ["model=tiny.gguf", "predict_data=the", "max_new_tokens=2"], tmp_path
+    )
     assert {"app.py", "native/model.py", "generation/scheduler.py"} <= set(files)
     assert len(files) <= MOST_FILES, f"{len(files)}: {', '.join(files)}"
+    assert called[-1] == "backends/native/__init__.py" and len(called) <= MOST_TO_BACKEND, called
 
 
 def test_importing_predict_imports_no_more_modules() -> None:
