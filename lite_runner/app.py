@@ -36,7 +36,7 @@ GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
 
 def console(*, mindformer: bool = False) -> NoReturn:
     """The program `run-lite` and run_lite.py; `mindformer`: run_mindformer.py."""
-    # Imports make objects that stay; looking through them for garbage takes 6% of the start.
+    # Imports make objects that stay; collecting garbage among them takes 6% of the start.
     gc.set_threshold(100_000)
     # A terminal that lacks a character shows a question mark; the run goes on.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -102,7 +102,7 @@ def _dispatch(args: list[str], *, mindformer: bool) -> int:
         return verify(args[1:])
     if args[:1] == ["schema"]:
         args = ["--cfg", *args]
-    # Without a flag no word is looked up: key=value is a setting, whatever the key.
+    # Without a flag no key is looked up: each key=value is a setting.
     line = parse(args, heads() if any(word.startswith("-") for word in args) else ())
     line.mindformer = mindformer
     if line.action == "help":
@@ -197,7 +197,7 @@ def run_apart(job: Callable[[], int]) -> int:
     import multiprocessing
 
     if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-        # A worker of joblib has one of its own, which would be told to the new process.
+        # A joblib worker has a start method of its own, which the new process would not know.
         multiprocessing.set_start_method("spawn", force=True)
     process = multiprocessing.get_context("spawn").Process(target=_exit_with, args=(job,))
     process.start()

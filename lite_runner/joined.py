@@ -1,5 +1,5 @@
-"""A process of a job of several ranks, whoever started it: msrun, a loop over a rank table, or the
-launcher of a run (launch.py).
+"""A process of a job of several ranks, started by msrun, a loop over a rank table, or the launcher
+of a run (launch.py).
 
 Each process has the same command line and calls `run`. It joins as the rank that its environment
 names; the first rank of a machine resolves the run for the others there.
@@ -74,7 +74,7 @@ def run(
     if config.dry_run or alone:
         return launch(config, notes) if prints else 0
     sender = None if member.rank is None else connect(member.rank)
-    if not prints or sender is not None:  # a launcher has shown them
+    if not prints or sender is not None:  # the launcher has shown them
         notes = ()
     for note in notes:
         progress.note(f"note: {note.text}")
@@ -92,7 +92,7 @@ def run(
 
 
 def _of_machine(parallel: Parallel, member: Member) -> Parallel:
-    """The section that starts the ranks of this machine of a cluster."""
+    """The section for starting the ranks of this machine of a cluster."""
     assert member.scheduler is not None and member.rank is not None
     return dataclasses.replace(
         parallel,
@@ -131,7 +131,7 @@ def _run_rank(
                 launched=sender is not None,
             )
         progress.status(MET)
-        # The launcher has planned the run as well, and shown what there is to say about it.
+        # The launcher has planned the run as well, and shown its notes.
         progress.redirect(RankProgress(joined.rank if sender is None else -1, sender))
         with profiler.phase("plan"):
             plan, path = _share_plan(config, joined)
@@ -154,9 +154,9 @@ def _run_rank(
 
 
 def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
-    """The plan, and the run folder, that the first rank of this machine makes for all of them:
-    prompts are read, tokenized and checked once, and the shards of a checkpoint verified. Every
-    rank calls it. Raises RunnerError."""
+    """The plan and the run folder, made by the first rank of this machine for all of them: prompts
+    are read, tokenized and checked once, and the shards of a checkpoint verified. Every rank calls
+    it. Raises RunnerError."""
     if joined.leads:
         local = dataclasses.replace(config.parallel, local_worker_num=len(joined.local_ranks))
         config = with_input(dataclasses.replace(config, parallel=local))

@@ -1,7 +1,7 @@
 """Start a run: its folder, its log, and its work in this process or in several ranks.
 
-Ranks are started by msrun with the command that repeats the run, `--config` and the config.yaml in
-its folder, and join as under anybody's msrun (joined.py).
+msrun starts the ranks with the command that repeats the run, `--config` and the config.yaml in its
+folder; they join as under any msrun (joined.py).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
             starts=starts,
         )
         config = replace(config, parallel=parallel, context=context)
-    elif config.parallel.rank_table_file is None:  # nor has a run that repeats this one
+    elif config.parallel.rank_table_file is None:  # a run that repeats this one has none either
         config = replace(config, parallel=replace(config.parallel, rank_table_file=""))
     if config.dry_run:
         log_details(notes)
@@ -70,7 +70,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         mode.run(mode.plan(config), None)
         return 0
     environment.check_packages()
-    if starts:  # their groups are MindSpore's
+    if starts:  # ranks meet through MindSpore
         environment.check_mindspore()
     if told := environment.namesake():
         progress.note(f"note: {told}\n  -> {environment.without_namesake()}")
@@ -119,7 +119,7 @@ def operators_profiled(plan: Plan, folder: RunFolder) -> AbstractContextManager[
 
 
 def _write_profile(folder: RunFolder) -> None:
-    """With profile=true the tables of the run, in its log and result.json, and its trace."""
+    """With profile=true, write the tables of the run to its log and result.json, and its trace."""
     profiler.folder = None
     if (recorder := profiler.stop()) is None:
         return
@@ -128,14 +128,14 @@ def _write_profile(folder: RunFolder) -> None:
 
 
 def write_ranks_profile(folder: RunFolder, joined: Joined, *, in_haste: bool) -> None:
-    """The same of a job of several ranks, all of which call it; the first one writes. `in_haste`:
-    this machine is not measured."""
+    """As `_write_profile` for a job of several ranks; all call it and the first one writes.
+    `in_haste`: skip measuring this machine."""
     from lite_runner.backends.collectives import gather
     from lite_runner.profile import Process, job_profile, job_table, with_rates
 
     recorder = profiler.recorder
     assert recorder is not None
-    gather(b"")  # what is measured below is what ranks have that compute at once
+    gather(b"")  # so that all ranks are measured at the same time
     met = time.perf_counter()
     profiler.stop()
     rates = (0.0, 0.0) if in_haste else _rates(recorder, len(joined.local_ranks))
@@ -151,8 +151,8 @@ def write_ranks_profile(folder: RunFolder, joined: Joined, *, in_haste: bool) ->
 
 
 def _rates(recorder: Recorder, processes: int = 1) -> tuple[float, float]:
-    """Bytes and multiply-adds per second of this machine, for each of so many processes at once; 0
-    where no native layer was timed."""
+    """Bytes and multiply-adds per second of this machine for each of several concurrent processes;
+    0 if no native layer was timed."""
     if not recorder.has_layers:
         return 0.0, 0.0
     from lite_runner.native import costs
@@ -185,8 +185,8 @@ def _write(
 
 @contextmanager
 def _key_for_ranks(given: str) -> Iterator[list[str]]:
-    """The setting that gives ranks the key of encrypted graphs, in the memory of this process: no
-    command line, variable or file on a disk holds it."""
+    """The setting that passes the key of encrypted graphs to the ranks, through a file in memory:
+    no command line, variable or file on disk holds it."""
     if not given:
         yield []
         return
@@ -199,7 +199,8 @@ def _key_for_ranks(given: str) -> Iterator[list[str]]:
 
 
 def _recorded() -> dict[str, str]:
-    """The variable of what this launcher has recorded, for the rank that writes the profile."""
+    """The environment variable with this launcher's record, for the rank that writes the
+    profile."""
     recorder = profiler.stop()
     if recorder is None:
         return {}
@@ -252,7 +253,7 @@ def log_details(notes: Sequence[Note]) -> None:
 
 @contextmanager
 def limited_cache(limit: str | None) -> Iterator[None]:
-    """Context of a run, after which the cache is within context.cache_limit; nothing that the run
+    """Context of a run that trims the cache to context.cache_limit at its end; nothing that the run
     itself used is removed."""
     began = time.time()
     yield

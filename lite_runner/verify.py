@@ -36,7 +36,7 @@ def verify(words: Sequence[str]) -> int:
     mode = config.get("run_mode")
     if mode not in VERIFIABLE:
         raise ConfigError(
-            f"verify: {folder} is of run_mode={mode}, which computes no tokens;"
+            f"verify: {folder} is a run of run_mode={mode}, which computes no tokens;"
             f" expected one of {', '.join(VERIFIABLE)}"
         )
     if config.get("use_parallel"):

@@ -59,7 +59,7 @@ def test_what_cannot_be_verified(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for words, code, expected in (
         ([], 2, "verify: got 0 words, expected the folder of a run"),
         (["missing"], 4, "result.json: cannot be read"),
-        (["run"], 2, "is of run_mode=bench, which computes no tokens"),
+        (["run"], 2, "is a run of run_mode=bench, which computes no tokens"),
     ):
         assert main(["verify", *words]) == code
         assert expected in capsys.readouterr().err

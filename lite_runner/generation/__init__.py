@@ -94,7 +94,7 @@ class Generator(Protocol):
         ...
 
     def add(self, request: Request) -> int:
-        """Queue a request; its id. Raises ConfigError if it does not fit."""
+        """Queue a request and return its id. Raises ConfigError if it does not fit."""
         ...
 
     def finish(
@@ -147,8 +147,8 @@ class Engine:
         step_s: float | None = None,
         speculate: bool = False,
     ) -> None:
-        """The options are those of Scheduler, but that `speculate` drafts by prompt lookup where
-        the backend has no draft model. Raises ConfigError for a budget that does not fit."""
+        """Options as of Scheduler; `speculate`: draft by prompt lookup where the backend has no
+        draft model. Raises ConfigError for a budget that does not fit."""
         self.backend = backend
         self._stored = backend.stored if isinstance(backend, Storing) else None
         draft = backend.draft if isinstance(backend, Drafting) else None
@@ -195,7 +195,7 @@ class Engine:
         self.backend.close()
 
     def add(self, request: Request) -> int:
-        """Queue a request; its id. Raises ConfigError as Scheduler.add."""
+        """Queue a request and return its id. Raises ConfigError as Scheduler.add."""
         return self.scheduler.add(request)
 
     def finish(
@@ -205,8 +205,8 @@ class Engine:
         return self.scheduler.finish(id, reason, index)
 
     def step(self) -> list[Event]:
-        """Schedule, execute, update; the events. After an exception of the backend, or Ctrl-C, the
-        next call repeats the step: no event is lost or repeated."""
+        """Schedule, execute, update; returns the events. After an exception of the backend, or
+        Ctrl-C, the next call repeats the step: no event is lost or repeated."""
         began, compiled = time.perf_counter(), self.backend.compile_s
 
         def seconds() -> float:
@@ -224,8 +224,8 @@ class Engine:
         return self.scheduler.events()
 
     def _execute(self, step: SchedulerOutput) -> tuple[NDArray[np.float32], ...]:
-        """The logits of the rows, and the hidden states of those that have these instead, after
-        what slots need before."""
+        """Do the slot work, then compute the rows: logits, and hidden states of the rows that ask
+        for them."""
         if work := self.scheduler.slot_work:
             with deferred():
                 while work:
@@ -248,8 +248,8 @@ class Engine:
     def run(
         self, requests: Iterable[Request] = (), interrupted: Callable[[], bool] | None = None
     ) -> Iterator[list[Event]]:
-        """The events of each step, until there are no requests, or `interrupted`, called before
-        each step, returns true. Others may be added meanwhile."""
+        """Yield the events of each step until no request is left, or `interrupted`, called before
+        each step, returns true. Requests may be added in between."""
         for request in requests:
             self.add(request)
         while not self.idle and not (interrupted is not None and interrupted()):

@@ -64,7 +64,7 @@ class Samples:
         drafter: Callable[[NDArray[np.int32]], Drafter] | None = None,
     ) -> None:
         """`returns`: indices of the sequences; `limit`: maximum tokens of each; `drafter`: makes
-        what drafts tokens after the prompt."""
+        the drafter of the tokens after the prompt."""
         self._id, self._request, self._limit = id, request, limit
         self._eos = frozenset(request.options.eos_token_id)
         top = request.options.logprobs
@@ -108,8 +108,7 @@ class Samples:
         ]
 
     def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
-        """Tokens to compute ahead for each running sequence; `most`: how many, by the rate at which
-        its drafts are accepted."""
+        """Draft tokens for each running sequence; `most`: their number by the acceptance rate."""
         return [
             []
             if one.drafter is None
@@ -145,7 +144,7 @@ class Samples:
     def _extended(
         self, sequence: _Sequence, logits: NDArray[np.float32], drafted: Sequence[int]
     ) -> list[Event]:
-        """Choose a token, and one more as long as it is the drafted one."""
+        """Choose a token, and one more after each drafted token that was chosen."""
         events: list[Event] = []
         for row, draft in zip_longest(logits, drafted):
             events += self._next(sequence, row)
@@ -367,7 +366,7 @@ def strategies_of(
     info: BackendInfo,
     drafter: Callable[[NDArray[np.int32]], Drafter] | None,
 ) -> Sequence[DecodingStrategy]:
-    """Those of a request; with more sequences than slots, one for every full set of slots."""
+    """The strategies of a request: with more sequences than slots, one per full set of slots."""
     options, slots = request.options, info.slots
     length = len(request.prompt)
     limit = options.max_sequence(length, info.max_length) - length
@@ -400,9 +399,9 @@ class SequenceGroup:
     # Texts to prefill by sequence: the prompt in the first one's slot; later, in that of every
     # running sequence, what has outgrown its keys.
     texts: list[tuple[int, NDArray[np.int32]]] = field(init=False)
-    prefilled: int = 0  # tokens of the first of them in its slot
+    prefilled: int = 0  # tokens of the first text that are in its slot
     begun: bool = False  # the prompt's prefill is complete
-    preempted: bool = False  # it waits to be computed again
+    preempted: bool = False  # waits to be recomputed
     queued: float = field(default_factory=time.perf_counter)
     admitted: float | None = None  # when it got its slots
     _logits: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # after later texts
@@ -427,7 +426,7 @@ class SequenceGroup:
 
     @property
     def scored(self) -> LogprobCollector | None:
-        """Gets the log-probabilities of what is prefilled."""
+        """Collects log-probabilities of the prompt during prefill."""
         return None if self.begun else self.prompt_logprobs
 
     @property
@@ -449,7 +448,7 @@ class SequenceGroup:
 
     @property
     def unscored(self) -> int:
-        """Tokens of what is prefilled next whose logits predict nothing that is scored."""
+        """Leading tokens of the next prefill whose logits are not scored."""
         return max(0, self.request.scored_from - 1 - self.prefilled)
 
     def chunk(self, tokens: int) -> Row:
@@ -465,8 +464,8 @@ class SequenceGroup:
         return Row(self.filling[0], chunk, self.prefilled, place, logits, len(text), hidden)
 
     def newest(self, most: Callable[[float], int] | None = None) -> list[Row]:
-        """Decode rows: the newest token of every running sequence, and where `most` is given those
-        that its strategy drafts."""
+        """Decode rows: the newest token of every running sequence, and with `most` the tokens that
+        its strategy drafts."""
         length = len(self.request.prompt) - 1
         texts = self.strategy.tokens()
         drafts = [[] for _ in texts] if most is None else self.strategy.drafts(most)
@@ -509,7 +508,7 @@ class SequenceGroup:
             self.prompt_logprobs = LogprobCollector(top)
 
     def resume(self) -> None:
-        """Compute again what was in the slots."""
+        """Recompute the contents of the slots."""
         self.preempted = False
         if self.begun:
             self.restart()

@@ -1,8 +1,9 @@
 """Speculative decoding by a draft model, which is smaller and has the same vocabulary.
 
 It continues the texts of all sequences together, greedily, before the step that verifies what it
-drafted. Its own time is a part of that step's. A text that it has not followed it first has to
-read: that is done only as long as drafts have gained what was spent, but for a small share.
+drafted. Its own time is a part of that step's. A text that the draft model has not followed must
+first be prefilled: that is done only while drafts have saved the time that was spent, up to a small
+share.
 
 After Leviathan et al., Fast Inference from Transformers via Speculative Decoding (2023), where a
 token is kept if it is the one that would have been drawn.
@@ -24,8 +25,8 @@ from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 _FIRST_RATE = 0.7  # of acceptance, before a draft was checked
 _WEIGHT = 0.1  # of the newest observation
 _FORGOTTEN = 0.01  # of what is known of the rate, in a step without drafts
-_CHUNK = 256  # tokens of a text that are read in a step, for what others wait meanwhile
-_BEHIND = 2 * MOST_DRAFTED  # tokens that are read without asking what that costs
+_CHUNK = 256  # tokens of a text that are prefilled in a step, while other sequences wait
+_BEHIND = 2 * MOST_DRAFTED  # tokens that are prefilled whatever that costs
 _SHARE = 0.01  # of the time of steps without drafts, for trying again
 _MOST_CREDIT = 0.5  # seconds gained that later tries may cost
 
@@ -43,7 +44,7 @@ class DraftSequence:
 
     @property
     def behind(self) -> bool:
-        """True if reading what is new of its text takes long."""
+        """True if the rest of its text takes long to prefill."""
         return len(self.text) - self.known > _BEHIND
 
     def draft(self, most: int) -> list[int]:
@@ -68,7 +69,7 @@ class DraftSequence:
 
 
 class DraftModel:
-    """Drafts tokens for many sequences, and knows whether that pays. See StepCost."""
+    """Drafts tokens for many sequences where that saves time. See StepCost."""
 
     most_drafted = MOST_DRAFTED
 

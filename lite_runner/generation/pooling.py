@@ -30,7 +30,7 @@ class Pooled:
         self._sum = found if self._sum is None else self._sum + found
 
     def restart(self) -> None:
-        """Forget the tokens so far: all come again."""
+        """Reset: the prompt is prefilled from its start again."""
         self._sum = None
 
     def begin(self, logits: NDArray[np.float32]) -> list[Event]:
@@ -54,7 +54,7 @@ class Pooled:
     def advance(
         self, logits: NDArray[np.float32], drafts: Sequence[Sequence[int]]
     ) -> tuple[list[Event], list[tuple[int, int]]]:
-        """Nothing: it ends with the prompt."""
+        """No effect: it ends with the prompt."""
         return [], []
 
     def running(self) -> list[int]:

@@ -13,7 +13,7 @@ from lite_runner.config.generation import FinishReason, GenerationConfig, Poolin
 from lite_runner.errors import ConfigError, RunnerError
 
 _FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
-_LEAST_CHUNK = 16  # however long they take: fewer are hardly faster
+_LEAST_CHUNK = 16  # lower bound, however long they take: fewer are hardly faster
 
 
 class Guide(Protocol):
@@ -23,7 +23,7 @@ class Guide(Protocol):
         """Set the scores [vocab] of tokens that may not come next to -inf, in place."""
 
     def take(self, token: int) -> None:
-        """The next token."""
+        """Advance by the next token."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class GenerationTiming:
     decode_tokens: int = 0  # tokens sampled after each sequence's first, eos included
     drafted_tokens: int = 0  # computed ahead, by speculative decoding
     accepted_tokens: int = 0  # of these, that were chosen
-    preemptions: int = 0  # sequences that made room for others, and were computed again
+    preemptions: int = 0  # sequences that were preempted and recomputed
 
     @property
     def prefill_tok_s(self) -> float | None:

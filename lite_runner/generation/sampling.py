@@ -71,7 +71,7 @@ class Sampler:
         elif changed is None:
             token = self._token(logits)
         else:
-            # In their place, for a moment: a copy of the vocabulary costs more than all else.
+            # Changed in place and restored: copying the vocabulary would cost more than all else.
             ids, values = changed
             before = logits[ids]
             logits[ids] = values
@@ -135,7 +135,7 @@ class Seen:
         self.ids: Ids = np.array(sorted(self._known), np.intp)
 
     def add(self, token: int) -> None:
-        """A token that follows."""
+        """Add the next token."""
         if token not in self._known and token != self._pad:
             self._known.add(token)
             self.ids = np.append(self.ids, np.intp(token))
@@ -170,8 +170,8 @@ def process_logits(logits: Floats, seen: Ids, generated: int, config: Generation
 def changed_logits(
     logits: Floats, seen: Ids, generated: int, config: GenerationConfig
 ) -> tuple[Ids, Floats] | None:
-    """The ids whose logits repetition penalty and min_new_tokens change, and the new values; of an
-    id that is there twice, the last one holds. None where nothing applies."""
+    """The ids whose logits repetition penalty and min_new_tokens change, and the new values; of a
+    repeated id the last one applies. None where nothing applies."""
     penalized = config.repetition_penalty != 1.0
     too_short = generated < config.min_new_tokens and bool(config.eos_token_id)
     if not (penalized or too_short):
@@ -249,8 +249,8 @@ def warped(scores: Floats, config: GenerationConfig) -> Floats:
 
 
 class TopK:
-    """Finds the largest scores of each token of a sequence, of which the one before tells roughly
-    how large they are."""
+    """Finds the largest scores of each token of a sequence; those of the token before bound the
+    search."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -106,7 +106,7 @@ class Scheduler:
         self._preempts = info.exact and info.can_continue
         self._waiting: list[SequenceGroup] = []  # both in queue order
         self._running: list[SequenceGroup] = []
-        self.slot_work: list[SlotWork] = []  # before the next rows, to be done and removed
+        self.slot_work: list[SlotWork] = []  # to be done before the next rows
         self._unreported: list[Event] = []
         self._next_id = 0
 
@@ -148,7 +148,7 @@ class Scheduler:
         return running, waiting
 
     def add(self, request: Request) -> int:
-        """Queue a request; its id, larger than all before.
+        """Queue a request and return its id, larger than all before.
 
         Raises ConfigError if it does not fit the backend, or its adapter is unknown.
         """
@@ -355,7 +355,8 @@ class Scheduler:
         return min(most, prompt + new + drafted)
 
     def _make_room(self) -> None:
-        """Give back memory until what runs fits: what nobody uses, then the youngest group's."""
+        """Free memory until the running groups fit: unused cache first, then the youngest
+        group's."""
         if (memory := self._info.memory) is None:
             return
         while (needed := sum(map(self._blocks, self._running))) > memory.blocks:
@@ -372,7 +373,7 @@ class Scheduler:
             self._release(slot, 0)
 
     def _preempt(self, group: SequenceGroup) -> None:
-        """Take a group's slots, until it is admitted again and recomputed."""
+        """Preempt a group: take its slots until it is admitted again and recomputed."""
         self._running.remove(group)
         for slot in group.slots_in_use():
             self._release(slot, 0)
@@ -427,7 +428,7 @@ class Scheduler:
     def _stored_prefix(
         self, group: SequenceGroup, text: NDArray[np.int32], place: Placement
     ) -> StoredPrefix | None:
-        """The prefix of a prompt in files, where it is worth more than that in slots."""
+        """The stored prefix of a prompt, if it is longer by enough than the cached one."""
         if self._stored is None:
             return None
         start = place.cached if place.source == place.slot else 0
@@ -452,7 +453,8 @@ class Scheduler:
         step = SchedulerOutput()
         decoding = [group for group in self._running if group.decoding]
         most, drafts = None, self._drafts
-        # Beside prompts each token counts, and who waits for a slot comes first.
+        # No drafts beside prefills or while requests wait for a slot: each token of the budget
+        # counts.
         if drafts is not None and len(decoding) == len(self._running) and not self._waiting:
             sequences = sum(len(group.strategy.running()) for group in decoding)
             most = partial(self._most_drafted, drafts, sequences)

@@ -27,7 +27,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class CopySlots:
-    """Slot sources[i] is copied to targets[i]; all are read before any is written."""
+    """Copy slot sources[i] to targets[i]; all are read before any is written."""
 
     sources: list[int]
     targets: list[int]
@@ -35,7 +35,7 @@ class CopySlots:
 
 @dataclass(frozen=True)
 class ReleaseSlot:
-    """The memory of a slot's tokens from `length` on is given back."""
+    """Free the memory of a slot's tokens from `length` on."""
 
     slot: int
     length: int
@@ -63,7 +63,7 @@ class Slots:
         return sum(self._blocks[slot] for slot in slots)
 
     def release(self, slot: int, length: int) -> bool:
-        """Give back the memory after the first `length` tokens; True if there is some."""
+        """Free the memory after the first `length` tokens; True if there was any."""
         assert self._info.memory is not None
         self.truncate(slot, length)
         blocks = self._info.memory.blocks_of(length)

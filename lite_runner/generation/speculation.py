@@ -1,9 +1,9 @@
 """Speculative decoding: drafts by prompt lookup, and the length of drafts that pays.
 
 Where the last tokens of a sequence occurred before, in its prompt or its output, the tokens that
-followed them there are drafted. A step computes the logits after each drafted token; those that
-would have been chosen anyway are kept, so that results do not depend on drafts. It takes a backend
-with batch-invariant logits.
+followed them there are drafted. A step computes the logits after each drafted token; tokens that
+would have been chosen anyway are kept, so results do not depend on drafts. Needs a backend with
+batch-invariant logits.
 
 After Saxena, Prompt Lookup Decoding (2023), and transformers' prompt_lookup_num_tokens.
 """
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_DRAFTED = 8  # tokens of a sequence in a step: more cost nearly as much as they give
+MOST_DRAFTED = 8  # tokens of a sequence in a step: more would cost about as much as they save
 _LONGEST, _SHORTEST = 4, 2  # tokens that have to occur again
 _FIRST_RATE = 0.4  # of acceptance, before a draft was checked
 _ROW_COST = 0.2  # a token's share of the time of a step with one, before a draft was timed
@@ -58,7 +58,7 @@ class PromptLookup:
         expected, self._expected = self._expected, []
         for place, token in enumerate(tokens):
             self._text.append(token)
-            # Without a draft it is known all the same whether its first token would have done.
+            # Acceptance is observed without a draft too: would its first token have been chosen?
             if place < len(expected) and place <= max(drafted - 1, 0):
                 right = token == expected[place]
                 self.rate += _WEIGHT * (right - self.rate)
@@ -109,7 +109,7 @@ class StepCost:
         """Tokens worth drafting for one of so many sequences, each accepted at this rate after
         those before it."""
         if sequences not in self._plain:
-            return 0  # nothing to compare with yet
+            return 0  # not timed yet
         # The last one has to give more than it costs: rate ** most tokens, of which a step without
         # drafts gives one for each sequence.
         cost = _MARGIN * self._row.get(sequences, _expected(sequences)) * sequences

@@ -238,7 +238,7 @@ def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokeni
     if cut:
         which = "the text was" if len(rows) == 1 else f"{len(cut)} of {len(rows)} texts were"
         limits = ", ".join(dict.fromkeys(cut))
-        lines.append(f"{which} cut at {limits}: a larger max_new_tokens= goes on")
+        lines.append(f"{which} cut at {limits}: a larger max_new_tokens= continues it")
     at_once = any(
         row.finish_reason == "stop" and not row.text.strip() and not row.messages for row in rows
     )

@@ -1,4 +1,4 @@
-"""The plan of a run: everything that is resolved before weights are read, its job included.
+"""The plan of a run: everything that is resolved before weights are read, including its job.
 
 A run mode makes and validates it; dry_run=true prints it. A job is prompts as token ids, their
 options, and the batch size.
@@ -46,7 +46,7 @@ DEFAULT_BATCH_SIZE = 32  # of a job without a batch size
 
 @dataclass(frozen=True)
 class Job:
-    """All that is known before a weight is read."""
+    """The work of a run: prompts, their options, sizes."""
 
     requests: Sequence[Request]  # empty where prompts were given as token ids
     tokens: Sequence[Sequence[int]]  # of each prompt
@@ -57,8 +57,8 @@ class Job:
     first_index: int = 0  # index of the first prompt, of a replica's share
     adapters: AdapterJob | None = None  # None: the base model alone
     all_logits: bool = False  # logits of every prompt token are needed, not only of the last
-    # Of each prompt what restricts it to a grammar, None for nothing; empty: no prompt has any.
-    # It stays in this process.
+    # The grammar guide of each prompt, None without one; empty: no prompt has any. Not for other
+    # processes.
     guides: Sequence[Callable[[], Guide] | None] = field(default=(), compare=False)
 
     @classmethod
@@ -123,8 +123,7 @@ class Job:
 def with_ends(
     generation: GenerationConfig, given: TokenIds, model: Decoder, tokenizer: Tokenizer | None
 ) -> GenerationConfig:
-    """The options with the tokens that end a text: those `given`, else the model's and the
-    tokenizer's."""
+    """The options with the end tokens: those `given`, else the model's and the tokenizer's."""
     if given is not None or tokenizer is None:
         return generation
     return replace(generation, eos_token_id=end_tokens(model, tokenizer))
@@ -192,7 +191,7 @@ def estimate(
 def grammars_of(
     shared: Mapping[str, Any], requests: Sequence[Request], prompts: int
 ) -> list[Grammar | None]:
-    """The grammar of each prompt, `shared` for those without their own, checked as far as it shows
+    """The grammar of each prompt, `shared` for those without their own, checked as far as possible
     without a vocabulary; empty where there is none. Raises ConfigError, and EnvironmentFault
     without the package of grammars."""
     asked = [request.structured or shared for request in requests] or [shared] * prompts
@@ -277,18 +276,18 @@ class Plan:
 
     @property
     def model(self) -> ModelFiles:
-        """The files of a plan that has some."""
+        """The files; of a plan that has them."""
         assert self.files is not None
         return self.files
 
     @property
     def decoder(self) -> Decoder:
-        """The model's sizes: those of the config, or where it has none its files'."""
+        """The model's sizes, from the config or else its files."""
         return self.config.model_config() or self.model.model
 
     @property
     def work(self) -> Job:
-        """The job of a plan that has one."""
+        """The job; of a plan that has one."""
         assert self.job is not None
         return self.job
 
@@ -302,8 +301,8 @@ class Plan:
         return "\n".join([*align(self.lines), *self.table]) + "\n"
 
     def verified(self, ranks: Iterable[int]) -> Plan:
-        """The plan for ranks that need not verify the shards which they read: that is done here,
-        each shard once. Raises ArtifactError."""
+        """The plan for ranks that need not verify the shards they read: they are verified here,
+        each once. Raises ArtifactError."""
         if self.files is None:
             return self
         every = [self.of_rank(rank).ranks for rank in ranks]
@@ -311,7 +310,7 @@ class Plan:
         return replace(self, files=files)
 
     def of_rank(self, rank: int) -> Plan:
-        """The plan as one of its ranks runs it."""
+        """The plan of one of its ranks."""
         return replace(self, ranks=replace(ranks_of(self.config), rank=rank))
 
 
@@ -330,7 +329,9 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
     if need.adapters:
         lines["adapters"] = f"{readable(need.adapters)} for those loaded at a time"
     if not need.process:
-        lines["memory"] = f"needs {readable(need.total)} on each device; what one has is not known"
+        lines["memory"] = (
+            f"needs {readable(need.total)} on each device; how much one has is not known here"
+        )
     elif not config.use_parallel:
         lines |= memory_lines(need, hints)
     lines["backend"] = f"{config.backend}: {plan.why}" if plan.why else config.backend

@@ -82,7 +82,7 @@ class Choice:
     """The backend that computes a run."""
 
     name: str  # never "auto"
-    why: str  # what computes, and what the backends before it object to
+    why: str  # the engine, and the objections of the backends before it
 
     @property
     def note(self) -> str:
@@ -95,9 +95,8 @@ def _in_order(device: str) -> list[str]:
 
 
 def choose(files: ModelFiles, options: RunOptions) -> Choice:
-    """The backend that is asked for; of auto the first without an objection.
-
-    Raises ConfigError with what they object to where none can compute the run.
+    """The named backend, or for auto the first without an objection. Raises ConfigError with their
+    objections if none can compute the run.
     """
     asked, device = options.settings.backend, options.device
     names = _in_order(device) if asked == "auto" else [asked]
@@ -124,20 +123,20 @@ def _objections(name: str, files: ModelFiles, options: RunOptions) -> list[str]:
     if settings.embeds and not found.hidden_states:
         reasons = [f"run_mode={settings.run_mode}: it gives no hidden states", *reasons]
     if settings.context.reproducible and not found.reproducible:
-        reasons = ["context.reproducible=true is of backend=native", *reasons]
+        reasons = ["context.reproducible=true needs backend=native", *reasons]
     return reasons
 
 
 def _another(files: ModelFiles, options: RunOptions, name: str) -> str:
-    """The first other backend that can compute the run, as a remedy; empty: there is none."""
+    """A remedy that names the first other backend that can compute the run; "" without one."""
     for other in _in_order(options.device):
         if other != name and not _objections(other, files, options):
-            return f"backend={other} can"
+            return f"backend={other} can compute it"
     return ""
 
 
 def others(files: ModelFiles, options: RunOptions) -> str:
-    """The backends that are not asked for, each with what it objects to."""
+    """The other backends, each with its objections."""
     said = []
     for name in _in_order(options.device):
         if name != options.settings.backend:
@@ -145,14 +144,13 @@ def others(files: ModelFiles, options: RunOptions) -> str:
                 reasons = _objections(name, files, options)
             except RunnerError as error:
                 reasons = [error.message]
-            said.append(f"{name}: {', '.join(reasons) or 'could too'}")
+            said.append(f"{name}: {', '.join(reasons) or 'supported'}")
     return "; ".join(said)
 
 
 def resolve_backend(files: ModelFiles, options: RunOptions, *, tell: bool = True) -> RunOptions:
-    """The options with backend=auto resolved; unless with dry_run=true it is said what computes.
-
-    Raises ConfigError as `choose`, and where the run is to be compared with the same backend.
+    """The options with backend=auto resolved; notes the choice, unless with dry_run=true. Raises
+    ConfigError as `choose`, and if the run is to be compared with the same backend.
     """
     choice, settings = choose(files, options), options.settings
     if settings.compare_backend == choice.name:
@@ -197,10 +195,10 @@ WORTHWHILE = 0.95  # a hint must save 5 % at least
 
 
 def with_resources(plan: Plan, share: Job) -> Plan:
-    """The plan with what computes, dtype and memory; with dry_run=true also the lines to print.
+    """The plan with its engine, dtype and memory; with dry_run=true also the lines to print.
 
     `share` is the largest job of a replica. Raises ConfigError where the backend, or that of
-    compare_backend=, cannot compute the run, EnvironmentFault where one of them is not here.
+    compare_backend=, cannot compute the run, EnvironmentFault if one of them is not installed.
     """
     config = plan.config
     if config.dry_run:
@@ -217,7 +215,7 @@ def with_seat(plan: Plan, share: Job) -> Plan:
     assert isinstance(config, ComputeOptions)
     options, chosen = options_of(plan, share), seat(config.backend)
     chosen.check(files, options)
-    # An exported model is opened without it, and counting takes reading the checkpoint's header.
+    # Not needed to open an exported model; counting would read the checkpoint's header.
     asked = files.exported is None or config.dry_run or plan.ranks.size > 1
     plan = replace(
         plan,
@@ -236,7 +234,7 @@ def _check_comparison(plan: Plan, share: Job) -> None:
     """Check that the backend of compare_backend= can compute its run. Raises ConfigError."""
     name = plan.config.backend
     options, other = options_of(plan, share), seat(name)
-    # What an exported model was made from is not located yet.
+    # The checkpoint of an exported model is not located yet.
     if plan.model.exported is None and (why := other.unsupported(plan.model, options)):
         raise ConfigError(f"compare_backend={name}: {'; '.join(why)}")
     other.check(plan.model, options)
@@ -256,7 +254,7 @@ def open_planned(plan: Plan, job: Job | None = None) -> Backend:
 
 
 def open_backend(files: ModelFiles, options: RunOptions, need: Memory | None = None) -> Backend:
-    """The backend that the settings name, which is not auto, with its weights.
+    """The backend that the settings name, not auto, with its weights.
 
     `need`: the memory of the run, if known. Several ranks must have joined; the launcher has
     checked that they fit together. Raises RunnerError.
@@ -285,7 +283,7 @@ def job_memory(files: ModelFiles, options: RunOptions) -> Memory:
 
 
 def memory_hints(files: ModelFiles, options: RunOptions) -> list[MemoryHint]:
-    """Settings with which a run needs less memory, the most effective first."""
+    """Settings that would reduce the memory of a run, the most effective first."""
     now = job_memory(files, options).total
     found = []
     for setting, changed, asked in (*_cheaper(files, options), *_smaller(files, options)):
@@ -303,7 +301,7 @@ _Change = tuple[str, ModelFiles, RunOptions]
 
 
 def _cheaper(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
-    """Settings with which weights and cache are of fewer bits."""
+    """Settings for weights and cache of fewer bits."""
     settings = options.settings
     if files.exported is None and not files.quantization.rounds:
         quants: tuple[Quant, ...] = ("a16w8", "a16w4")
@@ -322,7 +320,7 @@ def _cheaper(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
 
 
 def _smaller(files: ModelFiles, options: RunOptions) -> Iterator[_Change]:
-    """Settings with which the run is smaller."""
+    """Settings for fewer rows or a shorter length."""
     asked, width = options.settings, options.width
     if asked.sizes_itself:
         slots = range(1, options.slots + 1) if asked.batch_key else [options.slots]
@@ -348,7 +346,7 @@ def fitted(
     lengths: Sequence[int],
     least: int = 1,
 ) -> RunOptions:
-    """The options with the sizes, of those allowed, that fit the free memory. See
+    """The options with the largest of the allowed sizes that fit the free memory. See
     `choose_sizes`."""
     most = replace(options, slots=slots[-1], length=lengths[0])
     if options.device != "CPU" or len(slots) * len(lengths) == 1:
@@ -369,10 +367,10 @@ def fitted(
 def choose_sizes(
     fits: Callable[[int, int], bool], slots: Sequence[int], lengths: Sequence[int], least: int = 1
 ) -> tuple[int, int]:
-    """The longest of `lengths` that fits with `least` rows, or with fewer where none does; and of
-    `slots` the most rows that fit then. The least of both where nothing fits.
+    """The longest of `lengths` that fits with `least` rows, or else with fewer; and the largest of
+    `slots` that fits then. The smallest of both if nothing fits.
 
-    `slots` ascends, `lengths` descends; what is smaller fits where more does.
+    `slots` ascends, `lengths` descends; a smaller size fits wherever a larger one does.
     """
     if fits(slots[-1], lengths[0]):
         return slots[-1], lengths[0]
@@ -385,32 +383,32 @@ def choose_sizes(
 
 
 def lengths_of(longest: int, shortest: int = SHORTEST) -> list[int]:
-    """`longest`, and the powers of two below, by which caches grow."""
+    """`longest`, and the powers of two below it, in which caches grow."""
     powers = (1 << n for n in reversed(range(longest.bit_length())))
     return [longest, *(power for power in powers if shortest <= power < longest)]
 
 
 def fitted_text(options: RunOptions, wanted: RunOptions) -> str:
-    """The sizes chosen for a run that is `wanted` larger, as text."""
+    """The sizes chosen in place of the larger ones `wanted`, as text."""
     pairs = zip(_sizes(options).items(), _sizes(wanted).values(), strict=True)
     less = [f"{key}={size} instead of {most}" for (key, size), most in pairs if size < most]
-    return f"{', '.join(less)}: what fits in {free_text()}"
+    return f"{', '.join(less)} to fit in {free_text()}"
 
 
 def _sizes(options: RunOptions) -> dict[str, int]:
-    """The settings that mean the sizes of a run."""
+    """The sizes of a run by their config keys."""
     batch, length = options.settings.batch_key, options.settings.length_key
     sizes = {batch: options.slots // options.width, length: options.length}
     return {key: size for key, size in sizes.items() if key}
 
 
-ENOUGH_BYTES = 3.0  # of a parameter, on the average, for it to be a float32; below ...
+ENOUGH_BYTES = 3.0  # average bytes of a parameter from which it counts as float32; below ...
 HALF_BYTES = 1.5  # ... it has 16 bits, and below this fewer
 
 
 def files_to_fetch(source: ModelSource) -> ModelFiles | None:
-    """The model as a run would fetch it from the hub; None where it is here, or its size is not
-    known. Of a model that no description is here of, config.json and tokenizer are fetched.
+    """The model as a run would fetch it from the hub; None if it is here or its size is unknown.
+    Fetches config.json and tokenizer of a model whose sizes are not known.
     """
     if source.dry_run or source.exported is not None:
         return None
@@ -428,8 +426,8 @@ def check_before_fetching(
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     cluster: Cluster | None = None,
 ) -> ModelFiles | None:
-    """As `files_to_fetch`. Raises EnvironmentFault where the memory does not suffice for the
-    weights and one token; of several ranks `cluster` has those of each machine."""
+    """As `files_to_fetch`. Raises EnvironmentFault if the memory does not suffice for the weights
+    and one token; `cluster`: of several ranks."""
     if settings.in_mindformers or (files := files_to_fetch(settings.source)) is None:
         return None
     device = environment.resolve_device(settings.context.device_target)
@@ -444,7 +442,7 @@ def check_before_fetching(
 
 
 def check_ranks_fit(plan: Plan) -> None:
-    """Raises EnvironmentFault where this machine cannot hold its ranks of a plan."""
+    """Raises EnvironmentFault if this machine cannot hold its ranks of a plan."""
     config, need = plan.config, plan.memory
     assert need is not None
     hints: Callable[[], Sequence[MemoryHint]] = list
@@ -463,8 +461,8 @@ def check_machine(
     rank: Memory,
     hints: Callable[[], Sequence[MemoryHint]] = list,
 ) -> None:
-    """Raises EnvironmentFault for too few devices or, on CPU, too little memory; `hints` is called
-    only then."""
+    """Raises EnvironmentFault for too few devices or, on CPU, too little memory; only then `hints`
+    is called."""
     if device != "CPU":
         count, devices = cluster.local_worker_num, environment.ascend_devices()
         if count > devices:

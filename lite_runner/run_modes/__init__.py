@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class RunMode(Protocol):
     """The protocol of the modules of this folder."""
 
-    Config: type[RunConfig]  # groups of keys (config/options.py) as bases, and its own keys
+    Config: type[RunConfig]  # groups of keys (config/schema.py) as bases, and its own keys
 
     @staticmethod
     def errors(config: Any) -> Iterator[Invalid]:
@@ -40,9 +40,9 @@ class RunMode(Protocol):
 
     @staticmethod
     def plan(config: Any, *tokens: Sequence[list[int]]) -> Plan:
-        """Resolve a config: all that is decided before weights are read. With dry_run=true nothing
-        is fetched. A rank passes the token ids of all prompts, if there are any, as the first rank
-        of its machine has planned them. Raises RunnerError."""
+        """Resolve a config: everything that is decided before weights are read. With dry_run=true
+        nothing is fetched. A rank passes the token ids of all prompts, if any, as planned by the
+        first rank of its machine. Raises RunnerError."""
 
     @staticmethod
     def run(plan: Plan, folder: RunFolder | None, *interrupted: Callable[[], bool]) -> None:

@@ -93,7 +93,7 @@ def _files(config: Config) -> Finding:
     """All tensors exist, in the shapes of the model."""
     found = locate_cached(config.source)
     if not found.is_here:
-        return Finding("warn", f"{found.source}: not here yet", remedy=FETCHED)
+        return Finding("warn", f"{found.source}: not downloaded yet", remedy=FETCHED)
     if found.exported is not None:
         return Finding("ok", found.location())
     tensors = found.resharded(ranks_of(config), vocab_parallel=config.vocab_parallel)
@@ -104,7 +104,7 @@ def _tokenizer(config: Config) -> Finding:
     """The tokenizer loads, and decodes a text that it has encoded."""
     found = locate_cached(config.source)
     if not found.is_here:
-        return Finding("warn", "not here yet", remedy=FETCHED)
+        return Finding("warn", "not downloaded yet", remedy=FETCHED)
     loaded = tokenizer_of(config.tokenizer, found, fetching=False)
     ids = loaded.encode(_SAMPLE)
     if (back := loaded.decode(ids).strip()) != _SAMPLE:

@@ -123,7 +123,9 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
         adapters = config.adapter_id if names is None else names
         config = replace(config, adapter_id=adapters, predict_data=items_of(requests))
     elif config.adapter_path and not any(request.adapter for request in requests):
-        progress.note(f"adapter_path={config.adapter_path}: adapter_id= names none, the base runs")
+        progress.note(
+            f"adapter_path={config.adapter_path}: adapter_id= names none, so the base model runs"
+        )
     cluster = cluster_of(config) if ranks.size > 1 else None
     if (fetched := check_before_fetching(config.settings, ranks, cluster)) is not None:
         _estimate(config, fetched, requests)  # adapters are read

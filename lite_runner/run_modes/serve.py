@@ -140,7 +140,7 @@ def models_of(config: Config) -> dict[str, Config]:
                 errors.append(f"serve.models: {given}: {error.message}")
                 continue
             if one.served_names[0] in found:
-                errors.append(f"serve.models: {one.served_names[0]} is there twice")
+                errors.append(f"serve.models: {one.served_names[0]} is named twice")
             found[one.served_names[0]] = one
     if errors:
         raise ConfigError.of(errors)

@@ -238,7 +238,7 @@ CHATTY = byte_tokenizer().with_special(chat_template="{{ messages }}")
 
 def test_a_text_that_was_cut_is_told_once() -> None:
     assert rows_of(job(Request("a")), ("abcd", "length")) == [
-        "the text was cut at max_new_tokens=4: a larger max_new_tokens= goes on"
+        "the text was cut at max_new_tokens=4: a larger max_new_tokens= continues it"
     ]
     own = job(Request("a"), Request("b", max_new_tokens=2), Request("c"))
     (line,) = rows_of(own, ("abcd", "length"), ("ab", "length"), ("abc", "stop"))

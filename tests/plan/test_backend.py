@@ -91,7 +91,7 @@ def test_auto_is_the_first_without_an_objection(planned: Callable[..., dict[str,
 
 def test_a_plan_says_what_else_could_compute(planned: Callable[..., dict[str, str]]) -> None:
     others = {
-        "seed=1": "ms: could too; mslite: could too; mindformers: it is used where it is named",
+        "seed=1": "ms: supported; mslite: supported; mindformers: only with backend=mindformers",
         "quant=a16w8": "mslite: quant=a16w8: graphs compute with floats",
         "context.mode=1": "native: context.mode=1 runs MindSpore's operators one by one; mslite:"
         " context.mode=1 (pynative): an exported model is a graph",
@@ -108,10 +108,10 @@ def test_a_run_says_what_computes_and_why(
 ) -> None:
     said = told()
     assert said.count(f"backend=native: lite-runner's own kernels ({native.instructions()})\n") == 1
-    assert "could too" not in said
+    assert "supported" not in said
     assert "backend=" not in told("verbosity=0")
     said = told("verbosity=2")
-    assert said.count("other backends: ms: could too; mslite: could too; mindformers: it is") == 1
+    assert said.count("other backends: ms: supported; mslite: supported; mindformers: only") == 1
     why = "context.mode=1 runs MindSpore's operators one by one"
     monkeypatch.setattr(memory, "free_memory", lambda: 0)  # nothing is computed
     refused([*SHORT, "context.mode=1"], 3)
@@ -125,7 +125,7 @@ def test_choosing_a_backend_imports_no_mindspore(
     for name in [name for name in sys.modules if name.partition(".")[0] == "mindspore"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(environment, "import_mindspore", lambda: pytest.fail("imported"))
-    assert "ms: could too" in planned()["others"]
+    assert "ms: supported" in planned()["others"]
     assert "mindspore" not in sys.modules
 
 
@@ -134,25 +134,25 @@ def test_a_named_backend_that_cannot_compute_is_refused_with_one_that_can(
 ) -> None:
     cases = {
         ("backend=native", "context.mode=1"): ("context.mode=1 runs MindSpore's", "backend=ms"),
-        ("backend=ms", "kv_cache=int8"): ("kv_cache=int8 is of", "backend=native"),
-        ("backend=mslite", "kv_cache=fp16"): ("kv_cache=fp16 is of", "backend=native"),
-        ("backend=ms", "speculate=ngram"): ("speculate=ngram is of", "backend=native"),
-        ("backend=mslite", "speculate=ngram"): ("speculate=ngram is of", "backend=native"),
-        ("backend=ms", "draft_model=tiny_llama"): ("draft_model= is of", "backend=native"),
-        ("backend=mslite", "draft_model=tiny_llama"): ("draft_model= is of", "backend=native"),
+        ("backend=ms", "kv_cache=int8"): ("kv_cache=int8 needs", "backend=native"),
+        ("backend=mslite", "kv_cache=fp16"): ("kv_cache=fp16 needs", "backend=native"),
+        ("backend=ms", "speculate=ngram"): ("speculate=ngram needs", "backend=native"),
+        ("backend=mslite", "speculate=ngram"): ("speculate=ngram needs", "backend=native"),
+        ("backend=ms", "draft_model=tiny_llama"): ("draft_model= needs", "backend=native"),
+        ("backend=mslite", "draft_model=tiny_llama"): ("draft_model= needs", "backend=native"),
     }
     for settings, (why, can) in cases.items():
         refused([*SHORT, *settings], 2)
         error = capsys.readouterr().err
         assert f"{settings[0]} cannot compute this run: " in error and why in error
-        assert f"-> {can} can\n" in error and NOTHING_LOADED not in error
+        assert f"-> {can} can compute it\n" in error and NOTHING_LOADED not in error
         assert planned(*settings, can)["backend"].startswith(f"{can[8:]}: ")
 
 
 def test_the_same_bits_everywhere_are_of_native_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "backend=ms", "context.reproducible=true"]) == 2
     said = capsys.readouterr().err
-    assert "context.reproducible=true is of backend=native" in said and "backend=native can" in said
+    assert "context.reproducible=true needs backend=native" in said and "backend=native can" in said
 
 
 def test_a_run_for_no_backend_names_every_objection(
@@ -161,7 +161,7 @@ def test_a_run_for_no_backend_names_every_objection(
     refused([*SHORT, "kv_cache=int8", "context.mode=1"], 2)
     error = capsys.readouterr().err
     assert "no backend can compute this run: backend=native: context.mode=1" in error
-    assert "; backend=ms: kv_cache=int8 is of backend=native" in error
+    assert "; backend=ms: kv_cache=int8 needs backend=native" in error
     assert "; backend=mslite: " in error and NOTHING_LOADED not in error
     monkeypatch.setattr(architectures, "unsupported", lambda model, **_: ["its heads are odd"])
     refused([*SHORT, "backend=ms"], 2)
@@ -174,18 +174,18 @@ def test_a_comparison_needs_two_backends(capsys: pytest.CaptureFixture[str]) -> 
     cases = {
         "compare_backend=native": "compare_backend=native: backend=auto is native here",
         "compare_backend=auto": "compare_backend=auto: got backend=auto, expected another one",
-        "compare_backend=mslite": "compare_backend=mslite: kv_cache=int8 is of backend=native",
-        "compare_backend=ms": "compare_backend=ms: kv_cache=int8 is of backend=native",
+        "compare_backend=mslite": "compare_backend=mslite: kv_cache=int8 needs backend=native",
+        "compare_backend=ms": "compare_backend=ms: kv_cache=int8 needs backend=native",
     }
     for setting, why in cases.items():
         refused([*SHORT, setting, "kv_cache=int8"], 2)
         error = capsys.readouterr().err
         assert why in error and NOTHING_LOADED not in error
     refused([*SHORT, "compare_backend=native"], 2)
-    assert "-> backend=ms can\n" in capsys.readouterr().err
+    assert "-> backend=ms can compute it\n" in capsys.readouterr().err
     refused([*SHORT, "compare_backend=ms", "context.mode=1"], 2)
     error = capsys.readouterr().err
-    assert "backend=auto is ms here" in error and " can\n" not in error
+    assert "backend=auto is ms here" in error and " can compute it\n" not in error
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ def test_a_rounded_cache_is_refused_before_memory_is_asked_for_and_ranks_are_sta
     refused([*SHORT, "kv_cache=int8"], 3)
     assert "0 B is free" in capsys.readouterr().err
     refused([*SHORT, "kv_cache=int8", "backend=ms"], 2)
-    assert "kv_cache=int8 is of backend=native" in capsys.readouterr().err
+    assert "kv_cache=int8 needs backend=native" in capsys.readouterr().err
 
 
 def test_a_rounded_cache_takes_less_memory() -> None:

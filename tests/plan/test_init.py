@@ -143,7 +143,7 @@ def test_the_plan_shows_what_the_run_takes(
     card = replace(plan, memory=there, device="Ascend", dtype="float16")
     ascend = described(card).text()
     assert "as float16" in ascend and "free" not in ascend
-    assert "on each device; what one has is not known" in ascend
+    assert "on each device; how much one has is not known here" in ascend
 
 
 def test_each_prompt_is_asked_with_its_own_options() -> None:

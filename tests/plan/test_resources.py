@@ -100,7 +100,7 @@ def test_a_server_of_four_bits_fits_a_laptop(dry: Dry) -> None:
     chosen_line = next(line for line in text.splitlines() if line.startswith("chosen"))
     assert (
         chosen_line.split()[1:]
-        == "serve.max_length=16384 instead of 32768: what fits in 8.0 GB of free memory".split()
+        == "serve.max_length=16384 instead of 32768 to fit in 8.0 GB of free memory".split()
     )
     assert "more cache where it is free" in text
     assert "\nchosen" not in dry(64, *model)
@@ -110,7 +110,7 @@ def test_a_limit_of_addresses_is_heeded(dry: Dry, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(memory, "free_addresses", lambda: 12 * GB)
     text = dry(64, "run_mode=serve", "model=qwen2_7b", *QUANT)
     assert 2048 <= sizes(text)[1] < 32768
-    assert "what fits in 12.0 GB that ulimit -v leaves" in text
+    assert "to fit in 12.0 GB that ulimit -v leaves" in text
 
 
 def test_too_little_for_the_least_is_refused(dry: Dry) -> None:

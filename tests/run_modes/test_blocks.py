@@ -54,7 +54,7 @@ def test_blocks_are_not_rounded_to_16_bits(
 @pytest.mark.parametrize(
     ("settings", "code", "says"),
     [
-        (["backend=ms"], 2, "quant=a8 is of backend=native"),
+        (["backend=ms"], 2, "quant=a8 needs backend=native"),
         (["model=tiny_llama"], 2, "quant=a8 needs a quantized GGUF file"),
         (["model=floats"], 4, "quant=a8 computes with the blocks of a quantized GGUF file"),
         (["quant_group=32"], 2, "quant_group=32 needs quant=a16w4"),

@@ -82,7 +82,7 @@ def test_no_name_and_the_name_none_are_the_base(
     named = run(moved, "--adapter_id", "Adapter1", "predict_data=hello")
     assert tokens(named) == tokens(run(adapters, "adapter_id=en", "predict_data=hello")) != base
     assert main([*BASE, moved, "predict_data=hello"]) == 0
-    assert "adapter_id= names none, the base runs" in capsys.readouterr().err
+    assert "adapter_id= names none, so the base model runs" in capsys.readouterr().err
 
 
 def test_the_only_adapter_is_meant_without_a_name(adapters: str, run: Run, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_rounded_adapters_take_half_the_memory(
     assert f"adapters      {readable(pools[1])} for those" in capsys.readouterr().out
     refused([*BASE, *options, "adapter_dtype=bf16", "backend=ms"], 2)
     told = capsys.readouterr().err
-    assert "adapter_dtype=bf16 is of backend=native" in told and "backend=native can" in told
+    assert "adapter_dtype=bf16 needs backend=native" in told and "backend=native can" in told
 
 
 def test_beams_and_completions_keep_their_adapter(adapters: str, run: Run) -> None:

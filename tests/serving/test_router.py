@@ -64,7 +64,7 @@ def test_each_model_has_the_keys_of_the_server_and_its_own(folder: Path) -> None
         ("model: tiny_llama\nserve.port: 80", "serve.port is of the server"),
         ("model: tiny_llama\nserve: {max_runing: 2}", "max_runing"),
         ("model: nothing_such", "model: got 'nothing_such'"),
-        ("model: tiny_llama\nserve.model_name: other", "other is there twice"),
+        ("model: tiny_llama\nserve.model_name: other", "other is named twice"),
     ],
 )
 def test_errors_of_models_name_their_file(folder: Path, text: str, says: str) -> None:

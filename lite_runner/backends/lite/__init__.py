@@ -23,9 +23,9 @@ class Lite(Seat):
         if options.adapters is not None:
             reasons.append("an exported model takes no adapters beside it")
         if options.speculates:
-            reasons.append("speculate=ngram is of backend=native")
+            reasons.append("speculate=ngram needs backend=native")
         if options.draft is not None:
-            reasons.append("draft_model= is of backend=native")
+            reasons.append("draft_model= needs backend=native")
         if options.prompt_logits:
             reasons.append("an exported graph gives the logits of the last token alone")
         if files.held is not None:

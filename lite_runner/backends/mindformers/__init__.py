@@ -21,7 +21,7 @@ class MindFormersSeat(Seat):
         if not options.settings.runs_mindformers:
             return ["MindFormers completes prompts by itself and gives no logits to work with"]
         if not options.settings.in_mindformers:
-            return ["it is used where it is named"]
+            return ["only with backend=mindformers"]
         return []
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:

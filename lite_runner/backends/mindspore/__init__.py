@@ -67,7 +67,7 @@ class MindSpore(Seat):
             "draft_model=": options.draft is not None,
         }
         reasons += [
-            f"{setting} is of backend=native" for setting, given in native_only.items() if given
+            f"{setting} needs backend=native" for setting, given in native_only.items() if given
         ]
         if device == "Ascend" and settings.source.quantization.rounds and not _has_fused(options):
             raise EnvironmentFault(

@@ -56,18 +56,18 @@ class Native(Seat):
         if settings.context.mode == 1:
             reasons.append("context.mode=1 runs MindSpore's operators one by one")
         if not settings.use_past:
-            reasons.append("model.model_config.use_past=false asks for no KV cache")
+            reasons.append("model.model_config.use_past=false turns off the KV cache")
         if options.speculates:
             model = files.model
             if options.ranks.tensor > 1:
-                reasons.append("speculate=ngram: ranks that share a model do without")
+                reasons.append("speculate=ngram: not supported with tensor parallelism")
             if _keys_change(model):
                 reasons.append("speculate=ngram: this model's keys change with the text's length")
             if model.recurrent is not None:
                 reasons.append("speculate=ngram: drafts cannot be taken out of recurrent states")
         if options.draft is not None:
             if options.ranks.tensor > 1:
-                reasons.append("draft_model: ranks that share a model do without")
+                reasons.append("draft_model: not supported with tensor parallelism")
             if _keys_change(files.model) or _keys_change(options.draft.model):
                 reasons.append("draft_model: keys of a model change with the text's length")
             if any(one.model.recurrent for one in (files, options.draft)):

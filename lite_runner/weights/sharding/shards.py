@@ -310,7 +310,7 @@ def _manifests(folder: Path, folders: list[Path]) -> tuple[ShardManifest, ...]:
         if manifest.rank != rank:
             raise ArtifactError(
                 f"{folders[rank]}: holds the shard of rank {manifest.rank}"
-                + (", which is there twice" if manifest.rank < len(found) else ""),
+                + (", which occurs twice" if manifest.rank < len(found) else ""),
                 COPY_AGAIN,
             )
     if len(found) != found[0].ranks.size:

@@ -57,7 +57,7 @@ def test_a_plan_for_a_device_that_is_not_here(dry: Dry, monkeypatch: pytest.Monk
     ascend = ["context.device_target=Ascend", "model=llama2_7b", "predict_data=hi"]
     told = dry(*ascend)
     assert "13.5 GB as float16" in told
-    assert "needs 13.7 GB on each device; what one has is not known" in told
+    assert "needs 13.7 GB on each device; how much one has is not known here" in told
     assert "3.4 GB as float16 in each rank" in dry(*ascend, "parallel=tp4")
     scored = dry(*ascend[:2], "run_mode=eval", f"eval_data={Path(__file__)}")
     assert "needs 13.7 GB on each device" in scored

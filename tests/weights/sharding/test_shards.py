@@ -329,7 +329,7 @@ class TestBadInput:
         shutil.rmtree(folder / "rank_01")
         shutil.rmtree(folder / "rank_1")
         shutil.copytree(folder / "rank_0", folder / "rank_1")
-        fails("rank_1: holds the shard of rank 0, which is there twice")
+        fails("rank_1: holds the shard of rank 0, which occurs twice")
 
     def test_a_rank_of_another_checkpoint(
         self, folder: Path, model: Decoder, values: Values, fails: Callable[..., None]

@@ -152,7 +152,7 @@ def spec_of(source: ExportedSource, files: ModelFiles, slots: int, length: int) 
             "an export in bfloat16 cannot be verified on a CPU; float16 or float32 can be"
         )
     if source.kv_cache is not None:
-        errors.append(f"kv_cache={source.kv_cache} is of backend=native")
+        errors.append(f"kv_cache={source.kv_cache} needs backend=native")
     if ranks > 1 and key is not None and target != device:
         errors.append(f"infer.enc_key with several ranks needs the target device ({target}) here")
     if errors:
