@@ -32,7 +32,7 @@ class Row:
     adapter_slot: int = BASE
     logits: int = 1  # number of last tokens to return logits for, 0 to n
     length: int = 0  # length of the whole prompt if this is a chunk of it; else 0
-    hidden: bool = False  # hidden states are returned in place of logits: see GivesHidden
+    hidden: bool = False  # return hidden states instead of logits: see GivesHidden
 
     @property
     def end(self) -> int:
@@ -42,10 +42,10 @@ class Row:
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """Memory of cache slots that take it as they grow, block by block."""
+    """Memory of cache slots that grow block by block."""
 
     block: int  # tokens
-    blocks: int  # that all slots may have together
+    blocks: int  # of all slots together
 
     def blocks_of(self, length: int) -> int:
         """Blocks of a slot with so many tokens."""
@@ -64,20 +64,20 @@ class BackendInfo:
     # Prompts are chunked at multiples of it. 1: anywhere, since logits are batch-invariant: a row's
     # are bit-identical however it is chunked and whatever else is in the batch.
     chunk: int
-    hidden_size: int = 0  # numbers of a hidden state, of a backend that gives them: see GivesHidden
+    hidden_size: int = 0  # size of hidden states, of a backend that returns them: see GivesHidden
     most_logits: int = 0  # maximum logits per step after tokens other than a row's last
     can_copy: bool = True  # slots can be copied
     # Prefix caching: cached keys depend on the prefix only, not on the sequence length (but for
     # short_length), so that any sequence with that prefix can continue from it.
     can_continue: bool = True
-    # Longrope: the keys of texts with more tokens are others. A text that grows beyond it has to be
-    # prefilled again, and keys are reused on the same side of it only.
+    # Longrope: longer texts have other keys. A text that grows beyond it is prefilled again, and
+    # keys are reused only between texts on the same side of it.
     short_length: int | None = None
     # Of models with recurrent states: the longest prefix of at most so many tokens of a slot that
     # has a state to go on from. None: any prefix has.
     usable: Callable[[int, int], int] | None = None
     prefix: Prefix | None = None  # required in prompts, which are computed as a whole
-    memory: CacheMemory | None = None  # None: there is enough for all slots in full
+    memory: CacheMemory | None = None  # None: enough for all slots at full length
 
     def prompt_error(self, prompt: NDArray[np.int32]) -> str | None:
         """The validation error of a prompt without the prefix that the model needs, or None."""
@@ -90,8 +90,8 @@ class BackendInfo:
 
 
 def check_rows(rows: Sequence[Row], info: BackendInfo, adapter_slots: int = 0) -> None:
-    """Raise ValueError for a row that names what the backend does not have: what computes it would
-    read or write beyond its memory."""
+    """Raise ValueError for a row beyond the backend's sizes: computing it would read or write out
+    of bounds."""
     seen = set()
     for row in rows:
         count = len(row.tokens)
@@ -127,13 +127,13 @@ class StoredPrefix:
 
 
 class StoredPrefixes(Protocol):
-    """Prefixes of prompts on disk: bit for bit what computing them gives."""
+    """Prefixes of prompts on disk, bit-identical to computed ones."""
 
     def find(
         self, slot: int, tokens: NDArray[np.int32], adapter: str | None, start: int, cached: int
     ) -> StoredPrefix | None:
-        """The longest stored prefix of a text for a slot that has its first `start` tokens, where
-        it is worth reading in place of `cached` tokens that any slot has."""
+        """The longest stored prefix of a text, for a slot with its first `start` tokens, if reading
+        it beats the `cached` tokens that some slot has."""
         ...
 
     def restore(self, prefix: StoredPrefix) -> None:
@@ -141,8 +141,8 @@ class StoredPrefixes(Protocol):
         ...
 
     def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
-        """Store what a slot has of these tokens, from position 0, in the background; `request` is
-        the id of the one that had them computed."""
+        """Store a slot's cache of these tokens, from position 0, in the background; `request`: id
+        of the request that computed them."""
         ...
 
 
@@ -185,7 +185,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class GivesHidden(Backend, Protocol):
-    """A backend that gives hidden states, too."""
+    """A backend that can return hidden states."""
 
     def hidden(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """As `forward`, but the hidden states [sum of row.logits, hidden_size] after the final
@@ -214,21 +214,21 @@ class Paged(Backend, Protocol):
 
 @runtime_checkable
 class Drafting(Backend, Protocol):
-    """A backend with a smaller model of the same vocabulary, which drafts tokens."""
+    """A backend with a draft model: smaller, with the same vocabulary."""
 
     @property
     def draft(self) -> Backend | None:
-        """Its cache has as many slots, of which each takes a sequence; None: there is none."""
+        """Its cache has as many slots, one per sequence; None without one."""
         ...
 
 
 @runtime_checkable
 class Storing(Backend, Protocol):
-    """A backend whose prefixes can be stored."""
+    """A backend that can store prefixes in files."""
 
     @property
     def stored(self) -> StoredPrefixes | None:
-        """None: they are not to be."""
+        """None: not enabled."""
         ...
 
 

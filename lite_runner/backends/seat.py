@@ -44,11 +44,11 @@ class RunOptions:
     folder: Path | None = None  # of the run, for files of an engine
     draft: ModelFiles | None = None  # a smaller model, which drafts tokens
     is_draft: bool = False
-    cache_bytes: int | None = None  # that the KV cache may take; None: all that it can hold
+    cache_bytes: int | None = None  # limit of the KV cache; None: its full size
 
     @property
     def speculates(self) -> bool:
-        """True if tokens are to be computed ahead, which run modes that score texts never ask."""
+        """True if tokens are drafted by prompt lookup; never in run modes that score texts."""
         return self.settings.speculate == "ngram"
 
     @property
@@ -60,7 +60,7 @@ class RunOptions:
 
     @property
     def stores_prefixes(self) -> bool:
-        """True if prefixes of prompts are to be kept in files."""
+        """True if prefixes of prompts are stored in files."""
         return not self.is_draft and self.settings.prefix_cache == "disk"
 
     @property
@@ -109,11 +109,12 @@ class RunOptions:
 
 
 class Seat(Protocol):
-    """A backend as runs choose it. Its folder's package has one as SEAT."""
+    """A backend's entry point for runs. The package of its folder has one as SEAT."""
 
     # Its memory is checked first, and rows and lengths may be reduced to what fits.
     elastic: bool = False
-    # It has what only some compute: the same bits on every processor, hidden states for embeddings.
+    # Capabilities of only some backends: the same bits on every processor, hidden states for
+    # embeddings.
     reproducible: bool = False
     hidden_states: bool = False
 
@@ -139,12 +140,11 @@ class Seat(Protocol):
         return
 
     def details(self, files: ModelFiles, options: RunOptions) -> tuple[str, ...]:
-        """Lines of dry_run=true behind the others."""
+        """Further lines of dry_run=true."""
         return ()
 
     def provenance(self) -> dict[str, str]:
-        """The versions of what the bits of a result depend on, besides the weights and the
-        processor."""
+        """Versions that the bits of a result depend on, besides the weights and the processor."""
         return {}
 
     def profiled(self, folder: Path) -> AbstractContextManager[None]:

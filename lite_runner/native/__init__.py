@@ -66,7 +66,7 @@ def unusable() -> Unusable | None:
     """None if the library exists and was built from the sources beside it.
 
     Library and sources share the layout of packed layers, which the library cannot check: a stale
-    one would read out of bounds. So the fingerprint is looked up before the library is loaded.
+    one would read out of bounds. So the fingerprint is checked before the library is loaded.
     """
     try:
         built = LIBRARY.read_bytes()
@@ -94,7 +94,7 @@ def library() -> ctypes.CDLL:
 
 
 def _enough_memory(code: int, *_: Any) -> int:
-    """The code that a function of the library returned. Raises MemoryError for -1."""
+    """Check the code that a function of the library returned. Raises MemoryError for -1."""
     if code == -1:
         raise MemoryError("the native kernels' intermediate values")
     return code
@@ -108,7 +108,7 @@ def instructions() -> str:
 
 
 def choose_kernels(*, reproducible: bool) -> None:
-    """Take the kernels that give the same bits on every processor, or the fastest ones again."""
+    """Select the kernels with the same bits on every processor, or the fastest ones again."""
     if reproducible != (instructions() == "reproducible"):
         library().lite_runner_choose(b"reproducible" if reproducible else b"")
 

@@ -24,7 +24,7 @@ from lite_runner.recorder import LayerCost
 from lite_runner.system import memory
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
-READ_BYTES = 256 << 20  # more than a processor caches
+READ_BYTES = 256 << 20  # more than processors cache
 ROWS, WIDTH = 512, 1024  # of the product that is timed
 ROUNDS = 5
 
@@ -103,8 +103,8 @@ def _feed_forward(layer: FeedForwardLayer, block: Block, label: str, kind: Kind)
 
 
 def bandwidth(processes: int = 1) -> float:
-    """Bytes/s that the threads of the kernels read together, while so many processes measure it; 0
-    where memory is short."""
+    """Bytes/s that the kernels' threads read together while `processes` measure it; 0 if memory is
+    short."""
     if memory.free_memory() < 4 * READ_BYTES:
         return 0.0
     words = np.ones(READ_BYTES // 8 // processes, np.int64)

@@ -51,7 +51,7 @@ class Alternating:
 
 @dataclass(frozen=True)
 class Stacked:
-    """Matrices with the same input one after the other, of which some are in GGUF's blocks."""
+    """Concatenated matrices with the same input, some of them in GGUF's blocks."""
 
     parts: tuple[Weight, ...]
 
@@ -116,7 +116,7 @@ def _joined(
     rounded_input: bool,
     by_turns: bool,
 ) -> StructLayout:
-    """Matrices of different forms as one, each packed by itself."""
+    """Matrices of different forms packed one after the other, as one."""
     whole = structs.JoinedMatrix(count=len(parts), by_turns=by_turns)
     fields = whole.plain
     fields.format, fields.rounded_input = Format.JOINED, rounded_input
@@ -204,8 +204,8 @@ def alike(matrices: Sequence[Weight]) -> Sequence[Weight]:
 
 
 def surplus(weight: Weight, start: int, width: int) -> tuple[int, int]:
-    """The columns that a matrix has before and behind those of a rank, `width` from `start` on:
-    groups, or blocks, are never cut."""
+    """Columns kept before and after a rank's `width` columns from `start` on, so that no group or
+    block is cut."""
     stored = weight.shape[1]
     if isinstance(weight, np.ndarray) or stored == width:
         return 0, 0
@@ -216,7 +216,7 @@ def surplus(weight: Weight, start: int, width: int) -> tuple[int, int]:
 
 
 def with_zeros(weight: Weight, rows: tuple[int, int]) -> Weight:
-    """A matrix with so many rows of zeros before and behind its own."""
+    """A matrix padded with rows of zeros before and after its own."""
     if not any(rows):
         return weight
 
@@ -233,7 +233,7 @@ def _one_type(parts: Sequence[Weight]) -> bool:
 
 
 def _alike(parts: Sequence[Weight]) -> tuple[list[QuantizedTensor], list[NDArray[Any]]]:
-    """Bring matrices that are packed together to one form: all quantized with the same groups, or
+    """Convert matrices that are packed together to one form: all quantized with the same groups, or
     all floats of one type."""
     quantized = [part for part in parts if isinstance(part, QuantizedTensor)]
     if len(quantized) == len(parts) and all(one.alike(quantized[0]) for one in quantized):

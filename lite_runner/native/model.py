@@ -78,7 +78,7 @@ class NativeOptions:
     length: int  # maximum tokens per slot, prompt and generated
     cache: CacheType = "fp32"
     lora: LoraSize | None = None  # adapter slots; None: base model only
-    cache_bytes: int | None = None  # of the cache that may be in use; None: all of it
+    cache_bytes: int | None = None  # of the cache that may be used; None: all of it
 
 
 class BoundLayer(Structure):
@@ -147,13 +147,13 @@ class NativeModel:
                 bound.pool_bfloat16 = pool.dtype == np.uint16
         self._caches: list[CacheArray] = []
         self.states = _zeros((0, 0), np.float32)  # recurrent ones [slots, numbers]
-        self._recorder: Recorder | None = None  # that the layers are timed for
+        self._recorder: Recorder | None = None  # recorder that the layers are timed for
         self._times: Any = None
 
     def resize(self, options: NativeOptions, capacity: int, table: NDArray[np.float32]) -> None:
         """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
         rotary `table` of this shape."""
-        self._caches = []  # before others are allocated
+        self._caches = []  # before the new ones are allocated
         length = -(-options.length // BLOCK) * BLOCK
         self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
@@ -214,7 +214,7 @@ class NativeModel:
         except MemoryError as error:
             if self._peers is None:
                 raise
-            # The other ranks are in the middle of this step, so that this one cannot go on either.
+            # The other ranks are in the middle of this step, so this one cannot continue either.
             raise EnvironmentFault(f"out of memory: {error}", "fewer ranks on a machine") from error
         if failed in _FAILURES:
             raise ValueError(_FAILURES[failed])
@@ -245,11 +245,13 @@ class NativeModel:
         return scaled + weights(norm.beta) if norm.centred else scaled
 
     def _time(self, recorder: Recorder | None) -> None:
-        """Time the layers for a recorder from now on; None: no more."""
+        """Time the layers for a recorder from now on; None: stop."""
         self._recorder = recorder
         self._times = self._model.times = None
         if recorder is not None:
-            from lite_runner.native.costs import layer_costs  # not for runs that nobody records
+            from lite_runner.native.costs import (
+                layer_costs,
+            )  # not imported by runs without a profile
 
             vocabulary = self._config.vocab_size
             peers = self._peers
@@ -274,7 +276,7 @@ class NativeModel:
             cache.copy(sources, targets, whole)
 
     def release(self, slot: int, length: int) -> None:
-        """Give back the memory of a slot's tokens from `length` on."""
+        """Free the memory of a slot's tokens from `length` on."""
         whole = -(-length // BLOCK) * BLOCK
         for cache in self._caches:
             cache.release(slot, whole)
@@ -284,14 +286,14 @@ class NativeModel:
         return sum(cache.positions(0, 0, count).nbytes for cache in self._caches)
 
     def read_positions(self, slot: int, start: int, count: int) -> NDArray[np.uint8]:
-        """A copy of what a slot has at positions; `start` and `count` are multiples of PANEL."""
+        """A copy of a slot's cache at positions; `start` and `count` are multiples of PANEL."""
         parts = [cache.positions(slot, start, count) for cache in self._caches]
         return np.concatenate(
             [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
         )
 
     def write_positions(self, slot: int, start: int, count: int, block: NDArray[np.uint8]) -> None:
-        """Write what `read_positions` gave."""
+        """Write what `read_positions` returned."""
         at = 0
         for cache in self._caches:
             part = cache.positions(slot, start, count)
@@ -364,8 +366,8 @@ class CacheArray:
     """Keys, values or their scales of one layer: [slots, rows, length, width], where a row has a
     width of numbers for each position.
 
-    Addresses are reserved for all slots in full. The system gives memory page by page as it is
-    written, and takes it back.
+    Addresses are reserved for all slots at full length; the system allocates pages as they are
+    written.
     """
 
     def __init__(self, slots: int, rows: int, length: int, width: int, dtype: Any) -> None:
@@ -391,9 +393,9 @@ class CacheArray:
             self._numbers[target, :, : one.shape[1]] = one
 
     def release(self, slot: int, length: int) -> None:
-        """Give back the memory of a slot's positions from `length` on."""
+        """Free the memory of a slot's positions from `length` on."""
         numbers = self._numbers
-        if length == 0:  # the rows lie one behind the other
+        if length == 0:  # the rows are contiguous
             self._give_back(slot * numbers.strides[0], (slot + 1) * numbers.strides[0])
         elif length < numbers.shape[2]:
             for row in range(numbers.shape[1]):
@@ -402,7 +404,7 @@ class CacheArray:
                 self._give_back(start + length * numbers.strides[2], end)
 
     def _give_back(self, start: int, end: int) -> None:
-        """Whole pages: beside them others have theirs."""
+        """Whole pages only: neighbours share the others."""
         start, end = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
         if start < end:
             self._map.madvise(mmap.MADV_DONTNEED, start, end - start)

@@ -87,7 +87,7 @@ def pack(
 
 def _rope_columns(model: spec.Decoder, attention: spec.Attention) -> tuple[int, int]:
     """Width of a row of the rotary table, and where a layer's cos and sin begin in it: the model's
-    different rotary positions lie side by side. (0, 0): the layer has none."""
+    different rotary positions are side by side. (0, 0): the layer has none."""
     if attention.rotary is None:
         return 0, 0
     index = model.rotaries.index(attention.rotary)
@@ -163,7 +163,7 @@ class _Packer:
         rates = np.concatenate([self._weights.vector(self._name(role, layer)) for role in asked])
         taps = self._weights.vector(self._name("recurrent_taps", layer))
         norm = self._weights.vector(self._name("recurrent_gain", layer))
-        # In float64: what is left after rounding is the same on every processor.
+        # In float64, so that the rounded result is the same on every processor.
         logarithms = self._weights.vector(self._name("recurrent_log", layer)).astype(np.float64)
         fields = RecurrentLayer(
             hidden=self._model.hidden_size,
@@ -266,7 +266,7 @@ class _Packer:
     def _latent(
         self, layer: int, parts: spec.Attention, latent: spec.Latent
     ) -> tuple[packing.LatentLayout, Floats, Floats | None]:
-        """What latent attention has besides, and its first matrix with the bias."""
+        """The further parts of latent attention, and its first matrix with the bias."""
         values = self._weights.vector(self._name("latent_values", layer))
         absorb, expand = absorbed(latent, parts.heads, values)
         low = latent.query_rank is not None

@@ -151,8 +151,7 @@ def recurrent(
 
 @dataclass(frozen=True)
 class SideNetwork:
-    """Matrices of what a layer's own numbers add, and the norm of that: see Side in
-    src/layers.h."""
+    """Matrices and norm of per-layer inputs: see Side in src/layers.h."""
 
     gate: StructLayout
     down: StructLayout
@@ -160,7 +159,7 @@ class SideNetwork:
 
 
 def none() -> StructLayout:
-    """A layer that there is not."""
+    """An absent layer."""
     return StructLayout(FeedForwardLayer(kind=Kind.NONE))
 
 
@@ -215,8 +214,7 @@ def experts(
     side: SideNetwork | None = None,
 ) -> StructLayout:
     """Pack a mixture of experts; `router`: a matrix [experts, hidden]; `ups`: gate and up of each
-    as Alternating panels if `gated`; `shared`: the same of the network that every token takes, and
-    down."""
+    as Alternating panels if `gated`; `shared`: the same of the shared expert, and down."""
     fields.kind, fields.adapters = Kind.EXPERTS, _lora_pair(None)
     fields.experts = len(ups)
     layout = StructLayout(fields)

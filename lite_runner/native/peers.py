@@ -17,10 +17,10 @@ from lite_runner.errors import EnvironmentFault, RunnerError
 from lite_runner.native import library
 from lite_runner.native.structs import Share
 
-LOST = 3  # from here on a step's code is that of a rank that is gone
+LOST = 3  # codes of a step from here on mean a lost rank
 NODES = Path("/sys/devices/system/node")
-PATIENCE_S = 10.0  # of a rank whose peer is gone: the launcher names that one, and ends this one
-_TOKEN = 16  # random bytes at the end of the file, by which ranks know it
+PATIENCE_S = 10.0  # without a peer, in which the launcher names that one and ends this one
+_TOKEN = 16  # random bytes at the end of the file, by which ranks recognize it
 _ELSEWHERE = "elsewhere"
 
 AllGather = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # [n] of each rank: [ranks, n]
@@ -47,18 +47,18 @@ class Peers:
             )
 
     def close(self) -> None:
-        """Leave; a rank that still waits for this one gives up."""
+        """Leave; ranks that still wait for this one give up."""
         if self.handle is not None:
             library().lite_runner_peers_close(self.handle)
             self.handle = None
 
     def lost(self, failed: int) -> Exception:
-        """The error of a step whose code says which rank of the model did not take part in it."""
+        """The error of a step whose code names the rank that did not take part."""
         if self._error is not None:
             return self._error
         return RunnerError(
-            f"the rank with part {failed - LOST} of the model has ended, and this one cannot go on"
-            " alone",
+            f"the rank with part {failed - LOST} of the model has ended, so this one cannot"
+            " continue",
             "its own error says why; without one it was killed, maybe for want of memory",
         )
 
@@ -80,11 +80,11 @@ def meet_peers(
     first: int,
     collective: Callable[[], AllGather],
 ) -> Peers:
-    """Meet the ranks that share the model: `first` among all, and those behind it. Where they have
-    no memory in common, `collective` exchanges their numbers.
+    """Meet the ranks that share the model: `first` among all, and those behind it. Without shared
+    memory, `collective` exchanges their numbers.
 
-    `gather` gives what each rank says to all of them. The memory has no name that could stay
-    behind. Raises EnvironmentFault on every rank where any of them cannot map it.
+    `gather`: all-gather of a text. The memory has no name that could be left behind. Raises
+    EnvironmentFault on every rank where any of them cannot map it.
     """
     token = os.urandom(_TOKEN)
     own = _memory(share.count, token)
@@ -115,7 +115,7 @@ def meet_peers(
 
 def bind_to_node(index: int, count: int, nodes: Path = NODES) -> None:
     """Bind this process, the `index`th of `count` on this machine, to its NUMA nodes, where there
-    are several: threads that it starts and memory that it takes from now on are theirs."""
+    are several: threads and memory that it allocates from now on are theirs."""
     allowed = os.sched_getaffinity(0)
     every = [_processors(one) & allowed for one in sorted(nodes.glob("node[0-9]*"), key=_number)]
     every = [one for one in every if one]

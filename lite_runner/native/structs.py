@@ -30,7 +30,7 @@ INPUT_GROUP = 32  # inputs that share an int8 scale where the weights have no gr
 MOST_MATRICES = 4  # per layer
 MOST_PARTS = 3  # of a joined matrix
 MOST_HEAD_DIM = 1024
-MOST_GROUP = 256  # whose products of 16 bits by 8 add up in 32
+MOST_GROUP = 256  # whose 16 by 8 bit products sum up in 32 bits
 
 
 class Format(IntEnum):
@@ -224,7 +224,7 @@ class RecurrentLayer(Structure):
 
 
 class Side(Structure):
-    """What a layer's own numbers of a token add behind its feed-forward network."""
+    """Per-layer inputs of a token, added after the feed-forward network."""
 
     __slots__ = ()
     _fields_ = [
@@ -281,14 +281,14 @@ def aligned(nbytes: int) -> Block:
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a block; `write` fills its bytes there."""
+    """A part of a block; `write` fills its bytes."""
 
     nbytes: int
     write: Callable[[Block], None]
 
 
 def copied(array: NDArray[Any]) -> Part:
-    """An array [n], as it is."""
+    """An array [n], copied."""
 
     def write(target: Block) -> None:
         target[:] = array.view(np.uint8)
@@ -358,7 +358,7 @@ class LoraSize:
     rank: int  # R, maximum rank
     targets: frozenset[str]  # canonical names of the weights that adapters may target
     bfloat16: bool = False  # storage type in the native kernels' pools
-    rounded: bool = False  # adapters are rounded to bfloat16 even if that loses precision
+    rounded: bool = False  # adapters are rounded to bfloat16 even with a loss
 
     def check(self, adapter: Adapter) -> None:
         """Raise ConfigError if the adapter does not fit a slot."""
@@ -463,14 +463,14 @@ class PoolLayout:
 
 @dataclass(frozen=True)
 class Share:
-    """The part of each layer that one of `count` ranks has, which share the model."""
+    """A tensor-parallel rank's part of each layer, of `count` ranks."""
 
     index: int = 0
     count: int = 1
     vocab_parallel: bool = True  # False: each has the whole embedding and head
 
     def rows(self, model: Decoder) -> int:
-        """Its tokens of the vocabulary, from `index` times as many on."""
+        """Its share of the vocabulary: so many tokens, from `index` times as many on."""
         return model.vocab_size // (self.count if self.vocab_parallel else 1)
 
 
@@ -535,7 +535,7 @@ class PoolLayouts:
     def feed_forward(
         self, layer: int, block: spec.Block, surplus: tuple[int, int] = (0, 0)
     ) -> PoolLayout | None:
-        """`surplus`: what is wide beyond the model, before and behind it."""
+        """`surplus`: padding beyond the model's width, before and after it."""
         parts, hidden = block.feed_forward, self._model.hidden_size
         if parts.experts is not None or block.only == "mixer":  # adapters target no experts
             return None

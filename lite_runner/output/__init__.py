@@ -41,7 +41,7 @@ logger = logging.getLogger("lite_runner")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RESULT = "result.json"
 ANSWERS = "text_generation_result.txt"  # MindFormers' name of it
-PROBE_BYTES = 1 << 20  # more than a run writes, but for artifacts and logs of long runs
+PROBE_BYTES = 1 << 20  # more than a run writes, except artifacts and logs of long runs
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AdapterReport:
 class Evaluation:
     """The perplexity of a model on a text."""
 
-    perplexity: float  # exp of the mean negative natural log-likelihood of the scored tokens
+    perplexity: float  # exp of the mean negative log-likelihood of the scored tokens
     tokens: int  # of the text
     scored_tokens: int  # all but the first of a window without overlap; fewer after Ctrl-C
     windows: int  # that were scored
@@ -114,7 +114,9 @@ class Timing:
     time_to_first_token_s: float | None = None
     drafted_tokens: int | None = None  # by speculate=ngram
     accepted_tokens: int | None = None  # of these
-    preemptions: int | None = None  # sequences that were computed again, for lack of memory
+    preemptions: int | None = (
+        None  # sequences that were preempted and recomputed, for lack of memory
+    )
 
 
 def peak_rss_mib() -> float:
@@ -208,7 +210,7 @@ class Result:
 
 
 def _provenance(plan: Plan) -> dict[str, str]:
-    """The conditions under which a repetition of the run computes the same bits."""
+    """Everything that the bits of the result depend on besides the config."""
     found = {"processor": environment.processor()}
     if plan.config.backend in BACKENDS:  # else nothing is computed
         found |= seat(plan.config.backend).provenance()
@@ -220,12 +222,12 @@ def _provenance(plan: Plan) -> dict[str, str]:
 class RunFolder:
     """The folder of one run; a context manager that logs errors and closes the log."""
 
-    newest: ClassVar[Path | None] = None  # that this process has made
+    newest: ClassVar[Path | None] = None  # created by this process
 
     def __init__(self, path: Path, values: Path | None = None) -> None:
         """`values`: a folder for what is computed, of a run that is compared."""
         self.path, self.values = path, values
-        self.result: Result | None = None  # as it was written last
+        self.result: Result | None = None  # as last written
         self._log: logging.Handler | None = None
 
     @classmethod
@@ -304,7 +306,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> Path:
         """Write a file atomically. Raises EnvironmentFault, e.g. for a full disk."""
-        # An argument that was no UTF-8 holds lone surrogates; their escape is valid JSON.
+        # An argument that was not UTF-8 holds lone surrogates; their escape is valid JSON.
         return self.write_bytes(name, text.encode("utf-8", errors="backslashreplace"))
 
     def write_bytes(self, name: str, content: bytes) -> Path:
@@ -333,7 +335,7 @@ class _LogFile(logging.FileHandler):
         pass
 
     def close(self) -> None:
-        with suppress(OSError):  # what could not be written fails once more here
+        with suppress(OSError):  # buffered lines that could not be written fail again here
             super().close()
 
 

@@ -1,8 +1,7 @@
 """compare_backend=: the run once more with another backend, and the differences between the two.
 
 The second run is in a process of its own (run_modes/__main__.py), so that its memory and speed are
-its own. What each run computes, logits or log-likelihoods, is kept in a folder until both are
-compared.
+its own. The logits or log-likelihoods of each run are kept in a folder until both are compared.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ END = -1  # in place of the end token, which a row does not name
 SHOWN = 10  # windows in the log
 
 Results: TypeAlias = Sequence[Mapping[str, Any]]  # result.json of both runs
-Values: TypeAlias = Sequence[Path]  # folders of what both have computed
+Values: TypeAlias = Sequence[Path]  # folders of the values of both
 # Figures of a backend in the log: heading, key, format.
 Figures: TypeAlias = Sequence[tuple[str, str, str]]
 _TIMES = (("load s", "load_s", ".1f"), ("compile s", "compile_s", ".1f"))
@@ -118,15 +117,15 @@ class ComparedText:
     part: int  # of the prompt's texts
     equal: int  # tokens before the first that differs; an end token counts
     tokens: int  # of the longer text
-    # Largest absolute difference of logits, up to the first token that differs; None: none to be
-    # had.
+    # Largest absolute difference of logits, up to the first token that differs; None without
+    # logits.
     logit_difference: float | None
     gap: float | None  # between both choices where they differ, in the first backend's logits
     differs: bool  # beyond the tolerance
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """One word for the table."""
         if self.differs:
             return "DIFFERS"
         return "same" if self.equal == self.tokens else "same, but for a near tie"

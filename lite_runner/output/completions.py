@@ -56,7 +56,9 @@ if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
 
 SPEED_INTERVAL_S = 0.5
-WRITE_INTERVAL_S = 0.05  # a write of streamed text may cost as much as choosing a token
+WRITE_INTERVAL_S = (
+    0.05  # between writes of streamed text: each may cost as much as choosing a token
+)
 TITLE_CHARS = 72  # of a prompt in a title line
 
 Format = Literal["text", "jsonl", "mindformers"]
@@ -159,7 +161,7 @@ class Printer:
         return [self._rows[one.prompt_index, one.return_index] for one in completions]
 
     def flush(self) -> None:
-        """Write what is left of streamed text."""
+        """Write the rest of streamed text."""
         progress.text(self._unwritten)
         self._unwritten, self._written_at = "", time.monotonic()
 
@@ -243,9 +245,7 @@ def advice(rows: Sequence[RowResult], job: Job, *, chat: bool, tokenizer: Tokeni
         row.finish_reason == "stop" and not row.text.strip() and not row.messages for row in rows
     )
     if at_once and tokenizer.has_chat_template and not chat:
-        lines.append(
-            "the model ended a text at once, and has a chat template: chat=true asks it as a user"
-        )
+        lines.append("the model ended a text at once, and has a chat template: try chat=true")
     return lines
 
 
@@ -300,7 +300,7 @@ class RankResult:
         )
 
     def to_bytes(self) -> bytes:
-        """ASCII JSON, which carries any text."""
+        """As ASCII JSON, which holds any text."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -316,7 +316,7 @@ class RankResult:
 
 
 def wait_for_all(ranks: Ranks) -> None:
-    """A barrier, so that waiting for other ranks is not measured as work."""
+    """Barrier, so that waiting for other ranks is not measured as work."""
     if ranks.size > 1:
         from lite_runner.backends import collectives
 

@@ -15,12 +15,12 @@ from lite_runner.config.parallel import Ranks
 from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 
-WINDOW = 128  # tokens of a text that are read together
+WINDOW = 128  # tokens of a text that are scored together
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Of quantized weights, over the tokens of a text."""
+    """Figures of quantized weights over the tokens of a text."""
 
     tokens: int
     source_perplexity: float

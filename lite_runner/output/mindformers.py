@@ -78,7 +78,7 @@ class MindFormersGenerator:
         self.compile_s = time.perf_counter() - began
 
     def add(self, request: Request) -> int:
-        """Queue a request; its id."""
+        """Queue a request and return its id."""
         id, length = next(self._ids), len(request.prompt)
         limit = request.options.max_sequence(length, self._run.sizes.length) - length
         self._sequences[id] = _Sequence(request, limit)
@@ -87,7 +87,7 @@ class MindFormersGenerator:
     def finish(
         self, id: int, reason: FinishReason = "interrupted", index: int | None = None
     ) -> list[Finished]:
-        """End a request now; nothing where it has ended."""
+        """Finish a request now; no effect if it has finished."""
         if (one := self._sequences.pop(id, None)) is None:
             return []
         made = Completion(0, 0, one.tokens, reason, end_token=one.end_token)
@@ -103,7 +103,7 @@ class MindFormersGenerator:
         on_logits: OnLogits | None = None,
         interrupted: Callable[[], bool] | None = None,
     ) -> Generation:
-        """See Generator. A KeyboardInterrupt ends the process with what is there."""
+        """See Generator. A KeyboardInterrupt ends the process; completions so far are returned."""
         timing, began, cut = GenerationTiming(), time.perf_counter(), False
         run = Run(self, first_index, on_token, on_finish, on_logits)
 
@@ -178,7 +178,7 @@ class MindFormersGenerator:
 
         started = time.perf_counter()
         best = self._process.generate(batch, on_step)
-        if best is not None:  # of beams; what follows an end token is padding
+        if best is not None:  # of beams; padding follows an end token
             timing.decode_s += time.perf_counter() - started
             timing.decode_tokens += len(best)
             ended = next((at for at, one in enumerate(best) if one in options.eos_token_id), None)

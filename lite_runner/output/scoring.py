@@ -26,11 +26,11 @@ from lite_runner.records import dataclass
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LIKELIHOODS = "likelihoods.f64"  # of all tokens that count, in their order
+LIKELIHOODS = "likelihoods.f64"  # file of the log-likelihoods of all scored tokens, in order
 
 
 class BackendScorer:
-    """A backend that tells how likely a text is."""
+    """Computes the log-likelihood of a text."""
 
     def __init__(self, backend: Backend) -> None:
         self._engine = Engine(backend, prefix_cache=False)
@@ -118,10 +118,9 @@ def evaluate(
     stride: int,
     on_window: OnWindow | None = None,
 ) -> Evaluation:
-    """The perplexity of a text in token ids [n], n >= 2; `on_window` gets each window that is done.
-
-    Ctrl-C ends it with the windows that are done, or is raised where there are none. Raises
-    RunnerError where a likelihood is not a number.
+    """The perplexity of a text in token ids [n], n >= 2; `on_window` gets each scored window.
+    Ctrl-C ends it with the windows so far, or is raised if there are none. Raises RunnerError if a
+    likelihood is NaN.
     """
     total, scored, computed, done = 0.0, 0, 0, 0
     interrupted = False
@@ -155,8 +154,8 @@ def evaluate(
         perplexity = math.exp(mean)
     except OverflowError:
         raise RunnerError(
-            f"the perplexity is beyond any number: exp({mean:.0f})",
-            "is load_checkpoint= the model that model= names, and the text one for it?",
+            f"the perplexity overflows: exp({mean:.0f})",
+            "check that load_checkpoint= is the model of model=, and that the text suits it",
         ) from None
     return Evaluation(
         perplexity=perplexity,

@@ -34,7 +34,7 @@ def errors(config: Config) -> Iterator[Invalid]:
     yield from strategy_errors(config)
     cells = [config.of_cell(settings) for settings in config.bench.cells()]
     found = [list(cell.cell_errors()) for cell in cells]
-    if all(found):  # those of only some cells are told when these fail
+    if all(found):  # errors of only some cells are reported when these fail
         yield from chain.from_iterable(found)
     if all(not cell.in_lite for cell in cells):
         yield from offline_errors(config)
@@ -55,7 +55,7 @@ def plan(config: Config) -> Plan:
 
 def run(plan: Plan, folder: RunFolder) -> None:
     """Measure every cell, print and write the figures. Raises RunnerError where cells failed;
-    CutShort after Ctrl-C, when those before it have been written."""
+    CutShort after Ctrl-C, when the finished cells have been written."""
     config, files = plan.config, plan.model
     assert isinstance(config, Config)
 

@@ -53,7 +53,7 @@ class Config(SamplingOptions, BatchOptions, ExportedOptions, MindFormersOptions)
 
 
 def errors(config: Config) -> Iterator[Invalid]:
-    """Nothing: what is wrong is told by the checks."""
+    """None: the checks report what is wrong."""
     yield from ()
 
 
@@ -76,17 +76,17 @@ def model_checks(config: Config) -> Iterator[Check]:
 
 
 def plan(config: Config) -> Plan:
-    """The checks by their names; nothing is looked at yet."""
+    """The checks by their names; none is run yet."""
     names = ", ".join(check.name for check in checks(config))
     return Plan(config=config, lines={"run mode": config.run_mode, "checks": names})
 
 
 def run(plan: Plan, folder: None) -> None:
-    """Tell what every check finds. Raises EnvironmentFault where one fails."""
+    """Run and print every check. Raises EnvironmentFault if one fails."""
     config = plan.config
     assert isinstance(config, Config)
     if not machine.run(checks(config), config.output_format):
-        raise EnvironmentFault("not everything works here", "the lines behind -> say what mends it")
+        raise EnvironmentFault("not everything works here", "the lines after -> name the remedies")
 
 
 def _files(config: Config) -> Finding:

@@ -50,5 +50,5 @@ def plan(config: Config) -> Plan:
 
 
 def run(plan: Plan, folder: RunFolder | None) -> None:
-    """Tell what is here now."""
+    """Report what was downloaded."""
     progress.text(plan.text())

@@ -206,7 +206,9 @@ def _embeddings(
     """The embedding of each text, in their order. Raises RunnerError."""
     engine, options = Engine(backend), GenerationConfig(max_new_tokens=0)
     places: dict[int, int] = {}  # of requests that run or wait
-    ready: dict[int, NDArray[np.float32]] = {}  # those that texts before them are awaited for
+    ready: dict[
+        int, NDArray[np.float32]
+    ] = {}  # results held back until those of earlier texts are there
     added = told = 0
     while told < len(texts):
         while added < len(texts) and added - told < 2 * backend.info.slots:

@@ -52,7 +52,9 @@ def errors(config: Config) -> Iterator[Invalid]:
     """Validation errors of an export."""
     infer = config.infer
     if infer.model_dir:
-        yield invalid("infer.model_dir", "infer.model_dir is read; give export_output=FOLDER")
+        yield invalid(
+            "infer.model_dir", "infer.model_dir= names a model to run; give export_output=FOLDER"
+        )
     if config.export_output and (infer.prefill_model_path or infer.increment_model_path):
         yield invalid(
             ("export_output", "infer.prefill_model_path", "infer.increment_model_path"),
@@ -164,8 +166,8 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(
-            f"for {spec.target}, which is not here: the graphs are verified in {engine.name} on "
-            f"{engine.device}"
+            f"for {spec.target}, which this machine lacks: the graphs are verified in"
+            f" {engine.name} on {engine.device}"
         )
     if spec.layout == "full" and config.use_past:
         progress.note(

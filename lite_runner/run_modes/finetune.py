@@ -85,7 +85,7 @@ def errors(config: Config) -> Iterator[Invalid]:
     if config.finetune.full and config.convert_format in get_args(AdapterFormat):
         yield invalid(
             ("convert_format", "finetune.full"),
-            f"convert_format={config.convert_format} is of an adapter; finetune.full=true writes"
+            f"convert_format={config.convert_format} is for adapters; finetune.full=true writes"
             f" a model: {', '.join(get_args(CheckpointFormat))}",
         )
     if config.backend not in ("auto", "native"):

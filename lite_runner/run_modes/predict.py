@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 __all__ = ["Config", "errors", "plan", "run"]
 
 _STRATEGY = "ckpt_strategy.ckpt"  # MindFormers' name of it
-LEAST_NEW = 128  # tokens that a prompt's completion may have, however little memory is free
+LEAST_NEW = 128  # lower bound of a completion's length when memory is short
 
 
 def plan(config: GenerateOptions, tokens: Sequence[list[int]] | None = None) -> Plan:
-    """Files, token ids, backend and memory, all validated; `tokens`: of a rank whose first one has
-    made the same plan, with the token ids of all prompts. Raises RunnerError.
+    """Files, token ids, backend and memory, all validated; `tokens`: the token ids of all prompts,
+    for a rank whose first rank has made the same plan. Raises RunnerError.
 
     With dry_run=true nothing is fetched; without a tokenizer a prompt counts its bytes as tokens.
     """
@@ -61,7 +61,7 @@ def plan(config: GenerateOptions, tokens: Sequence[list[int]] | None = None) -> 
     planned = _planned_inputs(config, tokens)
     assert isinstance(planned.config, GenerateOptions)
     config, files, job, ranks = planned.config, planned.model, planned.work, planned.ranks
-    tell = config.parallel.node_rank == 0  # one machine says it for all
+    tell = config.parallel.node_rank == 0  # only one machine notes it
     options = options_of(planned)
     options = resolve_backend(files, options, tell=tell)
     config = replace(config, backend=options.settings.backend)
@@ -77,8 +77,8 @@ def plan(config: GenerateOptions, tokens: Sequence[list[int]] | None = None) -> 
 def _fitted(
     config: GenerateOptions, files: ModelFiles, job: Job, options: RunOptions
 ) -> tuple[GenerateOptions, Job]:
-    """The config and the job with the sizes that nobody has given reduced to what fits the free
-    memory: the batch; and the length where only the model's own limit says how long a text gets."""
+    """The config and the job, with sizes that were not given reduced to fit the free memory: the
+    batch, and the length if only the model's own limit bounds it."""
     each, shared = job.options, job.generation
     width = max(shared.num_beams, shared.num_return_sequences)
     slots = range(width, job.slots + 1, width)
@@ -99,8 +99,8 @@ def _fitted(
 
 
 def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None) -> Plan:
-    """The plan as far as it goes before a backend is chosen. With several ranks its config holds
-    the prompts, for the other ranks."""
+    """The plan without backend and memory. With several ranks its config holds the prompts, for the
+    other ranks."""
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     ranks = ranks_of(config)
     data = config.predict_data
@@ -117,7 +117,7 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
         if idle:
             progress.note(f"prompts with options of their own: {idle}")
     structured = asked_of(vars(config))
-    grammars_of(structured, requests, len(requests))  # told before anything is fetched
+    grammars_of(structured, requests, len(requests))  # checked before anything is fetched
     if ranks.size > 1:
         names = tuple(request.adapter for request in requests) if config.adapter_path else None
         adapters = config.adapter_id if names is None else names
@@ -192,8 +192,8 @@ def _plan_of_strategy(config: GenerateOptions) -> Plan:
 
 
 def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = None) -> None:
-    """Generate, print and write the results. Raises RunnerError; CutShort after Ctrl-C, when what
-    there is has been written.
+    """Generate, print and write the results. Raises RunnerError; CutShort after Ctrl-C, when
+    partial results have been written.
 
     Each rank calls this once all have joined; rank 0 alone writes the results. All stop where
     `interrupted`, called before every step, returns true.

@@ -146,7 +146,7 @@ def errors(config: Config) -> Iterator[Invalid]:
         if config.quant != quant:
             yield invalid(
                 ("quantize.method", "quant"),
-                f"quantize.method={method} is of quant={quant}, got quant={config.quant}",
+                f"quantize.method={method} needs quant={quant}, got quant={config.quant}",
             )
     given = config.quantize
     if given and given.bits is not None:
@@ -274,7 +274,7 @@ def run(plan: Plan, folder: RunFolder) -> None:
     target = Path(config.quantize_output).expanduser()
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):
-        raise ConfigError(f"quantize_output: {target} is what is to be read; choose another folder")
+        raise ConfigError(f"quantize_output: {target} is the source; choose another folder")
     kind, keys = config.gguf, {}
     if kind and plan.tokenizer is not None:
         keys = gguf_tokenizer(plan.tokenizer)
@@ -330,8 +330,8 @@ def _measurable(files: ModelFiles) -> bool:
     needed, free = 2 * files.stored_bytes(), free_memory()
     if needed > free:
         progress.note(
-            f"no receipt: to measure takes about {readable(needed)} of memory, {readable(free)} are"
-            " free"
+            f"quality not measured: that takes about {readable(needed)} of memory, {readable(free)}"
+            " are free"
         )
     return needed <= free
 

@@ -32,7 +32,7 @@ __all__ = ["Config", "errors", "plan", "run"]
 
 
 _MOST_RUNNING = 8  # sequences, with serve.max_running=auto
-# Each request says these itself.
+# Settings that belong to a request.
 _OF_REQUESTS = {
     "num_beams": "n samples are drawn; there is no beam search",
     "length_penalty": "there is no beam search",
@@ -80,7 +80,9 @@ def plan(config: Config) -> Plan:
         return Plan(config=config, lines=_lines(models_of(config), dry_run=config.dry_run))
     if not config.serve.batch:
         if not config.dry_run:
-            listen(config.serve.host, config.serve.port).close()  # told before anything is fetched
+            listen(
+                config.serve.host, config.serve.port
+            ).close()  # checked before anything is fetched
         return _plan_server(config)
     environment.check_packages("serve")
     from lite_runner.serving.batches import read_batch
@@ -104,7 +106,7 @@ def _plan_server(config: Config) -> Plan:
         config,
         slots=range(1, _MOST_RUNNING + 1) if running == "auto" else [running],
         length=length,
-        least=2,  # one long request holds up nobody
+        least=2,  # so that one long request does not block others
         all_logits=not config.in_lite,
     )
     adapters = plan.work.adapters.adapters if plan.work.adapters else ()

@@ -79,7 +79,7 @@ def test_conflicting_settings_are_refused(
         (["run_mode=quantize", "quant=none"], "run_mode=quantize needs quant=a16w8"),
         (
             ["run_mode=quantize", "quant=a16w8", "quantize_output=x", "quantize.method=gptq"],
-            "quantize.method=gptq is of 4 bits, got quant=a16w8; expected quant=a16w4",
+            "quantize.method=gptq needs quant=a16w4, got quant=a16w8",
         ),
         (["run_mode=quantize", "predict_data=x"], "predict_data has no effect with run_mode=quan"),
         (["run_mode=quantize", "adapter_path=x"], "adapter_path has no effect with run_mode=qu"),

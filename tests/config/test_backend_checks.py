@@ -353,7 +353,7 @@ def test_conflicting_settings_are_refused(
         ([PATHS[0], "infer.increment_model_path=d/a.mindir"], "expected two names in one folder"),
         ([PATHS[0], "infer.increment_model_path=d/a"], "expected two names in one folder"),
         ([PATHS[0], "infer.increment_model_path=d/b c.mindir"], "got the names ['a', 'b c']"),
-        (["infer.model_dir=x"], "infer.model_dir is read; give export_output=FOLDER"),
+        (["infer.model_dir=x"], "infer.model_dir= names a model to run; give export_output=FOLDER"),
     ],
 )
 def test_where_an_export_cannot_go(faults: Faults, settings: list[str], expected: str) -> None:

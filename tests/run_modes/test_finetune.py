@@ -240,7 +240,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(kill: signal.Signals) 
             ["finetune.full=true", "finetune.dtype=bfloat16"],
             "finetune.dtype=bfloat16 is of weights that are not trained",
         ),
-        (["finetune.full=true", "convert_format=gguf"], "convert_format=gguf is of an adapter"),
+        (["finetune.full=true", "convert_format=gguf"], "convert_format=gguf is for adapters"),
         (["backend=ms"], "backend=ms is not available with run_mode=finetune"),
         (["context.device_target=Ascend"], "context.device_target=Ascend is not available"),
         (["finetune.max_length=100000"], "finetune.max_length: got 100000, expected at most"),

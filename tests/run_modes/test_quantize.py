@@ -143,7 +143,7 @@ def test_existing_files_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
     home = [*QUANTIZE, *TINY, "quant=a16w8", "quantize_output=home", "overwrite=true"]
     assert "not a quantized checkpoint" in fault(capsys, *home)
     own = [*QUANTIZE, "model=tiny_llama", "quant=a16w8", "overwrite=true", "load_checkpoint=q"]
-    assert "is what is to be read" in fault(capsys, *own, "quantize_output=q")
+    assert "is the source; choose another folder" in fault(capsys, *own, "quantize_output=q")
     assert Path("home/thesis").is_file() and Path("q/model.safetensors").is_file()
 
 
@@ -251,7 +251,7 @@ def test_what_is_calibrated_leaves_a_receipt(
         assert len(ids("model=tiny_llama", "load_checkpoint=q")) == 12
     other = {"a16w4": "a8w8", "a8w8": "a16w4"}[quant]
     told = fault(capsys, *QUANTIZE, *TINY, f"quant={other}", asked[0], "quantize_output=r")
-    assert f"quantize.method={method} is of quant={quant}, got quant={other}" in told
+    assert f"quantize.method={method} needs quant={quant}, got quant={other}" in told
 
 
 @pytest.mark.parametrize(

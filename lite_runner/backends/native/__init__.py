@@ -34,7 +34,7 @@ from lite_runner.sizing import Memory, cache_bytes
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
 
-CACHE: CacheType = "fp16"  # of keys and values, where kv_cache= does not say
+CACHE: CacheType = "fp16"  # of keys and values, by default
 PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
 
 
@@ -92,7 +92,7 @@ class Native(Seat):
         share, local = _share(options), files.model.shard(options.ranks.tensor)
         cached = (
             options.settings.context.cache and not options.settings.dry_run
-        )  # the same each time
+        )  # so that dry runs agree
         weights, loading = packed_memory(
             _as_computed(files, options), options.ranks, share, cached=cached
         )
@@ -103,7 +103,7 @@ class Native(Seat):
             rows = rows_at_once(model.vocab_size, max(length, capacity))
         slot = cache_bytes(local, "float32", 1, positions, options.settings.kv_cache or CACHE)
         slot += state_bytes(model)
-        # Ranks schedule alike, so that none can have less memory than another.
+        # Ranks make the same schedule, so all need the same memory.
         least = min(slots, options.width) if options.ranks.size == 1 else slots
         return Memory(
             weights,
@@ -197,7 +197,7 @@ def _keys_change(model: Decoder) -> bool:
 
 
 def _together(model: Memory, draft: Memory) -> Memory:
-    """The memory of a model and its draft model, which one process has."""
+    """The memory of a model and its draft model in one process."""
     return replace(
         model,
         weights=model.weights + draft.weights,
@@ -214,8 +214,8 @@ def _share(options: RunOptions) -> Share:
 
 
 def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
-    """True if prefixes of prompts are kept in files: beside packed layers in the cache."""
-    # A state is as large as the keys of many blocks, and learned keys are of no file's name.
+    """True if prefixes of prompts are stored in files, beside packed layers in the cache."""
+    # A state is as large as the keys of many blocks, and names of files do not cover learned keys.
     if files.model.recurrent is not None or files.learned_keys is not None:
         return False
     share, cached = _share(options), options.settings.context.cache
@@ -223,7 +223,7 @@ def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:
 
 
 def _written_later(options: RunOptions) -> int:
-    """Bytes of prefixes that wait to be written to files."""
+    """Bytes of prefixes queued for writing."""
     if not options.stores_prefixes:
         return 0
     from lite_runner.backends.native.prefix_files import QUEUED
@@ -232,7 +232,7 @@ def _written_later(options: RunOptions) -> int:
 
 
 def _met(options: RunOptions) -> Peers:
-    """The other ranks that share the model, once all are here."""
+    """The other ranks that share the model, once all have joined."""
     from lite_runner.backends.collectives import all_gather, gather_text
     from lite_runner.native.peers import meet_peers
 

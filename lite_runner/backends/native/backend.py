@@ -79,7 +79,7 @@ class NativeBackend:
         # In each slot's cache they are in front of its tokens, at positions that only this class
         # knows.
         self._learned, self._ahead = learned, config.learned_keys
-        self._model: NativeModel | None = None  # what close() ends, however far this came
+        self._model: NativeModel | None = None  # what close() ends, even after an error below
         self.stored: PrefixFiles | None = None
         self.draft = draft
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
@@ -107,8 +107,8 @@ class NativeBackend:
         self._options = options = replace(options, length=length)
         memory, block_bytes = None, self._model.block_bytes(options.cache)
         if options.cache_bytes is not None:
-            one = -(-length // BLOCK)  # a sequence of full length fits in any case
-            # Every slot has learned keys, whatever it holds.
+            one = -(-length // BLOCK)  # a sequence of full length always fits
+            # Every slot has the learned keys in front.
             ahead = options.slots * -(-self._ahead // BLOCK)
             states = options.slots * state_bytes(config)
             blocks = max(one, (options.cache_bytes - states) // max(1, block_bytes) - ahead)
@@ -119,7 +119,7 @@ class NativeBackend:
             config, length + self._ahead, self._capacity, reproducible=self._reproducible
         )
         self._written = [0] * options.slots  # tokens of each slot that have been computed
-        self._states: SlotStates | None = None  # before others are allocated
+        self._states: SlotStates | None = None  # before the new ones are allocated
         whole_length = replace(options, length=length + self._ahead)
         self._model.resize(whole_length, self._capacity, self._metadata.table)
         if self._learned is not None:
@@ -153,7 +153,7 @@ class NativeBackend:
             self.stored.rotate(self._metadata.table)
 
     def _shared(self, draft: NativeBackend, options: NativeOptions) -> NativeOptions:
-        """The options with the draft model's part of the cache's memory taken off."""
+        """The options less the draft model's share of the cache memory."""
         assert self._model is not None and draft._model is not None
         length = min(options.length, draft._config.seq_length)
         sizes = [model.block_bytes(options.cache) for model in (self._model, draft._model)]
@@ -165,7 +165,7 @@ class NativeBackend:
         return replace(options, cache_bytes=rest)
 
     def prepare(self) -> None:
-        """Nothing: there is no graph to compile."""
+        """No effect: there is no graph to compile."""
 
     def forward(self, rows: Sequence[Row]) -> NDArray[np.float32]:
         """Logits [sum of row.logits, vocab], in the order of rows and tokens."""
@@ -197,7 +197,7 @@ class NativeBackend:
             self._wrote(target, length)
 
     def release(self, slot: int, length: int) -> None:
-        """Give back the memory of a slot's tokens from `length` on."""
+        """Free the memory of a slot's tokens from `length` on."""
         assert self._model is not None
         self._model.release(slot, self._ahead + length)
         if self._states is not None:
@@ -228,7 +228,7 @@ class NativeBackend:
         for row in rows:
             self._wrote(row.slot, row.position + len(row.tokens))
         if self._states is not None and (before := self._states.seek(rows)):
-            again = TokenBatch.of(before)  # without learned keys: a recurrent model has none
+            again = TokenBatch.of(before)  # recurrent models have no learned keys
             for part, _ in self._parts(again, 1):
                 self._run(again, part, again.wanted)
         if self._ahead:
@@ -278,7 +278,7 @@ class SlotPrefixes:
         self._of: dict[int, PromptPrefix] = {}
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Record the prompts that begin among the rows, each being there as a whole."""
+        """Record the prompts that begin among the rows; each row has a whole one."""
         for row in rows:
             if row.position == 0:
                 self._of[row.slot] = PromptPrefix.of(self._prefix, row.tokens)
@@ -338,7 +338,7 @@ class TokenBatch:
             start, first = end, last
 
     def ends(self, part: slice) -> tuple[list[int], list[int]]:
-        """Slots of a part, and the tokens that each has behind it."""
+        """Slots of a part, and each one's tokens after it."""
         owners, last = np.unique(self.owner[part][::-1], return_index=True)
         first = np.cumsum([0, *(len(row.tokens) for row in self.rows)])
         slots, ends = [], []
@@ -377,7 +377,7 @@ class BatchMetadata:
         return self._angles.table
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Account for copied cache slots."""
+        """Record copied cache slots."""
         if self._prefixes is not None:
             self._prefixes.copy(sources, targets)
 

@@ -55,13 +55,13 @@ if TYPE_CHECKING:
     from lite_runner.weights.lora.adapter import Adapter
 
 FILE = "layers.safetensors"
-FORMAT = 16  # of the layers; another one with each change of what the kernels read
+FORMAT = 16  # of the layers; changes with the layout that the kernels read
 AGAIN = "remove it from the cache: the next run packs the model again"
-# Of a folder these count: weights, shards' manifests and strategies, an index.
+# Files of a folder that are hashed: weights, shards' manifests and strategies, an index.
 _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}
 _ENTRY_BYTES = 280  # of a tensor in the header, at most
 _PREFIX = 8  # bytes of the header's length
-_THREADS = 4  # hashing releases the interpreter
+_THREADS = 4  # hashing releases the GIL
 
 
 def packed_model(
@@ -73,11 +73,10 @@ def packed_model(
     ranks: Ranks,
     share: Share = WHOLE,
 ) -> list[Packed]:
-    """The layers, with room for adapters: mapped from the cache, packed into it first where they
-    are not there; or in memory where nothing is to be `cached`, or the cache cannot take them, or
-    ranks share the model, of which this one has a `share`.
-
-    Of several `ranks` each calls this; of replicas the first one packs for all. Raises RunnerError.
+    """The layers, with room for adapters: mapped from the cache, and packed into it first if
+    missing; packed in memory if not `cached`, if the cache cannot hold them, or for tensor-parallel
+    ranks with a `share` of the model. Each of several `ranks` calls this; the first of the replicas
+    packs for all. Raises RunnerError.
     """
     if not is_cached(files, share, cached=cached):
         return _in_memory(files, lora, name, ranks, share)
@@ -93,7 +92,7 @@ def packed_model(
         return _in_memory(files, lora, name, ranks, share)
     user_cache.use(entry)
     state = _state(entry / FILE)
-    verified = _of_first(ranks, state) == state  # else the first rank is on another machine
+    verified = _of_first(ranks, state) == state  # otherwise the first rank is on another machine
     return layers or open_packed(entry / FILE, files.model, lora, verified=verified)
 
 
@@ -107,8 +106,8 @@ def _of_first(ranks: Ranks, text: str) -> str:
 
 
 def entry_of(files: ModelFiles) -> Path:
-    """The folder in the cache for the layers of a checkpoint; its name is a hash of all that they
-    are made from, whatever that is called."""
+    """The folder in the cache for the layers of a checkpoint; its name is a hash of the content
+    that they are made from, not of names or paths."""
     assert files.path is not None
     made_from = {
         "format": FORMAT,
@@ -128,12 +127,12 @@ def entry_of(files: ModelFiles) -> Path:
 def content_digest(path: Path) -> str:
     """SHA-256 of a file; of a folder, an index, or a part of a split file, that of the names and
     digests of the files beside it, and in the folders of ranks, that hold weights. A large file is
-    read once for each state of it."""
+    read again only after it changed."""
     parts = parts_of(path)
     if path.is_file() and path.suffix != ".json" and len(parts) == 1:
         return digest_of(path)
     folder = path if path.is_dir() else path.parent
-    # No other folders: runs may write theirs to the one with the weights.
+    # No other folders: runs may write run folders to the one with the weights.
     folders = (folder, *(rank for _, rank in rank_folders(folder)))
     beside = [one for each in folders for one in sorted(each.iterdir())]
     every = parts if len(parts) > 1 else beside
@@ -147,21 +146,21 @@ def content_digest(path: Path) -> str:
 
 
 def _merged_from(adapter: Adapter) -> tuple[str, Mapping[str, float]]:
-    """The content of an adapter, and of each weight the scale, which the config may say."""
+    """The content of an adapter, and the scale of each weight, which the config may set."""
     scales = {name: pair.scale for name, pair in adapter.pairs.items()}
     return content_digest(adapter.folder), scales
 
 
 def is_cached(files: ModelFiles, share: Share, *, cached: bool) -> bool:
-    """True if the packed layers go to the cache: of weights in a file, if this rank has all."""
+    """True if the packed layers go to the cache: weights of a file, of which this rank has all."""
     return cached and share.count == 1 and files.held is None and files.path is not None
 
 
 def packed_memory(
     files: ModelFiles, ranks: Ranks, share: Share, *, cached: bool
 ) -> tuple[int, int]:
-    """Bytes of a rank's packed layers, and those that packing takes besides. Layers that are in the
-    cache have their size; of others the headers of the checkpoint are read."""
+    """Bytes of a rank's packed layers, and further bytes while packing: the size of cached layers,
+    else estimated from the checkpoint's headers."""
     if is_cached(files, share, cached=cached):
         with suppress(OSError):  # not there
             return (entry_of(files) / FILE).stat().st_size, 0
@@ -181,7 +180,7 @@ def _packed_sizes(files: ModelFiles, ranks: Ranks, share: Share) -> tuple[int, i
 
 
 def _found(entry: Path, files: ModelFiles, lora: LoraSize | None, name: str) -> list[Packed] | None:
-    """The layers in the cache; None where they are not there, or not whole."""
+    """The layers in the cache; None if missing or incomplete."""
     if not user_cache.use(entry):
         return None
     try:
@@ -194,7 +193,7 @@ def _found(entry: Path, files: ModelFiles, lora: LoraSize | None, name: str) -> 
 
 
 def _pack_into(entry: Path, files: ModelFiles, name: str) -> str:
-    """Pack the layers into the cache; why that cannot be, or ""."""
+    """Pack the layers into the cache; returns the reason if that fails, else ""."""
     if reason := cannot_hold(entry.parent, _packed_sizes(files, Ranks(), WHOLE)[0]):
         return reason
     try:
@@ -275,14 +274,14 @@ def layer_names(model: Decoder) -> list[str]:
 
 
 class _TwoRooms:
-    """Two pieces of memory, by turns: a layer is packed in one while the other is written. To zero
-    memory that was used before costs a fraction of new pages."""
+    """Two buffers in turn: a layer is packed in one while the other is written. Zeroing used memory
+    costs a fraction of new pages."""
 
     def __init__(self) -> None:
         self._now, self._next = aligned(0), aligned(0)
 
     def __call__(self, nbytes: int) -> Block:
-        """See structs.Room; it holds until the next but one."""
+        """See structs.Room; valid until the call after the next."""
         self._now, self._next = self._next, self._now
         if self._now.nbytes < nbytes:
             self._now = aligned(nbytes)
@@ -294,10 +293,8 @@ class _TwoRooms:
 def write_packed(
     file: IO[bytes], model: Decoder, pack_in: Callable[[Room], Iterable[Packed]]
 ) -> None:
-    """Write the layers that `pack_in` packs in a room, each while the next is packed.
-
-    Their sizes and digests are known only then, so the header, padded to a size that suffices, is
-    written last.
+    """Write the layers that `pack_in` packs, each while the next is packed. Sizes and digests are
+    known only then, so the header, padded to a sufficient size, is written last.
     """
     names = layer_names(model)
     start = -(-(_PREFIX + _ENTRY_BYTES * len(names)) // ALIGNMENT) * ALIGNMENT
@@ -364,8 +361,8 @@ def _digest_of(model: Decoder) -> str:
 
 
 def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
-    """Raise ArtifactError for a file with other bytes than those written; it is read once for each
-    state of it, as `digest_of` does."""
+    """Raise ArtifactError for a file whose bytes changed since it was written; like `digest_of` it
+    is read again only after it changed."""
 
     def damaged() -> list[str]:
         stored = stored_tensors(path)
@@ -381,7 +378,7 @@ def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
 
 
 def _set_adapters(block: Block, index: int, count: int, layout: PoolLayout) -> None:
-    """Write where the adapters of a layer are to its header."""
+    """Write the offsets of a layer's adapters to its header."""
     kinds: Sequence[Any] = (structs.AttentionLayer, structs.FeedForwardLayer)
     kind = kinds[(index - 1) % 2]
     if index == 0:

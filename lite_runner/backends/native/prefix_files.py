@@ -39,12 +39,12 @@ from lite_runner.system.files import atomic_write, cache_dir, make_folder
 
 BLOCK = 64  # tokens
 FORMAT = 1  # of the files
-QUEUED = 32 << 20  # bytes that wait to be written, at most; what does not fit is not stored
+QUEUED = 32 << 20  # most bytes queued for writing; the rest is not stored
 UNSHARED = 512 << 20  # bytes to write at once of what one request alone has had, ...
 UNSHARED_S = 1 << 20  # ... and then a second
-PART = 4  # of the cache's limit that prefixes may take: packed layers are dearer
+PART = 4  # share of the cache's limit for prefixes: packed layers cost more to make
 _DIGEST = 32  # bytes
-_THREADS = 4  # hashing releases the interpreter
+_THREADS = 4  # hashing releases the GIL
 _KEPT = 0.9  # of what prefixes may take, after the oldest were removed
 _DEAREST = 16  # tokens that are read for one that is not computed
 _REMEMBERED = 1 << 15  # blocks that are in files, and others with the request that had them
@@ -91,7 +91,7 @@ class PrefixFiles:
         user_cache.use(self._folder)
 
     def rotate(self, table: NDArray[np.float32]) -> None:
-        """Take another rotary table."""
+        """Set another rotary table."""
         self._table = table
         self._angles: list[bytes] = []  # digests, by block
 
@@ -118,7 +118,7 @@ class PrefixFiles:
         end = (first + len(blocks)) * BLOCK
         if end - cached < BLOCK:
             return None
-        for name in reversed(names[:there]):  # the first ones are needed by all behind them
+        for name in reversed(names[:there]):  # all later blocks need the first ones
             with contextlib.suppress(OSError):
                 os.utime(folder / name)
         return StoredPrefix(slot, first * BLOCK, end, blocks)
@@ -151,7 +151,7 @@ class PrefixFiles:
             self._known.add(name)
 
     def _may_write(self, name: str, request: int) -> bool:
-        """True if another request has had the block, or the allowance suffices."""
+        """True if another request had the block, or the allowance suffices."""
         if self._had.get(name, request) != request:
             return True
         if len(self._had) > _REMEMBERED:
@@ -185,7 +185,7 @@ class PrefixFiles:
         return self._angles[place]
 
     def _read(self, name: str) -> NDArray[np.uint8] | None:
-        """The block in a file; None where it is not whole."""
+        """The block in a file; None if it is incomplete."""
         path = self._folder / name
         try:
             with path.open("rb") as file:
@@ -202,7 +202,7 @@ class PrefixFiles:
         return np.frombuffer(block, np.uint8)
 
     def _write(self, name: str, block: NDArray[np.uint8]) -> None:
-        """Write a file; without one where the disk takes no more."""
+        """Write a file, unless the disk is full."""
         try:
             if block.nbytes > self._room:
                 self._room = self._trim(block.nbytes)
@@ -222,8 +222,8 @@ class PrefixFiles:
                 self._queued -= block.nbytes
 
     def _trim(self, needed: int) -> int:
-        """Remove the oldest prefixes where there is no room; the bytes to write until the next
-        time, since other processes write, too."""
+        """Remove the oldest prefixes beyond the limit; returns the bytes to write until the next
+        check, since other processes write too."""
         if self._most is None:
             limit = user_cache.default_limit() if self._limit is None else self._limit
             self._most = limit // PART

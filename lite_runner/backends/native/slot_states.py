@@ -1,7 +1,7 @@
 """Recurrent states of the cache slots, which cannot be cut to a prefix as keys can.
 
-A state stands behind the last token of its slot. Snapshots of it are kept at some tokens before, so
-that a text that begins alike goes on from one of these. Where a row begins at any other token (a
+A state stands behind the last token of its slot. Snapshots of it are kept after some earlier
+tokens, from which a text with the same prefix continues. Where a row begins at any other token (a
 step that was interrupted and is repeated, drafts that were refused), its state is computed again
 from the snapshot before it: the tokens of each slot are known.
 """
@@ -37,8 +37,8 @@ class SlotStates:
         return max(end for end in (0, self._end[slot], *self._kept[slot]) if end <= length)
 
     def seek(self, rows: Sequence[Row]) -> list[Row]:
-        """Put the states to where the rows begin. Rows that are to be computed before, for states
-        that are not kept there."""
+        """Set the states to where the rows begin. Returns rows to compute first, for states without
+        a snapshot there."""
         return [before for row in rows if (before := self._seek(row)) is not None]
 
     def _seek(self, row: Row) -> Row | None:
@@ -59,7 +59,7 @@ class SlotStates:
 
     @staticmethod
     def stops(rows: Sequence[Row]) -> Iterator[int]:
-        """Tokens of the rows, concatenated, behind which a snapshot may be kept."""
+        """Indices in the rows' tokens, concatenated, after which a snapshot may be kept."""
         first = 0
         for row in rows:
             end = row.position + len(row.tokens)
@@ -73,14 +73,14 @@ class SlotStates:
             self._end[slot] = _UNKNOWN
 
     def ended(self, slots: Sequence[int], ends: Sequence[int]) -> None:
-        """It has, and they stand there."""
+        """A step has changed the states; they are after these tokens."""
         for slot, end in zip(slots, ends, strict=True):
             self._end[slot] = end
             if end % SPACING == 0:
                 self._keep(slot, end)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Account for copied slots."""
+        """Record copied slots."""
         self._tokens[list(targets)] = self._tokens[list(sources)]
         ends = [self._end[source] for source in sources]
         kept = [dict(self._kept[source]) for source in sources]
@@ -95,8 +95,8 @@ class SlotStates:
             self._end[slot] = _UNKNOWN
 
     def _keep(self, slot: int, end: int) -> None:
-        """Take a snapshot; of too many go those whose neighbours are nearest, so that what is left
-        is spread over the text."""
+        """Take a snapshot; drop those with the nearest neighbours if there are too many, so that
+        the rest is spread over the text."""
         kept = self._kept[slot]
         kept[end] = self._states[slot].copy()
         if len(kept) > SNAPSHOTS:
