@@ -335,7 +335,8 @@ class ComputeSettings:
     adapter_dtype: str | None = None  # None: no adapters beside the weights
     max_loaded_adapters: int | None = None  # None: as many as run together
     compare_backend: str | None = None
-    runs_mindformers: bool
+    in_mindformers: bool  # the real MindFormers computes
+    runs_mindformers: bool  # the run mode can be computed by it
     mindformers_release: str | None = None  # None: the first that computes the model
     caches: bool = True  # if MindFormers does
     graphs: ExportedSource | None = None  # None: no exported models
@@ -349,11 +350,6 @@ class ComputeSettings:
     def dry_run(self) -> bool:
         """True if nothing is to be loaded."""
         return self.source.dry_run
-
-    @property
-    def in_mindformers(self) -> bool:
-        """True if the real MindFormers computes."""
-        return self.backend == "mindformers"
 
     @property
     def narrow_cache(self) -> bool:
