@@ -46,8 +46,8 @@ class ChatModel(Protocol):
         adapter: str | None,
         on_text: Callable[[str], None],
     ) -> Answer:
-        """The answer to the last of `messages`, told as it comes; `options` by their config keys,
-        where they differ from the run's. Ctrl-C ends it with what there is. Raises ContextFull,
+        """The answer to the last of `messages`, streamed; `options`: those that differ from the
+        run's, by config key. Ctrl-C ends it with the text so far. Raises ContextFull,
         RunnerError."""
         ...
 
@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """What was said, and how the next answer is made."""
+    """The turns so far, and the options of the next answer."""
 
     model: ChatModel
     system: str = ""
@@ -79,7 +79,7 @@ class Conversation:
     answers: list[Answer] = field(default_factory=list)  # all of this session, for statistics
 
     def messages(self) -> list[dict[str, str]]:
-        """All of it, as chat templates take it."""
+        """All messages, as chat templates take them."""
         said = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
             said.append({"role": "user", "content": turn.user})
@@ -125,7 +125,7 @@ class Conversation:
             raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
     def load(self, path: Path) -> None:
-        """Go on from the messages of a file. Raises ConfigError; then nothing has changed."""
+        """Continue from the messages of a file. Raises ConfigError without changing anything."""
         try:
             self.system, self.turns = _turns(read_json_object(path.expanduser()).get("messages"))
         except ArtifactError as error:

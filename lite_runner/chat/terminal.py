@@ -55,7 +55,7 @@ def converse(conversation: Conversation) -> None:
 
 
 def note(text: str) -> None:
-    """What the program says, beside what the model says."""
+    """The program's own output, apart from the model's."""
     progress.note(text, "dim")
 
 
@@ -118,7 +118,7 @@ class Exit(Exception):
 
 
 def command(line: str, conversation: Conversation) -> str:
-    """Do what a line asks for; what to tell. Raises ConfigError, Exit."""
+    """Execute a command line; returns its output. Raises ConfigError, Exit."""
     name, _, rest = line.strip().partition(" ")
     if name not in _COMMANDS:
         near = did_you_mean(nearest(name, _COMMANDS))
@@ -127,7 +127,7 @@ def command(line: str, conversation: Conversation) -> str:
 
 
 def completions(line: str, conversation: Conversation) -> Iterator[str]:
-    """The lines that the beginning of a command may become."""
+    """Completions of a command line."""
     name, space, rest = line.partition(" ")
     if not line.startswith("/"):
         return
@@ -144,7 +144,7 @@ def completions(line: str, conversation: Conversation) -> Iterator[str]:
 
 
 def _paths(beginning: str) -> Iterator[str]:
-    """Files and folders whose path begins so."""
+    """Files and folders with this prefix of their path."""
     folder = beginning.rpartition("/")[0] + "/" if "/" in beginning else ""
     try:
         entries = sorted(Path(folder or ".").expanduser().iterdir())

@@ -1,4 +1,4 @@
-"""Adapters that come and go while a server runs: loaded by clients, or from a watched folder."""
+"""Loading and unloading adapters while a server runs: by clients, or from a watched folder."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def load_lora(server: Server, body: LoadAdapter) -> str:
 
 
 async def unload_lora(server: Server, body: UnloadAdapter) -> str:
-    """No new request gets the adapter from now on; it goes once those that have it are over.
-    Raises ApiError for an unknown one."""
+    """No new request gets the adapter from now on; it is unloaded once the requests with it are
+    finished. Raises ApiError for an unknown one."""
     _allowed(server)
     name = body.lora_name
     if name not in server.adapters:
@@ -97,7 +97,7 @@ async def _add(server: Server, name: str, open_adapter: Callable[[], Callable[[]
 
 
 async def _remove(server: Server, name: str) -> None:
-    """Unregister an adapter, once the requests that have it are over."""
+    """Unregister an adapter once the requests with it are finished."""
     slots = server.engine.adapters
     assert slots is not None
     server.adapters = tuple(one for one in server.adapters if one != name)
@@ -156,14 +156,14 @@ class FolderWatch:
         self._told = ""  # of the folder itself
 
     async def start(self) -> None:
-        """Load what is there, and look again from time to time."""
+        """Load the adapters there, and poll for changes."""
         self._seen = await self._server.aside(self._found)
         await self.look()
         await asyncio.gather(*self.changing.values())
         self._polling = asyncio.create_task(self._poll())
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         for task in (self._polling, *self.changing.values()):
             if task is not None:
                 task.cancel()
@@ -195,7 +195,7 @@ class FolderWatch:
         del self.changing[name]
 
     async def _change(self, name: str, files: AdapterFiles | None) -> None:
-        """Load an adapter with these files, in place of the one that there was; None: unload it."""
+        """Load an adapter with these files in place of the former one; None: unload it."""
         server = self._server
         if files is None:
             del self._known[name]
@@ -229,7 +229,8 @@ class FolderWatch:
                 progress.note(f"adapter {name}: not loaded: not enough memory")
 
     def _open(self, name: str, files: AdapterFiles) -> Callable[[], None]:
-        """Read an adapter; what is returned registers it. Raises RunnerError, MemoryError."""
+        """Read an adapter; returns the function that registers it. Raises RunnerError,
+        MemoryError."""
         check_memory(sum(size for _, _, size, _ in files), self._server.memory_left())
         register = self._read(name)
         if adapter_files(self._root / name) != files:
@@ -237,7 +238,7 @@ class FolderWatch:
         return register
 
     def _found(self) -> dict[str, AdapterFiles]:
-        """The folders that have all files of an adapter. Raises OSError."""
+        """The folders with all files of an adapter. Raises OSError."""
         names = sorted(one.name for one in self._root.iterdir() if one.name[0] != ".")
         if len(names) > MOST_WATCHED:
             self._tell(

@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and how a call becomes an answer."""
+"""The HTTP application: routes and request handlers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routed(server: Server) -> Starlette:
-    """The routes of a server, without what guards them."""
+    """The routes of a server, without middleware."""
     app = Starlette(
         routes=[
             Route("/v1/models", models),
@@ -102,7 +102,7 @@ def application(server: Server) -> ASGIApp:
 
 
 def guarded(app: ASGIApp, server: Guarded) -> ASGIApp:
-    """The routes of a server behind what guards them."""
+    """The routes of a server behind its middleware."""
     behind = Guard(app, server)
     if not server.settings.cors_origins:
         return behind
@@ -204,7 +204,7 @@ async def events(
     chunks: AsyncGenerator[dict[str, Any], None],
     failed: Callable[[ApiError], dict[str, Any]],
 ) -> AsyncGenerator[bytes, None]:
-    """`first` and the chunks behind it as server-sent events; an error on the way is the last."""
+    """`first` and the chunks after it as server-sent events; an error ends them."""
     request.state.cut = "disconnected"  # unless it goes on
     try:
         yield first
@@ -228,7 +228,8 @@ def event(content: dict[str, Any]) -> bytes:
 
 
 class Json(JSONResponse):
-    """Written three times as fast, which others wait for: log-probabilities may be megabytes."""
+    """Serialized three times as fast: log-probabilities may be megabytes, and other requests
+    wait."""
 
     def render(self, content: Any) -> bytes:
         return to_json(content)
@@ -246,7 +247,7 @@ async def model(request: Request) -> Response:
 
 
 def told_models(request: Request, cards: Sequence[dict[str, Any]]) -> Response:
-    """/v1/models in the protocol of who asks."""
+    """/v1/models in the protocol of the client."""
     if "anthropic-version" not in request.headers:
         return JSONResponse({"object": "list", "data": cards})
     ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}
@@ -254,7 +255,7 @@ def told_models(request: Request, cards: Sequence[dict[str, Any]]) -> Response:
 
 
 def told_model(request: Request, card: dict[str, Any]) -> Response:
-    """/v1/models/NAME in the protocol of who asks."""
+    """/v1/models/NAME in the protocol of the client."""
     return JSONResponse(_anthropics(card) if "anthropic-version" in request.headers else card)
 
 
@@ -343,14 +344,14 @@ async def version(_: Request) -> Response:
 
 
 async def start_profile(_: Request) -> Response:
-    """Record from now on, as vLLM does; what was recorded before is dropped."""
+    """Record from now on, as vLLM does; drops earlier records."""
     _traces()
     profiler.start()
     return Response()
 
 
 async def stop_profile(_: Request) -> Response:
-    """The tables of what was recorded, whose trace goes to the run folder."""
+    """The tables of the recorded profile; its trace goes to the run folder."""
     folder = _traces()
     if (recorder := profiler.stop()) is None:
         raise ApiError(400, "nothing is recorded: POST /start_profile comes first")
@@ -374,7 +375,7 @@ async def left(_: Request, __: Exception) -> Response:
 
 
 async def refused(request: Request, error: Exception) -> Response:
-    """An error as the protocol has it."""
+    """An error in the protocol's form."""
     found, server = api_error(error), request.app.state.server
     if isinstance(error, HTTPException):
         found.message = _misaddressed(request, found.status)

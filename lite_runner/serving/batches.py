@@ -1,4 +1,4 @@
-"""Batch files of OpenAI's form: requests one a line, answered without a socket."""
+"""Batch files of OpenAI's form: one request a line, answered without a socket."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class BatchLine(RequestBody):
 
 
 class BatchAnswer(RequestBody):
-    """The fields of an answer that are read again."""
+    """The fields of an answer that a later run reads."""
 
     id: str
     custom_id: str
@@ -86,8 +86,8 @@ def read_batch(serve: Serve) -> int:
 
 
 def answered(path: Path) -> set[str]:
-    """The custom_ids that a file of answers has; an answer that was being written is none. Raises
-    ConfigError for another file."""
+    """The custom_ids in a file of answers, without one that was being written. Raises ConfigError
+    for another file."""
     found = set()
     for number, data in _lines(path) if path.exists() else ():
         try:
@@ -101,7 +101,7 @@ def answered(path: Path) -> set[str]:
 
 
 def run_batch(plan: Plan) -> str:
-    """Answer what is not answered yet; the engine that did. Raises RunnerError."""
+    """Answer the remaining requests; returns the engine's name. Raises RunnerError."""
     config = plan.config
     assert isinstance(config, ServeOptions)
     target = config.serve.batch_target
@@ -119,7 +119,7 @@ def run_batch(plan: Plan) -> str:
 
 
 async def _answer_all(plan: Plan, backend: Backend, file: IO[bytes], done: set[str]) -> None:
-    """Append an answer for each request that has none, in the order in which they are ready."""
+    """Append an answer for each remaining request, in order of completion."""
     server = open_server(plan, backend, None)
     path, slots = Path(server.settings.batch), backend.info.slots
     left = (one for _, data in _lines(path) if (one := _line(data)).custom_id not in done)
@@ -243,7 +243,7 @@ def _not_ours(why: str) -> ConfigError:
 
 
 def _drop_torn(path: Path) -> None:
-    """Cut an answer that was being written when a run was killed."""
+    """Cut off an answer that was being written when a run was killed."""
     with path.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         while end:

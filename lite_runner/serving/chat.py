@@ -32,7 +32,7 @@ Change = Literal["begun", "added", "ended"]
 
 @dataclass(slots=True)
 class AnswerBlock:
-    """Thinking, text or a call, as far as it has come."""
+    """A block so far: thinking, text or a call."""
 
     kind: Literal["thinking", "text", "call"]
     text: str = ""  # of a call: its arguments
@@ -45,8 +45,8 @@ class ChatCompletion:
     """One call: its prompt, and the answer in both forms."""
 
     def __init__(self, server: Server, body: ChatRequest, *, fills: bool = False) -> None:
-        """`fills`: an answer for which there is less room than it asks for takes what there is.
-        Raises ApiError for what cannot be done."""
+        """`fills`: with less room than asked for, the answer uses what there is. Raises ApiError
+        for what cannot be done."""
         self._server, self._body, self._fills = server, body, fills
         self.is_cut = False  # where the context ends
         self._adapter = server.adapter_of(body.model)
@@ -107,11 +107,11 @@ class ChatCompletion:
             self.stats.usage.reasoning = 0
 
     def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body that gives the same answer again."""
+        """A request body that reproduces the answer."""
         return replayed(body, self._body)
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one."""
+        """The whole answer."""
         texts: dict[int, str] = {}
         thoughts: dict[int, str] = {}
         content: dict[int, list[Any]] = {}
@@ -142,7 +142,7 @@ class ChatCompletion:
         return answer
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes: first the role, then a chunk for each token."""
+        """The streamed answer: first the role, then a chunk for each token."""
         body, begun = self._body, False
         async with aclosing(self.parts()) as parts:
             async for output, (thought, text, calls) in parts:

@@ -65,11 +65,11 @@ class Completions:
             self._echoes = await server.aside(lambda: [decode(ids) for ids in self._prompts])
 
     def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body that gives the same answer again."""
+        """A request body that reproduces the answer."""
         return replayed(body, self._body)
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one."""
+        """The whole answer."""
         texts: dict[int, str] = {}
         ended: dict[int, Ended] = {}
         async with aclosing(self._outputs()) as outputs:
@@ -86,7 +86,7 @@ class Completions:
         return self._head | {"choices": choices, "usage": usage_of(self.stats.usage)}
 
     async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
-        """The answer as it comes: a chunk for each token."""
+        """The streamed answer: a chunk for each token."""
         body, server = self._body, self._server
         logprobs: dict[int, CompletionLogprobs] = {}
         echoed: set[int] = set()
@@ -193,7 +193,7 @@ def _prompts(body: CompletionRequest) -> Sequence[str | list[int]]:
 
 
 def of_prompt(output: Piece | Ended) -> Logprobs | None:
-    """Log-probabilities of the prompt, which come with the first output."""
+    """Log-probabilities of the prompt, from the first output."""
     return (output.completion if isinstance(output, Ended) else output).prompt_logprobs
 
 
@@ -259,7 +259,7 @@ class CompletionLogprobs:
 
     @property
     def offset(self) -> int:
-        """Characters up to here."""
+        """Characters so far."""
         return self._offset
 
     def add(self, token: int, found: Logprobs | None, row: int = 0) -> None:

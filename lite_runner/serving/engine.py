@@ -1,8 +1,8 @@
 """An engine in a thread of its own: requests in, pieces of text out.
 
-Other threads submit and cancel requests at any time; the thread takes them between two steps, so
-that a request that leaves frees its cache slots within a step. What a step gave is handed over in
-one call, for each wakes the event loop.
+Other threads submit and cancel requests at any time; the thread handles them between two steps, so
+that a cancelled request frees its cache slots within a step. What a step gave is handed over in one
+call, for each wakes the event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Busy(Exception):
 
 
 class Stopped(Exception):
-    """No request is taken any more: the engine is closing, or its backend has failed."""
+    """No requests are accepted: the engine is closing, or its backend has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A new token of a sequence, and the text that it made final."""
+    """A new token of a sequence, and the text that became final."""
 
     index: int  # of the sequence in the request
     text: str
@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence is over; `text` is what was held back."""
+    """A sequence has finished; `text` was held back until then."""
 
     index: int
     text: str
@@ -62,7 +62,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request is over without an answer."""
+    """The request failed."""
 
     error: RunnerError | Stopped
 
@@ -171,7 +171,7 @@ class EngineThread:
         return handle
 
     def cancel(self, handle: Handle) -> None:
-        """Forget a request; nothing more is put. No effect on one that is over."""
+        """Cancel a request; no more outputs. No effect on a finished one."""
         with self._changed:
             self._inbox.append((handle, False))
             self._changed.notify()
@@ -186,7 +186,7 @@ class EngineThread:
         return future
 
     def close(self) -> None:
-        """End the thread; what still runs has Failed."""
+        """End the thread; requests that still run get Failed."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -317,7 +317,7 @@ class EngineThread:
             self._post(outputs)
 
     def _abandon(self) -> None:
-        """Fail what is left."""
+        """Fail the remaining requests."""
         with self._changed:
             self._closing = True
             waiting = [handle for handle, submitted in self._inbox if submitted]

@@ -83,7 +83,7 @@ class RateLimits:
         }
 
     def error(self) -> ApiError | None:
-        """Why a request is refused; one that is not is counted."""
+        """The reason to refuse a request, else None and it is counted."""
         for kind, bucket in self.buckets.items():
             if (seconds := bucket.seconds_until(1)) > 0:
                 return ApiError(
@@ -117,11 +117,11 @@ class Guarded(Protocol):
 
     @property
     def keys(self) -> Mapping[str, bytes]:
-        """By their names; none: no key is asked for."""
+        """API keys by name; empty: none is required."""
 
     @property
     def metrics(self) -> ServerMetrics:
-        """Told of what is refused."""
+        """Counts refused requests."""
 
 
 class Guard:
@@ -183,7 +183,7 @@ class Guard:
                 self._trace(scope, status, began, headers.get("traceparent", ""))
 
     def _trace(self, scope: Scope, status: int, began: float, parent: str) -> None:
-        """Tell the spans of a request to whoever collects them."""
+        """Export the spans of a request."""
         if self._exporter is None or (trace := trace_of(parent)) is None:
             return
         path = shortened(scope["path"], MAX_PATH)
@@ -197,7 +197,7 @@ class Guard:
 
     @staticmethod
     def _record(scope: Scope, status: int, began: float) -> None:
-        """A request in the profile, if somebody records; a path that is not known has no name."""
+        """Record a request in the profile, if one is recorded; unknown paths have no name."""
         recorder = profiler.recorder
         if recorder is None or scope["path"] == "/start_profile":
             return
@@ -239,7 +239,7 @@ class Guard:
         return ApiError(401, "Authorization: expected Bearer and the server's key")
 
     def _count_wrong_key(self, client: str) -> None:
-        """One line a second at the most, however many try."""
+        """At most one line a second."""
         self._wrong_keys += 1
         wait = self._last_line + WRONG_KEY_LINES_S - time.monotonic()
         if wait <= 0:
@@ -254,8 +254,8 @@ class Guard:
             self._wrong_keys, self._last_line = 0, time.monotonic()
 
     def _log(self, scope: Scope, status: int, seconds: float, id: str) -> None:
-        """One line a request; 499: the client left before the answer began. `error`: why a stream
-        that began is not whole."""
+        """One line a request; 499: the client disconnected before the answer began. `error`: why a
+        started stream is incomplete."""
         call: Any = scope["state"].get("stats")
         line = {
             "id": id,
@@ -355,7 +355,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._bound(HEAD_S)
 
     def _make_room(self) -> None:
-        """Close a connection that asks for nothing; the new one, if all others do."""
+        """Close an idle connection, or the new one if none is idle."""
         for other in self.connections:
             if isinstance(other, Connection) and other is not self and other._is_idle:
                 other.transport.abort()
@@ -429,5 +429,5 @@ def _values(data: bytes | bytearray) -> int:
 
 
 def _count(text: NDArray[np.uint8]) -> int:
-    """numpy lets go of the lock."""
+    """NumPy releases the GIL."""
     return sum(int(np.count_nonzero(text == opening)) for opening in _OPENING)

@@ -1,8 +1,6 @@
-"""Several models behind one address: each in a process of its own, started when it is asked for.
-
-A process is a server of one model on a socket that only this user can reach; a request is passed on
-to it as it came, and its answer as it is written. What a process took is the system's again when it
-ends, whatever its backend.
+"""Several models behind one address: each in a process of its own, started on demand. A process is
+a server of one model on a socket that only this user can reach; requests and answers are forwarded
+unchanged. What a process took is the system's again when it ends, whatever its backend.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ _RETRY_S = 5  # for a client that has waited for a model
 
 
 class _Named(BaseModel):
-    """The model that a body names."""
+    """The model named by a body."""
 
     model: str | None = None
 
@@ -163,7 +161,7 @@ class Models:
             raise
 
     async def leave(self, model: ServedModel) -> None:
-        """A request is over."""
+        """A request has finished."""
         model.users, model.used = model.users - 1, time.monotonic()
         async with self._changes:
             self._changes.notify_all()
@@ -200,8 +198,8 @@ class Models:
                 await self._end(model)
 
     async def _started(self, model: ServedModel) -> bool:
-        """Start a process; False where others had to make room, and it is to be tried again.
-        Raises EnvironmentFault."""
+        """Start a process; False if others had to make room first: try again. Raises
+        EnvironmentFault."""
         ours, theirs = multiprocessing.Pipe()
         model.path = str(Path(self._folder.name, f"{next(self._numbers)}.sock"))
         model.process = multiprocessing.get_context("spawn").Process(
@@ -243,7 +241,7 @@ class Models:
         return self._most is None or taken + model.bytes <= self._most
 
     async def _make_room(self, model: ServedModel) -> None:
-        """End the least recently used model that nobody uses, once there is one."""
+        """End the least recently used idle model, once there is one."""
         idle: list[ServedModel] = []
         async with self._changes:
             while not (idle := [other for other in self.loaded if other.users == 0]):
@@ -253,7 +251,7 @@ class Models:
         await self._end(oldest)
 
     async def _watch(self, model: ServedModel) -> None:
-        """Notice where a process ends that was not told to."""
+        """Notice a process that ends unexpectedly."""
         process, loop = model.process, asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(process.sentinel, ended.set)
@@ -398,7 +396,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def by_model(request: Request) -> Response:
-    """The answer of the model that the body names, once it is loaded."""
+    """The answer of the model named by the body, once it is loaded."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError(415, "Content-Type: expected application/json")
     models, body = models_of(request), bytearray()
@@ -413,8 +411,8 @@ async def by_model(request: Request) -> Response:
 
 
 async def by_any(request: Request) -> Response:
-    """The answer of the model that knows the response: those that are loaded are asked in turn;
-    one that is not and knows it is loaded."""
+    """The answer of the model that has the response: loaded ones are asked in turn; another one
+    that has it is loaded."""
     models, id = models_of(request), request.path_params["id"]
     for model in models.loaded:
         with suppress(OSError, h11.RemoteProtocolError):
@@ -431,7 +429,7 @@ async def by_any(request: Request) -> Response:
 
 
 class Forwarded(Response):
-    """The answer of a model's process, as it comes."""
+    """The answer of a model's process, streamed."""
 
     def __init__(self, models: Models, model: ServedModel, body: bytes) -> None:
         self._models, self._model, self._body = models, model, body

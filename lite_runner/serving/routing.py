@@ -1,8 +1,7 @@
-"""The replica of a request: the one that has its beginning in the prefix cache, unless it is busy.
-
-Nothing is remembered of requests: each replica has a weight that is a hash of its name and the
-beginning (rendezvous hashing), so that all requests of a conversation prefer the same one, and
-those of one that is gone are divided among the others.
+"""Routing to replicas: the one with the request's prefix in its cache, unless it is busy. No state:
+each replica has a weight that is a hash of its name and the beginning (rendezvous hashing), so that
+all requests of a conversation prefer the same one, and those of one that is gone are divided among
+the others.
 """
 
 from __future__ import annotations

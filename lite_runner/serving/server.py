@@ -1,4 +1,4 @@
-"""Starting the server and ending it: the socket, signals, draining."""
+"""Starting and stopping the server: sockets, signals, draining."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def serve(plan: Plan) -> None:
 
 
 def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
-    """The server of a loaded model, for the event loop that runs; its engine is not started."""
+    """The server of a loaded model, for the running event loop; its engine is not started."""
     config, adapters, loop = plan.config, plan.work.adapters, asyncio.get_running_loop()
     assert isinstance(config, ServeOptions) and plan.tokenizer is not None
 
@@ -311,6 +311,6 @@ class _Ending:
 
 
 def _tell(text: str) -> None:
-    """A note, though nobody may read standard error any more: the end goes on."""
+    """A note; an error of standard error does not stop the shutdown."""
     with suppress(OSError):
         progress.note(text)

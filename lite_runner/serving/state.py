@@ -50,7 +50,7 @@ _MOST_BYTES = 64 << 20  # of these together
 
 @dataclass(frozen=True)
 class Stored:
-    """A response that may be asked for, and gone on from."""
+    """A stored response, which may be fetched and continued."""
 
     response: bytes  # JSON
     items: bytes  # JSON of its input, with that of those before
@@ -65,7 +65,7 @@ class Responses:
     _bytes: int = 0
 
     def add(self, id: str, one: Stored) -> None:
-        """Keep a response; the oldest ones go."""
+        """Store a response, dropping the oldest ones."""
         self._stored[id] = one
         self._bytes += _size(one)
         while self._bytes > _MOST_BYTES or len(self._stored) > _MOST_STORED:
@@ -156,7 +156,8 @@ class Server:
 
     @property
     def stores(self) -> bool:
-        """True if responses are kept: not where the next request may be another replica's."""
+        """True if responses are stored; not with replicas, since the next request may reach another
+        one."""
         return self.settings.engine == "local"
 
     def adapter_of(self, name: str | None) -> str | None:
@@ -185,7 +186,7 @@ class Server:
         return given or 0
 
     async def encode(self, text: str, special: bool, field: str = "prompt") -> list[int]:
-        """The token ids of a prompt. Raises ApiError for one that is far too long."""
+        """The token ids of a prompt. Raises ApiError if it is far too long."""
         most = self.engine.info.max_length
         return await self._encoded(field, lambda: self.tokenizer.encode(text, special, most))
 
@@ -260,7 +261,7 @@ class Server:
                 await asyncio.to_thread(return_freed)
 
     def memory_left(self) -> int:
-        """Free memory without what the model's cache and steps have not taken yet."""
+        """Free memory, less what the model's cache and steps may still take."""
         taken = resident() - sum(map(len, self._bodies.values()))
         return free_memory() - max(0, self.need - taken)
 
@@ -343,7 +344,7 @@ class Server:
 
 
 class Gone(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 async def or_gone(work: Awaitable[T], left: Awaitable[None]) -> T:
