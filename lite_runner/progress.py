@@ -184,7 +184,8 @@ class Progress:
             self.note(" ".join(f"{key}={_quoted(value)}" for key, value in fields.items()))
 
     def error(self, text: str, exception: BaseException | None = None) -> None:
-        """What ended the run: `text`, or the traceback of an `exception`, which ends with it."""
+        """The error that ended the run: `text`, or the traceback of an `exception`, which ends with
+        it."""
         if self._json is not None:
             logger.error(text, exc_info=exception)
         elif exception is not None:

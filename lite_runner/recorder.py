@@ -145,7 +145,7 @@ class Recorder:
         self.slice("sample", "sample", computed, ended)
 
     def gathered(self, began: float, met: float, ended: float, size: int) -> None:
-        """What all ranks gave each other: waiting for the last of them until `met`, then so many
+        """Record a collective of all ranks: waiting for the last one until `met`, then so many
         bytes of this one."""
         more = {"waiting_ms": (met - began) * 1e3, "bytes": size}
         self.slice("gather", "gather", began, ended, **more)
@@ -200,8 +200,8 @@ class Recorder:
         return bool(self._layers)
 
     def report(self, bandwidth: float = 0.0, peak: float = 0.0) -> Profile:
-        """What was recorded until now. `bandwidth`, `peak`: bytes and multiply-adds per second that
-        this machine was measured to have; 0: not measured."""
+        """The profile so far. `bandwidth`, `peak`: bytes and multiply-adds per second that this
+        machine was measured to have; 0: not measured."""
         ended = self.ended or time.perf_counter()
         known = {name: self._phases[name] for name in PHASES if name in self._phases}
         known |= {name: value for name, value in self._phases.items() if name not in known}
@@ -235,8 +235,8 @@ class Recorder:
     def process(
         self, name: str, bandwidth: float = 0.0, peak: float = 0.0, *, met: float = 0.0
     ) -> Process:
-        """What was recorded, among the processes of a job; `met`: when this one and the others left
-        the last collective (time.perf_counter())."""
+        """The profile as one of a job's processes; `met`: when this one and the others left the
+        last collective (time.perf_counter())."""
         return Process(
             name=name,
             machine=os.uname().nodename,
@@ -256,7 +256,7 @@ class Recorder:
 
 
 def _collective(name: str, time: ExchangeTime, told: bool) -> CollectiveTime:
-    """That of a native layer; `told`: how long it waited."""
+    """A native layer's exchanges as a collective; `told`: their waiting is known."""
     return CollectiveTime(
         name=name,
         calls=time.calls,

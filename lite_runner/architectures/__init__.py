@@ -397,7 +397,7 @@ def by_expert(
 
 
 def undivided(model: Decoder) -> str:
-    """Why tensor-parallel ranks cannot share a model; empty if they can."""
+    """The reason why tensor-parallel ranks cannot share a model; empty if they can."""
     if model.learned_keys:
         return "has learned keys, which are not divided yet"
     if model.attention.latent is not None:
@@ -439,8 +439,8 @@ def native_parts(model: Decoder) -> list[str]:
 
 
 def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
-    """Why neither the MindSpore network nor the native kernels support a model; empty if they do,
-    or if the model has a custom network. `native`: of the native kernels alone, which know more."""
+    """Reasons why neither the MindSpore network nor the native kernels support a model; empty if
+    one does, or for a custom network. `native`: of the native kernels alone, which know more."""
     if custom_network(model) is not None:
         return []
     attentions = [block.attention for block in model.blocks]

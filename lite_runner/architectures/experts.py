@@ -237,8 +237,8 @@ def translate(
     fixed: Mapping[str, tuple[Any, ...]],
     others: Collection[str] = (),
 ) -> None:
-    """What moe_config says, under our names; `fixed`: what else the router of `what` is, of which
-    None means that the key may be missing; `others`: keys that were read already."""
+    """Read moe_config under our names; `fixed`: expected values of the other keys for the router of
+    `what`, None if the key may be missing; `others`: keys that were read already."""
     section, given = moe_config(raw)
     if given:
         result.ignored = [key for key in result.ignored if key not in SECTIONS]

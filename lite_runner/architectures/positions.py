@@ -150,8 +150,8 @@ class RotaryAngles:
 
 
 def latent_places(latent: Latent) -> NDArray[np.int32]:
-    """Where the numbers of a latent vector, and then of the rotated part, lie in the key of
-    absorbed attention: so that pairs (d, d + head_dim / 2) are rotated."""
+    """Positions of a latent vector's numbers, then of the rotated part, in the key of absorbed
+    attention: pairs (d, d + head_dim / 2) are rotated."""
     half, middle = latent.rotated // 2, (latent.rank + latent.rotated) // 2
     rotated = np.concatenate([np.arange(half), middle + np.arange(half)])
     rest = np.setdiff1d(np.arange(latent.rank + latent.rotated), rotated)
@@ -160,9 +160,9 @@ def latent_places(latent: Latent) -> NDArray[np.int32]:
 
 
 def absorbed(latent: Latent, heads: int, values: Floats) -> tuple[Floats, Floats]:
-    """What makes a head's query one of the latent vector [heads, plain + rotated, head_dim], and a
-    mean of latent vectors its output [heads, head_dim, value], by `values` [heads * (plain +
-    value), rank]."""
+    """Matrices from a head's query to one of the latent vector [heads, plain + rotated, head_dim],
+    and from a mean of latent vectors to its output [heads, head_dim, value], by `values` [heads *
+    (plain + value), rank]."""
     places, dim = latent_places(latent), latent.rank + latent.rotated
     each = values.reshape(heads, latent.plain + latent.value, latent.rank)
     inward = np.zeros((heads, latent.plain + latent.rotated, dim), np.float32)

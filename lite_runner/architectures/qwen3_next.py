@@ -104,7 +104,7 @@ def with_recurrent(model: Decoder, recurrent: Recurrent, layers: list[bool]) -> 
 
 
 def layer_types(fields: Fields, layers: int) -> list[str]:
-    """What each layer mixes tokens with."""
+    """The token mixer of each layer."""
     kinds = fields.raw.get("layer_types")
     if kinds is None:
         every = fields.integer("full_attention_interval", default=4)

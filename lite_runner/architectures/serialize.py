@@ -104,7 +104,7 @@ def _errors(model: Decoder) -> Iterator[str]:
 
 
 def _lender_errors(model: Decoder, layer: int, borrowed: int) -> Iterator[str]:
-    """Those of a layer whose keys are an earlier one's."""
+    """Validation errors of a layer that borrows an earlier one's keys."""
     own = model.blocks[layer].attention
     lender = model.blocks[borrowed] if 0 <= borrowed < layer else None
     if lender is None or not lender.attends or lender.attention.borrowed is not None:

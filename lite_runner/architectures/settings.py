@@ -188,7 +188,7 @@ def network_of(raw: Mapping[str, Any]) -> Any:
 
 @dataclass
 class Translation:
-    """What a yaml of MindFormers means here, by dotted keys."""
+    """The settings of a MindFormers yaml under our dotted keys."""
 
     assignments: dict[str, Any] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)

@@ -92,7 +92,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Temperature:
-    """How queries grow with their position."""
+    """Scaling of queries by their position."""
 
     span: int
     weight: float
@@ -204,7 +204,7 @@ class FeedForward:
 
     @property
     def biased_down(self) -> bool:
-        """Whether down has a bias."""
+        """True if down has a bias."""
         return self.bias if self.down_bias is None else self.down_bias
 
     @property
@@ -236,7 +236,7 @@ class Block:
 
     @property
     def attends(self) -> bool:
-        """Whether it has attention, with keys."""
+        """True if it has attention, with keys."""
         return self.recurrent is None and self.only != "feed_forward"
 
 

@@ -49,7 +49,7 @@ AXES = tuple(field.name for field in fields(CellSettings))  # outermost first, a
 
 
 def why_left_out(settings: CellSettings, context: int) -> str:
-    """Why a cell of a grid is not measured with a model of `context` positions; "": it is."""
+    """The reason to skip a cell of a grid with a model of `context` positions; "": none."""
     if settings.length > context:
         return f"{settings.length} tokens do not fit the model's context of {context}"
     if settings.adapters > settings.batch:

@@ -358,7 +358,7 @@ def _notes(report: Report) -> list[str]:
 
 
 def _reasons(report: Report) -> list[str]:
-    """Why cells have no figures, each reason once."""
+    """Reasons for cells without figures, each once."""
     return list(dict.fromkeys(_reason(cell) for cell in report.cells if cell.measured is None))
 
 

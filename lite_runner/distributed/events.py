@@ -113,7 +113,7 @@ class Sender:
         self._send(Event(rank=self.rank, event="note", text=text[:MAX_TEXT]))
 
     def error(self, failure: Failure) -> None:
-        """Why this rank fails; a long traceback loses its start."""
+        """Report why this rank fails; a long traceback loses its start."""
         self._send(
             Event(
                 rank=self.rank,

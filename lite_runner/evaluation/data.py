@@ -46,7 +46,7 @@ class DataSet:
 
     @classmethod
     def of(cls, path: Path) -> DataSet:
-        """Those at a path. Raises ConfigError where there are none."""
+        """The documents at a path. Raises ConfigError without any."""
         found = tuple(_files(path))
         if not found:
             raise ConfigError(

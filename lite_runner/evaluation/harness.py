@@ -160,7 +160,7 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What a run over tasks adds to result.json."""
+    """The section of a run over tasks in result.json."""
 
     results: Sequence[TaskResult]
     differences: Sequence[Difference]  # of eval.compare

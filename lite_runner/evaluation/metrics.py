@@ -59,7 +59,7 @@ def scale_of(metric: str) -> str:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How likely a continuation is."""
+    """The likelihood of a continuation."""
 
     logprob: float  # the sum over its tokens
     greedy: bool  # each token is the most likely one

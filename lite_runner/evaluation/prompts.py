@@ -27,7 +27,7 @@ Ids: TypeAlias = "NDArray[np.int32]"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """What a run has for all tasks."""
+    """Prompt settings for all tasks of a run."""
 
     data: Path | None  # the folder of the data sets
     shots: int | None  # examples; None: as the task says

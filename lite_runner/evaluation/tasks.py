@@ -179,7 +179,7 @@ class Task:
         return self.fewshot_split == self.test_split
 
     def errors(self) -> Iterator[str]:
-        """What does not go together."""
+        """Validation errors of settings that contradict each other."""
         known = METRICS[self.output_type]
         for one in self.metrics:
             if one.metric not in known:

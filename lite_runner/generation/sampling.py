@@ -321,7 +321,7 @@ class LogprobCollector:
         self._parts: list[tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]] = []
 
     def add(self, logits: NDArray[np.float32], tokens: NDArray[np.int32]) -> Logprobs:
-        """Those of `tokens` [n], which `logits` [n, vocab] predict."""
+        """Add `tokens` [n], predicted by `logits` [n, vocab]."""
         part = log_likelihoods(logits, tokens, self._top)
         self._parts.append(part)
         return Logprobs(*part)

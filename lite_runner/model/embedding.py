@@ -49,8 +49,8 @@ class EmbeddingConfig:
 
 
 def embedding_of(files: ModelFiles, given: Pooling | None = None) -> EmbeddingConfig:
-    """What a checkpoint says, but for a `given` pooling. Raises ArtifactError for what is not
-    computed here, or broken."""
+    """The checkpoint's embedding settings, with a `given` pooling. Raises ArtifactError for
+    settings that are broken or not supported."""
     if files.gguf is not None:
         metadata = files.gguf.metadata
         told = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")

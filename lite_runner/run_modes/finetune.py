@@ -579,7 +579,7 @@ def _curve(losses: Sequence[float]) -> str:
 
 
 def _identity(config: Config, data: ExampleSet, evaluated: Sequence[Example]) -> str:
-    """A digest of what a resumed training must have in common with the one before."""
+    """A digest of the settings that a resumed training must share with the one before."""
     digest = hashlib.sha256()
     asked = asdict(config.finetune)
     for name in ("steps", "resume", "save_steps", "data", "eval_data", "init_adapter", "charts"):

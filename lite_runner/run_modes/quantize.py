@@ -177,7 +177,7 @@ def _errors_of_bits(config: Config, given: Calibration, bits: float) -> Iterator
 
 
 def _formats(config: Config) -> tuple[Scheme, Scheme]:
-    """Those of 4 and of 8 bits that mixed precision has."""
+    """The 4-bit and 8-bit schemes of mixed precision."""
     four, eight = config.wanted.linear, config.wanted.table
     assert four is not None and eight is not None
     return (replace(four, group_bytes=SCALE_BYTES) if config.format in TOOLS else four), eight
@@ -395,7 +395,7 @@ def _kept_layers(
 
 
 def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibration) -> Importance:
-    """That of a file of llama.cpp's, or of the texts."""
+    """The importance matrix of a file of llama.cpp, or of the texts."""
     if settings.data.endswith(IMATRICES):
         return read_importance(Path(settings.data).expanduser(), files.model)
     plain = replace(files, quantization=Quantization())
@@ -404,7 +404,7 @@ def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibrati
 
 
 def _written(files: ModelFiles, config: Config, target: Path) -> ModelFiles:
-    """What has been written."""
+    """The model in the files that were written."""
     quantization = files.quantization if config.format == "folder" else Quantization("file")
     return replace(
         files,

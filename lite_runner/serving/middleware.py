@@ -218,7 +218,7 @@ class Guard:
             limits.take("tokens", stats.usage.prompt + stats.usage.completion)
 
     def _error(self, scope: Scope, headers: Headers) -> ApiError | None:
-        """Why a request is refused before it is read."""
+        """The reason to refuse a request before its body is read."""
         settings, keys = self._server.settings, self._server.keys
         # A page elsewhere may have its own name resolve to this machine (DNS rebinding).
         if (settings.allowed_hosts or not settings.is_public) and scope["path"] not in PROBES:

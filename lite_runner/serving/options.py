@@ -225,7 +225,7 @@ class ServeOptions(SessionOptions):
 
     @property
     def adapters(self) -> AdapterSource:
-        """Those that it begins with, and the room for others."""
+        """The initial adapters, and the room for others."""
         rank = self.serve.max_lora_rank or (0 if self.adapter_path else LATER_RANK)
         return replace(super().adapters, later_rank=rank if self.serve.takes_adapters else 0)
 

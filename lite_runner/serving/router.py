@@ -384,7 +384,7 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Those of all models that are loaded, and of this process."""
+    """The metrics of all loaded models and of this process."""
     models, texts = models_of(request), []
     for model in models.loaded:
         with suppress(OSError, h11.RemoteProtocolError):

@@ -215,7 +215,7 @@ class GemmaMarks:
         return Call(found[1], json.dumps(arguments, ensure_ascii=False))
 
     def _end_of(self, text: str) -> int:
-        """Where a call ends, if not in a text; -1: nowhere yet."""
+        """The end of a call outside texts; -1: not yet."""
         ends = (found.start() for found in self._parts.finditer(text) if found[0] == self.end)
         return next(ends, -1)
 

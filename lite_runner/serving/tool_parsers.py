@@ -189,7 +189,7 @@ class _JsonObject:
         self._depth, self._inside, self._escaped = 0, False, False
 
     def end(self, text: str) -> int:
-        """Where in the next text the object is over; -1: nowhere."""
+        """The end of the object in the next text; -1: not in it."""
         for at, character in enumerate(text):
             if self._escaped:
                 self._escaped = False

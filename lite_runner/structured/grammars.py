@@ -53,7 +53,7 @@ class GrammarError(ConfigError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer is restricted to: llguidance's Lark, and the request's field that says so."""
+    """The grammar of an answer: llguidance's Lark, and the request's field that asks for it."""
 
     lark: str
     field: str
@@ -62,7 +62,7 @@ class Grammar:
 
 
 def grammar_of(asked: Mapping[str, Any]) -> Grammar | None:
-    """What an answer is restricted to; None: nothing.
+    """The grammar of an answer; None: unrestricted.
 
     `asked`: response_format, guided_json, guided_regex, guided_choice and structured_outputs as
     plain data, of the right types; null, or none at all, where they are not asked for. Raises
@@ -140,7 +140,7 @@ def regex_terminal(pattern: str) -> str:
 
 
 def check(grammar: Grammar) -> None:
-    """What shows without a vocabulary. Raises GrammarError."""
+    """Check a grammar without a vocabulary. Raises GrammarError."""
     error = _error(grammar)
     if error is None:
         error = _said(LLMatcher.validate_grammar(grammar.lark, limits=_LIMITS))
@@ -171,7 +171,7 @@ class Grammars:
         raise GrammarError(grammar.field, error)
 
     def _lack(self) -> str | None:
-        """What the tokenizer lacks."""
+        """The reason why the tokenizer has no grammars; None: it has."""
         if self._tokenizer.spelling is not None and self._ends:
             return None
         what = "has no end token" if self._ends == [] else "does not spell tokens in bytes"

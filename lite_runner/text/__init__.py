@@ -192,8 +192,8 @@ class _Config:
 
     @property
     def chat_form(self) -> ChatForm | None:
-        """That of ChatGLM2 or ChatGLM3: both are of one class, and only the newer has a template,
-        which is a rough one."""
+        """The chat form of ChatGLM2 or ChatGLM3: both have one class, and only the newer has a
+        template, a rough one."""
         kind = self._values.get("tokenizer_class")
         if kind == "ChatGLMTokenizer":
             named = "chatglm3" in str(self._values.get("name_or_path"))

@@ -56,8 +56,8 @@ def thinking_switch(template: str | None, on: bool) -> dict[str, bool | int]:
 
 
 def stage_of(prompt: str, marks: ThinkingMarks) -> Stage:
-    """What a prompt, or its end, says of the answer: some templates begin the thinking themselves,
-    or write an empty one to do without."""
+    """The stage in which an answer begins, by the end of its prompt: some templates begin the
+    thinking themselves, or write an empty one to skip it."""
     text = prompt.rstrip(_SPACE)
     if text.endswith(marks.end):
         return "over"
@@ -191,7 +191,7 @@ class HarmonyReader:
         return ""
 
     def _body(self, last: bool) -> tuple[str, bool]:
-        """What of a message is certain now, and whether it has ended."""
+        """The parts of a message that are certain now, and True if it has ended."""
         places = {self._text.find(end): end for end in _ENDS if end in self._text}
         if places:
             place, end = min(places.items())

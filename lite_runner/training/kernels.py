@@ -161,7 +161,7 @@ class Attention:
         self._factors = scale, softcap or 0.0
 
     def forward(self) -> Array:
-        """What the queries find."""
+        """The attention output."""
         out = np.empty_like(self._kept[0])
         self._run(out, None, None, None, None, None)
         return out

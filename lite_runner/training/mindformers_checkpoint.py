@@ -38,7 +38,8 @@ _COUNTERS = ("global_step", "step_num")  # the first is 0 with optimizers that d
 
 @dataclass(frozen=True)
 class SavedTraining:
-    """What is resumed. Moments are by the names of what is trained, and read when they are used."""
+    """A training to resume. Moments are by the names of the trained tensors, and read when they are
+    used."""
 
     path: Path
     step: int

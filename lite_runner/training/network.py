@@ -266,7 +266,7 @@ class _Pass:
         return tape.record(y.array, [Value(x.array, Slot())], backward)
 
     def residual(self, block: Block, x: Value, normed: Value) -> Value:
-        """What a layer's output is added to."""
+        """The residual that a layer's output is added to."""
         factor = block.normed_residual
         return x if factor is None else ops.scaled(self.tape, normed, factor)
 

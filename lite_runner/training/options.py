@@ -127,7 +127,7 @@ class TrainOptions(OverwriteOptions):
 
     @property
     def form(self) -> AdapterFormat | CheckpointFormat:
-        """What is written; of a model after LoRA: with the adapter merged."""
+        """The kind of output; of a model after LoRA: with the adapter merged."""
         return self.convert_format or ("huggingface" if self.finetune.full else "peft")
 
     @property

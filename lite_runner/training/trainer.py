@@ -350,7 +350,7 @@ class Trainer:
         self.best_loss, self.best_step = float(metadata["best_loss"]), int(metadata["best_step"])
 
     def _part(self, name: str, whole: LazyTensor) -> LazyTensor:
-        """What this rank trains of a tensor of a checkpoint."""
+        """This rank's trained part of a tensor of a checkpoint."""
         shard, weight = self._parts, name.partition(".")[2]
         if shard is None or not shard.divides(weight):
             return whole

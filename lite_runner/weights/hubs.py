@@ -81,7 +81,7 @@ class Hub(ABC):
 
     @abstractmethod
     def headers(self) -> dict[str, str]:
-        """Those of each request, with the user's token, if there is one."""
+        """The headers of each request, with the user's token, if any."""
 
     @property
     @abstractmethod

@@ -162,7 +162,7 @@ def _as_hugging_face(
 
 
 def _layers(value: Callable[..., Any]) -> Any:
-    """Those of the model; behind them a file may have some that predict a further token."""
+    """The model's number of layers; a file may have further ones, which predict another token."""
     every, further = value("block_count"), value(NEXT_TOKEN, 0)
     return every - further if type(further) is int and 0 <= further < every else every
 

@@ -312,8 +312,8 @@ def quantize_around_zero(
 def _shares(
     importance: NDArray[np.floating[Any]] | None, group: int
 ) -> NDArray[np.float32] | np.float32:
-    """What the error of each column counts in its group [groups, group], together 1; a number where
-    all count alike."""
+    """Weights of the columns' errors in their group [groups, group], summing to 1; a number if all
+    are equal."""
     if importance is None or not group:
         return np.float32(1 / max(group, 1))
     each = importance.reshape(-1, group).astype(np.float64)
