@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "exaone4": "EXAONE4",
     "falcon": "FALCON",
     "gemma": "GEMMA",
+    "gemma4_text": "GEMMA4",
     "glm4_moe": "GLM4_MOE",
     "gpt_oss": "GPT_OSS",
     "granitemoe": "GRANITE_MOE",
@@ -158,6 +159,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         if "moe" in kinds:
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
             writer.add_expert_weights_norm(config["norm_topk_prob"])
+    if kind == "gemma4_text":
+        config = _of_gemma4(writer, config)
     for field, method in NUMBERS.items():
         if kind == "nemotron_h" and "expert" in method and "moe" not in kinds:
             continue
@@ -225,6 +228,42 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
 
+def _of_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """The sizes of layers that differ, and how many dimensions of a head are rotated."""
+    slides = [one == "sliding_attention" for one in config["layer_types"]]
+    full, shared = config["per_layer_config"][str(slides.index(False))], {}
+    local, wide, heads = (
+        config[one] for one in ("head_dim", "intermediate_size", "num_key_value_heads")
+    )
+    size, lent = full["head_dim"], config["num_kv_shared_layers"]
+    if config["use_double_wide_mlp"]:
+        shared["intermediate_size"] = [wide] * (len(slides) - lent) + [2 * wide] * lent
+    if "num_key_value_heads" in full:
+        own = full["num_key_value_heads"]
+        shared["num_key_value_heads"] = [heads if one else own for one in slides]
+    writer.add_shared_kv_layers(lent)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_key_length_swa(local)
+    writer.add_value_length_swa(local)
+    writer.add_rope_dimension_count_swa(local)
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if (softcap := config["final_logit_softcapping"]) is not None:
+        writer.add_final_logit_softcapping(softcap)
+    if config["num_experts"]:
+        writer.add_expert_used_count(config["top_k_experts"])
+    full_rope = rope["full_attention"]
+    factors = np.full(size // 2, 1e30, np.float32)
+    factors[: int(size * full_rope["partial_rotary_factor"] / 2)] = 1
+    writer.add_tensor("rope_freqs.weight", factors)
+    return (
+        config
+        | shared
+        | {"head_dim": size, "rope_parameters": full_rope | {"partial_rotary_factor": 1.0}}
+    )
+
+
 def _add_latent(
     writer: gguf.GGUFWriter, config: dict[str, Any], tensors: dict[str, Floats], *, apart: bool
 ) -> None:
@@ -272,6 +311,11 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
             together.setdefault(f"{found[1]}.{found[3]}.weight", {})[int(found[2])] = values
         elif found := _HEAD.fullmatch(name):
             together.setdefault(f"{found[1]}.weight", {})[int(found[2])] = values
+        elif kind == "gemma4_text" and name.endswith((".layer_scalar", "_up_proj", "s.down_proj")):
+            yield f"{name}.weight", values
+        elif name.endswith((".router.scale", ".per_expert_scale")):  # Gemma 4
+            of = "gate_inp" if name.endswith(".router.scale") else "down_exps"
+            yield f"blk.{name.split('.')[2]}.ffn_{of}.scale", values
         elif name.endswith(".sinks"):
             yield f"{name}.weight", values
         elif name.endswith("e_score_correction_bias"):

@@ -84,6 +84,8 @@ class GGUF:
     # Where they are in the whole tensor that a file fuses with others in another order.
     fused_rows: StoredRows = apart
     columns: StoredRows = apart  # and where its columns are, blocks of which are then floats
+    # Metadata without the architecture prefix that no field of config.json is.
+    more: Callable[[Decoder], dict[str, Any]] = lambda model: {}
 
 
 @dataclass(frozen=True)

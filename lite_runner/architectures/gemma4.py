@@ -5,9 +5,10 @@ each layer by itself, and in one size experts beside the feed-forward network.""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import Architecture, experts, gemma2, llama_like
+from lite_runner.architectures import GGUF, Architecture, experts, gemma2, llama_like
 from lite_runner.architectures import llama_settings as settings
 from lite_runner.architectures.fields import MAX_EXPERTS, Fields
 from lite_runner.architectures.gemma3 import NAMES as GEMMA3_NAMES
@@ -184,6 +185,10 @@ def write(model: Decoder) -> dict[str, Any]:
     assert full.rotary is not None and local.rotary is not None
     found = llama_like.shared(model)
     del found["rope_theta"], found["rope_scaling"], found["hidden_act"]
+    kept = {"head_dim": full.head_dim, "num_key_value_heads": full.kv_heads}
+    if full.kv_heads != local.kv_heads and not full.values_are_keys:  # only said so
+        every = enumerate(model.windows)
+        found["per_layer_config"] = {str(layer): kept for layer, one in every if one is None}
     experts_of = None if model.sparse is None else model.sparse.experts
     lent = sum(one.attention.borrowed is not None for one in model.blocks)
     last = model.blocks[-1].feed_forward
@@ -225,11 +230,86 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What differs between layers; which dimensions are rotated is in a tensor."""
+    layers = given["num_hidden_layers"]
+    slides, heads, widths = (
+        one if isinstance(one, list) else [one] * layers
+        for one in map(given.get, ("layer_types", "num_key_value_heads", "intermediate_size"))
+    )
+    full, local = slides.index(False), slides.index(True)
+    equal = f"blk.{full}.attn_v.weight" not in tensors
+    own = {"head_dim": given["global_head_dim"], "num_key_value_heads": heads[full]}
+    apart = heads[full] != heads[local] and not equal
+    positions: dict[str, dict[str, Any]] = {
+        FULL: {"rope_type": "proportional", "rope_theta": given["rope_theta"]},
+        SLIDING: {"rope_type": "default", "rope_theta": given["rope_local_base_freq"] or 10000.0},
+    }
+    positions[FULL]["partial_rotary_factor"] = 1.0
+    return {
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_local_base_freq": None,
+        "rope_parameters": positions,
+        "layer_types": [SLIDING if one else FULL for one in slides],
+        "num_key_value_heads": heads[local],
+        "num_global_key_value_heads": heads[full],
+        "per_layer_config": {str(layer): own for layer, one in enumerate(slides) if not one}
+        if apart
+        else None,
+        "attention_k_eq_v": equal,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[0] != widths[-1],
+        "num_kv_shared_layers": given["num_kv_shared_layers"] or 0,
+        "hidden_size_per_layer_input": given["hidden_size_per_layer_input"] or 0,
+        "vocab_size_per_layer_input": given["vocab_size"],
+        "enable_moe_block": bool(given["num_experts"]),
+    }
+
+
+def metadata(model: Decoder) -> dict[str, Any]:
+    """Of GGUF, what differs between layers."""
+    every = [one.attention for one in model.blocks]
+    full, local = (next(one for one in every if bool(one.window) == slides) for slides in (0, 1))
+    assert local.rotary is not None
+    experts_of = None if model.sparse is None else model.sparse.experts
+    widths = [experts_of.shared if experts_of else one.feed_forward.width for one in model.blocks]
+    return {
+        "feed_forward_length": widths if len(set(widths)) > 1 else widths[0],
+        "attention.head_count_kv": [one.kv_heads for one in every],
+        "attention.sliding_window_pattern": [one.window is not None for one in every],
+        "attention.value_length": full.head_dim,
+        "attention.value_length_swa": local.head_dim,
+        "rope.dimension_count": full.head_dim,
+        "rope.dimension_count_swa": local.head_dim,
+        "rope.freq_base_swa": float(local.rotary.theta),
+    }
+
+
 GEMMA4_TEXT = Architecture(
     "gemma4_text",
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        {
+            **{"rms_norm_eps": "attention.layer_norm_rms_epsilon"},
+            **{"global_head_dim": "attention.key_length", "head_dim": "attention.key_length_swa"},
+            **{"num_key_value_heads": "attention.head_count_kv"},
+            **{"num_kv_shared_layers": "attention.shared_kv_layers"},
+            **{"layer_types": "attention.sliding_window_pattern"},
+            **{"sliding_window": "attention.sliding_window"},
+            **{"rope_local_base_freq": "rope.freq_base_swa"},
+            **{"hidden_size_per_layer_input": "embedding_length_per_layer_input"},
+            **{"final_logit_softcapping": "final_logit_softcapping"},
+            **{"num_experts": "expert_count", "top_k_experts": "expert_used_count"},
+            **{"moe_intermediate_size": "expert_feed_forward_length"},
+        },
+        infer=infer_from_gguf,
+        name="gemma4",
+        more=metadata,
+    ),
     no_effect={"rope_theta": "rope_parameters has that of each kind of layer"},
     layers_differ=True,
 )

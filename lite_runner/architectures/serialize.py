@@ -78,12 +78,6 @@ def _errors(model: Decoder) -> Iterator[str]:
             return  # the others follow from it
     if custom_network(model) is not None:  # whatever else these mean to it
         return
-    unrotated = model.rotary is None and model.recurrent is None
-    if unrotated and attention.heads * attention.head_dim != model.hidden_size:
-        yield (
-            f"model: hidden_size is {model.hidden_size}, but {attention.heads} heads of "
-            f"{attention.head_dim} make {attention.heads * attention.head_dim}"
-        )
     for block in dict.fromkeys(model.blocks):
         yield from _block_errors(block, model)
     for layer, block in enumerate(model.blocks):

@@ -423,15 +423,19 @@ class Decoder:
 
     def with_rope_scaling(self, scaling: RopeScaling) -> Decoder:
         """The same model with this scaling of its `rotary`."""
-        changed = self.rotary
+        assert self.rotary is not None
+        return self.with_rotary(replace(self.rotary, scaling=scaling))
 
-        def scaled(block: Block) -> Block:
-            if block.attention.rotary is None or block.attention.rotary != changed:
+    def with_rotary(self, rotary: Rotary) -> Decoder:
+        """The same model with these positions in place of its `rotary`."""
+        old = self.rotary
+
+        def changed(block: Block) -> Block:
+            if block.attention.rotary is None or block.attention.rotary != old:
                 return block
-            rotary = replace(block.attention.rotary, scaling=scaling)
             return replace(block, attention=replace(block.attention, rotary=rotary))
 
-        return self._each(scaled)
+        return self._each(changed)
 
     def _each(self, change: Callable[[Block], Block]) -> Decoder:
         return replace(self, blocks=tuple(map(change, self.blocks)))

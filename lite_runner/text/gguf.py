@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import parse_json
-from lite_runner.text.spelling import PieceType
+from lite_runner.text.spelling import SPACE, PieceType
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata
 
@@ -122,9 +123,12 @@ def load_gguf(path: Path) -> Tokenizer:
     elif kind == "llama":
         backend, size = _sentencepiece_bpe(fields), None
         add_bos = True
+    elif kind == "gemma4":
+        backend, size = _merged_bpe(fields), len(fields.tokens)
+        add_bos = True
     else:
         raise ArtifactError(
-            f"{path}: tokenizer of kind {kind!r}; 'gpt2' and 'llama' are known",
+            f"{path}: tokenizer of kind {kind!r}; 'gpt2', 'llama' and 'gemma4' are known",
             hint=_HINT,
         )
     return Tokenizer(
@@ -202,6 +206,19 @@ class _Fields:
         return template if isinstance(template, str) else None
 
 
+def _merged_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+    """Of Gemma 4: a sentencepiece vocabulary with the merges of a BPE."""
+    model = _bpe(
+        fields, byte_fallback=True, fuse_unk=True, unk_token=fields.token("unknown_token_id")
+    )
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return _with_special(backend, fields)
+
+
 def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     pre = fields.get("pre", str, "default")
     if pre not in PRE_TOKENIZERS:
@@ -210,6 +227,11 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
             f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}",
             hint=_HINT,
         )
+    model = _bpe(fields, ignore_merges=pre in _LLAMA3_NAMES)
+    return _with_special(byte_level_bpe(model, pre), fields)
+
+
+def _bpe(fields: _Fields, **options: Any) -> models.BPE:
     vocab = {token: id for id, token in enumerate(fields.tokens)}
     if len(vocab) < len(fields.tokens):
         twice = len(fields.tokens) - len(vocab)
@@ -219,10 +241,13 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
         left, _, right = line.partition(" ")
         merges.append((left, right))
     try:
-        model = models.BPE(vocab, merges, ignore_merges=pre in _LLAMA3_NAMES)
+        return models.BPE(vocab, merges, **options)
     except Exception as error:  # a merge of tokens missing from the vocabulary
         raise ArtifactError(f"{fields.source}: broken vocabulary: {error}") from error
-    backend = byte_level_bpe(model, pre)
+
+
+def _with_special(backend: tokenizers.Tokenizer, fields: _Fields) -> tokenizers.Tokenizer:
+    """With the tokens that are found in texts as they are spelled."""
     backend.add_special_tokens(special_tokens(fields.tokens_of_type(PieceType.CONTROL)))
     own = fields.tokens_of_type(PieceType.USER_DEFINED)
     backend.add_tokens([AddedToken(token, normalized=False) for token in own])
@@ -259,18 +284,25 @@ def gguf_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     whole = parse_json(tokenizer.files()["tokenizer.json"])
     model, decoder = whole["model"], whole.get("decoder") or {}
     merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]
-    if model.get("type") != "BPE" or decoder.get("type") != "ByteLevel" or not merges:
-        raise _unwritable(tokenizer, "it is no byte-level BPE")
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    spelled = bool(model.get("byte_fallback")) and whole.get("normalizer") == spaces
+    if (
+        model.get("type") != "BPE"
+        or not (spelled or decoder.get("type") == "ByteLevel")
+        or not merges
+    ):
+        raise _unwritable(tokenizer, "it is no BPE of bytes, or of spelled spaces")
     tokens = [f"[PAD{id}]" for id in range(tokenizer.vocab_size)]
     types = [int(PieceType.UNUSED)] * len(tokens)
     for token, id in model["vocab"].items():
-        tokens[id], types[id] = token, int(PieceType.NORMAL)
+        is_byte = spelled and re.fullmatch("<0x[0-9A-F]{2}>", token)
+        tokens[id], types[id] = token, int(PieceType.BYTE if is_byte else PieceType.NORMAL)
     for one in whole.get("added_tokens") or ():
         kind = PieceType.CONTROL if one["special"] else PieceType.USER_DEFINED
         tokens[one["id"]], types[one["id"]] = one["content"], int(kind)
     empty = tokenizer.encode("")
     found: dict[str, Any] = {
-        f"{_KEY}model": "gpt2",
+        f"{_KEY}model": "gemma4" if spelled else "gpt2",
         f"{_KEY}tokens": tokens,
         f"{_KEY}token_type": types,
         f"{_KEY}merges": merges,
@@ -283,6 +315,9 @@ def gguf_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     found |= {f"{_KEY}{name}_token_id": id for name, id in named.items() if id is not None}
     if tokenizer.chat_template is not None:
         found["tokenizer.chat_template"] = tokenizer.chat_template
+    if spelled:
+        unknown = tokenizer.id_of(model.get("unk_token"))
+        return found | ({} if unknown is None else {f"{_KEY}unknown_token_id": unknown})
     own = tokenizers.Tokenizer.from_str(json.dumps(whole))
     expected = _splits(own), bool(model.get("ignore_merges"))
     for pre in PRE_TOKENIZERS:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import sentencepiece
 import tokenizers
+from tokenizers import decoders, models, normalizers, trainers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
 from lite_runner.text.gguf import PRE_TOKENIZERS, gguf_tokenizer
 from lite_runner.text.sentencepiece import PieceType, read_model
+from lite_runner.text.tokenizer import SpecialTokens
 from tests.paths import FIXTURES
 from tests.tokenizer_files import write_tokenizer
 
@@ -114,6 +116,33 @@ def test_a_call_ends_a_text(write_gguf: Write, bpe_keys: dict[str, Any], token: 
     for kind, ends in ((PieceType.CONTROL, (0, len(types))), (PieceType.NORMAL, (0,))):
         path = write_gguf(**keys | {"token_type": [*types, kind]})
         assert load_tokenizer(path, model_vocab=None).eos_token_ids == ends
+
+
+def test_merges_over_spelled_spaces(tmp_path: Path, texts: list[str], write_gguf: Write) -> None:
+    """Gemma 4's, as its tokenizer.json has it, written and read."""
+    backend = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<turn|>", *(f"<0x{n:02X}>" for n in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special[:5])
+    backend.train_from_iterator([text.replace("\u4f60", "") for text in texts], trainer)
+    state = json.loads(backend.to_str())
+    vocab = state["model"]["vocab"]
+    for byte in special[5:]:
+        vocab.setdefault(byte, len(vocab))
+    backend = tokenizers.Tokenizer.from_str(json.dumps(state))
+    own = Tokenizer(backend, SpecialTokens(bos="<bos>", eos=("<eos>",)), source="a test's")
+    keys = gguf_tokenizer(own)
+    assert keys["tokenizer.ggml.model"] == "gemma4"
+    short = {key.removeprefix("tokenizer.ggml."): value for key, value in keys.items()}
+    found = load_tokenizer(write_gguf(**short), model_vocab=None)
+    assert found.eos_token_ids == (own.id_of("<eos>"), own.id_of("<turn|>"))
+    for text in (*texts, "a<turn|>\n\n\nb", "  \u4f60 \U0001f600"):
+        ids = found.encode(text, False)
+        assert ids == own.encode(text, False)
+        assert found.decode(ids) == text.replace("<turn|>", "")
 
 
 def test_sentencepiece(
@@ -245,7 +274,7 @@ def test_a_sentencepiece_folder_is_no_gguf_tokenizer(
     sentencepiece_model: Callable[..., Path],
 ) -> None:
     tokenizer = load_tokenizer(sentencepiece_model(), model_vocab=None)
-    with pytest.raises(ArtifactError, match="cannot hold this tokenizer: it is no byte-level BPE"):
+    with pytest.raises(ArtifactError, match="cannot hold this tokenizer: it is no BPE"):
         gguf_tokenizer(tokenizer)
 
 

@@ -22,7 +22,7 @@ from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import pool_size
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.formats import model_config_from_hf
+from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.formats.gguf_writer import check_writable, write_gguf
@@ -49,7 +49,7 @@ NEWER = (
     *("cohere", "cohere_normed", "cohere2", "ernie4_5", "exaone4", "exaone4_whole"),
     *("deepseek_v2", "deepseek_v3", "falcon", "falcon_new", "gemma", "glm4_moe"),
     *("glm4_moe_whole", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoehybrid_dense"),
-    *("llama4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    *("gemma4_moe", "gemma4_sides", "llama4", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     *(
         "hunyuan",
         "hunyuan_moe",
@@ -121,7 +121,13 @@ def test_newer_families(
     )
 
 
-@pytest.mark.parametrize("case", ["cohere_normed", "falcon_new", "glm4_moe", "qwen2_moe", "phi"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("cohere_normed", "falcon_new", "glm4_moe", "qwen2_moe", "phi"),
+        *("gemma4_moe", "gemma4_sides", "stablelm_normed"),
+    ],
+)
 def test_newer_families_are_written(case: str, tmp_path: Path) -> None:
     folder = references.REFERENCE / case
     model = model_config_of(folder)
@@ -132,6 +138,19 @@ def test_newer_families_are_written(case: str, tmp_path: Path) -> None:
     for name, tensor in from_gguf(file, config_of_gguf(file)).items():
         found, given = tensor.float32(), source[name].float32()
         np.testing.assert_allclose(found, given, rtol=0, atol=ERRORS["Q8_0"], err_msg=name)
+
+
+def test_key_heads_of_gemma4_are_written() -> None:
+    """Layers with the whole context may have fewer, whether or not values are keys there."""
+    folder = references.REFERENCE / "gemma4_sides"
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for one in raw["per_layer_config"].values():
+        one["num_key_value_heads"] = 1
+    for equal in (False, True):
+        config = model_config_from_hf(raw | {"attention_k_eq_v": equal}, "config.json")
+        written = json.loads(json.dumps(hf_from_model_config(config)))
+        assert model_config_from_hf(written, "config.json") == config
+        check_writable(config, "Q8_0")
 
 
 FAMILY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -84,6 +85,10 @@ class _Hyperparameters:
             "attention.value_length": config.head_dim,
             "rope.dimension_count": (config.rotary and config.rotary.dims) or config.head_dim,
         }
+        if config.rotary is not None and config.rotary.proportional:
+            size, local = config.rotated_head(config.rotary), self.value("attention.key_length_swa")
+            same |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), size)
+            same |= dict.fromkeys(("attention.value_length_swa", "rope.dimension_count_swa"), local)
         for key in sorted(self._given.keys() - self._read - NO_EFFECT.keys()):
             value = self.value(key)
             if value and value != same.get(key):
@@ -129,6 +134,9 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
     given.refuse_others(config)
     if config.rotary is None:
         return config
+    if config.rotary.proportional:
+        dims = _rotated_dims(file, config, config.rotary)
+        return config.with_rotary(replace(config.rotary, dims=dims))
     scaling = scaling_of_frequencies(file, config, config.rotary)
     return config if scaling is None else config.with_rope_scaling(scaling)
 
@@ -194,9 +202,12 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
             expected |= {values: (heads, latent.value, latent.rank)}
             starts[parameter.name] = 0
             continue
-        if experts is not None and name == parameter.gguf and parameter.expert is not None:
-            expected[name] = (experts.count, *parameter.shape)
-            starts[parameter.name] = parameter.expert * parameter.shape[0]
+        if experts is not None and "_exps." in name and parameter.expert is not None:
+            rows, *rest = parameter.shape
+            parts = 1 if name == parameter.gguf else 2  # gate before up
+            expected[name] = (experts.count, parts * rows, *rest)
+            starts[parameter.name] = (parts * parameter.expert) * rows
+            starts[parameter.name] += rows if parts == 2 and parameter.role == "expert_up" else 0
             continue
         rows, *rest = parameter.shape[::-1] if parameter.transposed else parameter.shape
         starts[parameter.name] = start = expected.get(name, (0,))[0]
@@ -205,7 +216,9 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     found = {
         name: _shape(one.shape, expected.get(name))
         for name, one in file.tensors.items()
-        if name not in positions and not _of_next_token(name, file, config)
+        if name not in positions
+        and not _of_next_token(name, file, config)
+        and not _of_borrowed_keys(name, config)
     }
     head = file.tensors.get("output.weight")
     tied_twice = head is not None and "output.weight" not in expected
@@ -268,10 +281,25 @@ def _of_next_token(name: str, file: GGUFFile, config: Decoder) -> bool:
     return block == "blk" and number.isdecimal() and int(number) >= config.num_layers
 
 
+_KEYS = re.compile(r"blk\.(?P<layer>\d{1,5})\.attn_(k|v|k_norm)\.")
+
+
+def _of_borrowed_keys(name: str, config: Decoder) -> bool:
+    """True for keys of a layer that takes those of an earlier one."""
+    found = _KEYS.match(name)
+    if found is None or int(found["layer"]) >= config.num_layers:
+        return False
+    return config.blocks[int(found["layer"])].attention.borrowed is not None
+
+
 def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:
-    """Older files have a tensor for each expert, as blk.0.ffn_gate.7.weight."""
+    """Some files have gate and up of all experts in one tensor, older ones a tensor for each
+    expert, as blk.0.ffn_gate.7.weight."""
     if parameter.expert is None or parameter.gguf in file.tensors:
         return parameter.gguf
+    both = re.sub(r"ffn_(gate|up)_exps", "ffn_gate_up_exps", parameter.gguf)
+    if both in file.tensors:
+        return both
     own = parameter.gguf.replace("_exps.", f".{parameter.expert}.")
     return own if own in file.tensors else parameter.gguf
 
@@ -391,6 +419,33 @@ def scaling_of_frequencies(file: GGUFFile, config: Decoder, rotary: Rotary) -> R
         "rotary scaling, and other frequency factors are not supported",
         INSTEAD,
     )
+
+
+def _rotated_dims(file: GGUFFile, config: Decoder, rotary: Rotary) -> int:
+    """How many dimensions of a head are rotated: those whose factors are 1, before others that
+    stop them. Raises ArtifactError."""
+    stored, size = file.tensors.get(FREQUENCIES), config.rotated_head(rotary)
+    if stored is None:
+        return size
+    factors = stored.lazy().float32().reshape(-1)
+    count = int((factors == 1).sum())
+    if not count or not np.array_equal(factors, frequency_stops(size, 2 * count)):
+        raise ArtifactError(
+            f"{file.path}: {FREQUENCIES} [{factors.size}], expected {size // 2} factors: 1, then"
+            f" {_STOP}",
+            INSTEAD,
+        )
+    return 2 * count
+
+
+_STOP = np.float32(1e30)  # what a frequency is divided by that rotates nothing
+
+
+def frequency_stops(size: int, dims: int) -> NDArray[np.float32]:
+    """Divisors of the frequencies of a head of `size` numbers, of which `dims` are rotated."""
+    factors = np.full(size // 2, _STOP)
+    factors[: dims // 2] = 1
+    return factors
 
 
 def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray[np.float64]:

@@ -23,6 +23,7 @@ from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.gguf_checkpoint import (
     FREQUENCIES,
     config_of_gguf,
+    frequency_stops,
     llama3_factors,
 )
 from lite_runner.weights.formats.gguf_file import TYPES, GGUFFile, GGUFHeader, GGUFTensor
@@ -161,6 +162,8 @@ def _layout(model: Decoder, kind: GGUFKind, finer: Collection[str]) -> list[_Ten
         shape: tuple[int, ...] = (sum(_rows(one) for one in parts), *rest)
         if first.expert is not None:
             shape = (len(parts), rows, *rest)
+        elif first.role in ("query_norm", "key_norm") and model.attention.qk_norm_apart:
+            shape = (rows // model.head_dim, model.head_dim)
         type_name = _type_of(first, len(parts), model, "Q8_0" if first.name in finer else kind)
         found.append(_Tensor(name, shape, type_name, tuple(parts)))
     return found
@@ -172,7 +175,7 @@ def _rows(parameter: Parameter) -> int:
 
 def _type_of(parameter: Parameter, parts: int, model: Decoder, kind: GGUFKind) -> str:
     """The type of a tensor: in a Q4_K_M what matters most has Q6_K, as in llama.cpp."""
-    is_end = parameter.role in ("embedding", "head")
+    is_end = parameter.role in ("embedding", "head", "side_table")
     if parameter.kind != "weight" or not (parameter.is_linear or is_end):
         return "F32"
     wanted: str = "Q4_K" if kind == "Q4_K_M" else kind
@@ -259,6 +262,9 @@ def file_order(parameter: Parameter, model: Decoder) -> Callable[[NDArray[Any]],
 
 def _frequencies(model: Decoder) -> NDArray[np.float32] | None:
     rotary = model.rotary
+    if rotary is not None and rotary.proportional:
+        size = model.rotated_head(rotary)
+        return frequency_stops(size, rotary.dims or size)
     if rotary is None or rotary.scaling is None or rotary.scaling.type != "llama3":
         return None
     return llama3_factors(rotary.theta, model.head_dim, rotary.scaling).astype(np.float32)
@@ -294,6 +300,7 @@ def _metadata(model: Decoder, kind: GGUFKind) -> dict[str, Any]:
             values["rope.scaling.factor"] = float(scaling.factor)
             if scaling.type == "yarn":
                 values["rope.scaling.original_context_length"] = scaling.original_seq_length
+    values |= gguf.more(model)
     plain = {key: _plain(value) for key, value in values.items()}
     return {
         "general.architecture": name,
