@@ -46,7 +46,7 @@ from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
-from lite_runner.system.failure import Failure, failure_of
+from lite_runner.system.failure import failure_of
 from lite_runner.system.signals import CutShort, Terminated
 
 
@@ -85,9 +85,7 @@ def run(
     try:
         _run_rank(config, member, notes, sender)
     except (Exception, KeyboardInterrupt, Terminated) as error:
-        if sender is None and not isinstance(error, Exception):
-            raise
-        _exit(member, failure_of(error), sender)
+        _exit(member, error, sender)
     return 0
 
 
@@ -211,14 +209,20 @@ def _stop_flags(joined: Joined) -> StopFlags | None:
     return StopFlags(joined.lock.folder / STOP_FILE) if alone else None
 
 
-def _exit(member: Member, failure: Failure, sender: Sender | None) -> NoReturn:
-    """Report a failure and exit at once: MindSpore's finalization would wait for other ranks."""
+def _exit(member: Member, error: BaseException, sender: Sender | None) -> NoReturn:
+    """Report a failure and exit at once: MindSpore's finalization would wait for other ranks, and
+    crashes now and then beside its own connections to those that end."""
+    failure = failure_of(error)
     if sender is not None:
         sender.error(failure)
     hint = f"\n  -> {failure.hint}" if failure.hint else ""
     text = failure.traceback or failure.message + hint
-    print(f"error: {member.name}: {text}", file=sys.stderr, flush=True)
+    if sender is None and not isinstance(error, Exception):
+        progress.error(text)  # as one process says it
+    else:
+        print(f"error: {member.name}: {text}", file=sys.stderr)
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(failure.exit_code)
 
 
