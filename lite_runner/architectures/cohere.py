@@ -8,16 +8,9 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import (
-    GGUF,
-    Architecture,
-    llama_like,
-    llama_settings,
-    naming,
-    row_order,
-)
+from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, row_order
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.naming import Name, Names, apart
 from lite_runner.architectures.spec import Decoder, Norm
 
 _LAYER = "model.layers.{}"
@@ -37,7 +30,7 @@ def read(fields: Fields, architecture: str) -> Decoder:
     )
     epsilon = fields.number("layer_norm_eps", 1e-5)
     sizes = llama_like.sizes(fields.with_values(rms_norm_eps=epsilon), positions=8192)
-    bias, layers = fields.flag("attention_bias", False), sizes["num_layers"]
+    bias = fields.flag("attention_bias", False)
     norm, own = Norm("layer", epsilon, bias=False), False
     windows: tuple[int | None, ...] = ()
     if architecture == "cohere":
@@ -45,10 +38,7 @@ def read(fields: Fields, architecture: str) -> Decoder:
     else:
         fields.neutral(use_qk_norm=False)
         period = fields.integer("sliding_window_pattern", default=4)
-        if fields.raw.get("layer_types") is None:
-            kinds = llama_settings.periodic(layers, period)
-            fields = fields.with_values(layer_types=kinds)
-        windows = llama_settings.read_windows(fields.with_values(use_sliding_window=True), layers)
+        windows = llama_settings.read_periodic_windows(fields, sizes["num_layers"], period)
     model = llama_like.decoder(
         architecture=architecture,
         qkv_bias=bias,
@@ -91,7 +81,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
 
 
 _KEYS = llama_like.layer_norm_keys("layer_norm_eps") | {"logit_scale": "logit_scale"}
-_ROWS = row_order.interleaved(naming.apart)
+_ROWS = row_order.interleaved(apart)
 COHERE = Architecture(
     "cohere",
     lambda fields: read(fields, "cohere"),

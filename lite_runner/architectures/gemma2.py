@@ -65,14 +65,11 @@ def sizes(fields: Fields, *, period: int, rope: Fields | None = None) -> dict[st
     shared = llama_like.sizes(fields.with_values(hidden_act=None), positions=1, rope=rope)
     bias = fields.flag("attention_bias", False)
     scalar = fields.number("query_pre_attn_scalar", 256.0)
-    layers = shared["num_layers"]
-    if fields.raw.get("layer_types") is None:
-        fields = fields.with_values(layer_types=llama_settings.periodic(layers, period))
     return shared | {
         "qkv_bias": bias,
         "out_bias": bias,
         "scale": None if scalar == shared["head_dim"] else scalar**-0.5,
-        "windows": llama_settings.read_windows(fields.with_values(use_sliding_window=True), layers),
+        "windows": llama_settings.read_periodic_windows(fields, shared["num_layers"], period),
         "logits_softcap": fields.optional_number("final_logit_softcapping"),
     }
 

@@ -70,9 +70,7 @@ def read(fields: Fields) -> Decoder:
     plain = fields.with_values(hidden_act=None, rope_parameters=None)
     sizes = llama_like.sizes(plain, positions=131072)
     layers, bias = sizes["num_layers"], fields.flag("attention_bias", False)
-    if fields.raw.get("layer_types") is None:
-        fields = fields.with_values(layer_types=settings.periodic(layers, 6))
-    windows = settings.read_windows(fields.with_values(use_sliding_window=True), layers)
+    windows = settings.read_periodic_windows(fields, layers, 6)
     if windows[-1] is not None or all(one is None for one in windows):
         found = fields.raw.get("layer_types")
         raise fields.invalid("layer_types", found, f"{SLIDING} and {FULL}, the last one {FULL}")

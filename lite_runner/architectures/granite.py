@@ -16,12 +16,9 @@ from lite_runner.records import dataclass
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    bias = fields.flag("attention_bias", False)
     return llama_like.decoder(
         architecture="granite",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
+        **llama_like.read_biases(fields),
         **multipliers(fields),
         **llama_like.sizes(fields, positions=2048),
     )
@@ -75,10 +72,7 @@ KEYS = llama_like.KEYS | {
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors; without attention.scale, llama.cpp's default, not config.json's."""
-    found: dict[str, Any] = {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-    }
+    found = llama_like.infer_biases(tensors, given)
     if not given.get("attention_multiplier"):
         head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
         found["attention_multiplier"] = head_dim**-0.5

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture
+from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings
 from lite_runner.architectures.fields import KERNEL, Fields
-from lite_runner.architectures.llama_like import EXPERT_KEYS, KEYS, NAMES, decoder, shared, sizes
-from lite_runner.architectures.llama_settings import (
-    TRANSLATED,
-    LlamaLikeSettings,
-    mindformers,
-    translate,
-)
 from lite_runner.architectures.settings import PREFIX, Translation, network_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import show
@@ -23,22 +16,15 @@ from lite_runner.records import dataclass
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields.neutral(rope_interleaved=False)  # SmolLM2 has it
-    bias = fields.flag("attention_bias", False)
-    return decoder(
-        architecture="llama",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-        **sizes(fields, positions=2048),
-    )
+    given = llama_like.sizes(fields, positions=2048)
+    return llama_like.decoder(architecture="llama", **llama_like.read_biases(fields), **given)
 
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    return shared(model) | {
+    return llama_like.shared(model) | {
         "architectures": ["LlamaForCausalLM"],
-        "attention_bias": model.attention.out_bias,
-        "mlp_bias": model.feed_forward.bias,
+        **llama_like.biases(model),
     }
 
 
@@ -66,7 +52,7 @@ def claims(raw: Mapping[str, Any]) -> bool:
 
 def _boosted(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
     """The models of that network are a Llama and a Qwen2, which has biases of q, k and v."""
-    translate(raw, defaults, result)
+    llama_settings.translate(raw, defaults, result)
     if claims(raw):
         name = raw["model"]["model_config"].get("boost_model_name")
         if name not in ("Llama", "Qwen"):
@@ -77,7 +63,7 @@ def _boosted(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Transl
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaSettings(LlamaLikeSettings):
+class LlamaSettings(llama_settings.LlamaLikeSettings):
     """Settings of Llama, Qwen2, Mistral and SmolLM2."""
 
     type: Literal["LlamaConfig"] = "LlamaConfig"
@@ -86,21 +72,21 @@ class LlamaSettings(LlamaLikeSettings):
 LLAMA = Architecture(
     "llama",
     read,
-    NAMES,
+    llama_like.NAMES,
     write,
-    mindformers(
+    llama_settings.mindformers(
         LlamaSettings,
         "LlamaForCausalLM",
         "llama2_7b",
-        decoder,
+        llama_like.decoder,
         also=("ParallelLlamaForCausalLM", _BOOSTED),
         claims=claims,
         unread=frozenset({"kv_channels"}),
-        translated=TRANSLATED,
+        translated=llama_settings.TRANSLATED,
         translate=_boosted,
     ),
     GGUF(
-        KEYS | EXPERT_KEYS | {"sliding_window": "attention.sliding_window"},
+        llama_like.KEYS | llama_like.EXPERT_KEYS | {"sliding_window": "attention.sliding_window"},
         permuted=True,
         infer=infer_from_gguf,
     ),

@@ -82,6 +82,22 @@ def infer_bias(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, A
     return {"attention_bias": "blk.0.attn_q.bias" in tensors}
 
 
+def infer_biases(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of attention, and of the feed-forward network by those of up."""
+    return infer_bias(tensors, given) | {"mlp_bias": "blk.0.ffn_up.bias" in tensors}
+
+
+def read_biases(fields: Fields) -> dict[str, Any]:
+    """As `decoder` takes them: attention_bias is of all four matrices."""
+    bias = fields.flag("attention_bias", False)
+    return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": fields.flag("mlp_bias", False)}
+
+
+def biases(model: Decoder) -> dict[str, Any]:
+    """The inverse of `read_biases`."""
+    return {"attention_bias": model.attention.out_bias, "mlp_bias": model.feed_forward.bias}
+
+
 def infer_rotated_share(given: Mapping[str, Any]) -> dict[str, Any]:
     """partial_rotary_factor of GGUF metadata by PARTIAL_KEYS, which has a number of dimensions."""
     head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]

@@ -156,6 +156,14 @@ def read_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     return per_layer(window, layers, 0, kinds)
 
 
+def read_periodic_windows(fields: Fields, layers: int, period: int) -> tuple[int | None, ...]:
+    """As `read_windows`, of a family that has no use_sliding_window; without layer_types every
+    `period`th layer has no window."""
+    if fields.raw.get("layer_types") is None:
+        fields = fields.with_values(layer_types=periodic(layers, period))
+    return read_windows(fields.with_values(use_sliding_window=True), layers)
+
+
 def periodic(layers: int, period: int) -> list[str]:
     """Kinds of layers of which every `period`th has no window."""
     return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]

@@ -20,12 +20,9 @@ def read(fields: Fields) -> Decoder:
     fields = fields.with_defaults(hidden_act="relu2")
     epsilon = fields.number("norm_eps", 1e-5)
     same = fields.with_values(rms_norm_eps=epsilon)
-    bias = fields.flag("attention_bias", False)
     model = llama_like.decoder(
         architecture="nemotron",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
+        **llama_like.read_biases(fields),
         **llama_like.sizes(same, positions=4096, partial=0.5),
     )
     norm = Norm("layer", epsilon)
@@ -39,8 +36,7 @@ def write(model: Decoder) -> dict[str, Any]:
     del found["rms_norm_eps"]
     return found | {
         "architectures": ["NemotronForCausalLM"],
-        "attention_bias": model.attention.qkv_bias,
-        "mlp_bias": model.feed_forward.bias,
+        **llama_like.biases(model),
         "norm_eps": model.norm_eps,
         "partial_rotary_factor": llama_like.rotated_share(model),
     }
@@ -48,11 +44,7 @@ def write(model: Decoder) -> dict[str, Any]:
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors; the rotated part of a head."""
-    return (
-        llama_like.infer_rotated_share(given)
-        | llama_like.infer_bias(tensors, given)
-        | {"mlp_bias": "blk.0.ffn_up.bias" in tensors}
-    )
+    return llama_like.infer_rotated_share(given) | llama_like.infer_biases(tensors, given)
 
 
 NEMOTRON = Architecture(

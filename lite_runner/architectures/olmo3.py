@@ -19,16 +19,13 @@ def read(fields: Fields) -> Decoder:
     fields = fields.with_defaults(rms_norm_eps=1e-5, sliding_window=4096, rope_theta=_THETA)
     rope, local = ropes(fields, fields.number("rope_theta"))
     found = sizes(fields, positions=2048, rope=rope)
-    layers = found["num_layers"]
-    if fields.raw.get("layer_types") is None:
-        fields = fields.with_values(layer_types=llama_settings.periodic(layers, 4))
     bias = fields.flag("attention_bias", False)
     return olmo2.decoder(
         architecture="olmo3",
         qkv_bias=bias,
         out_bias=bias,
         local_rotary=Rotary(local),
-        windows=llama_settings.read_windows(fields.with_values(use_sliding_window=True), layers),
+        windows=llama_settings.read_periodic_windows(fields, found["num_layers"], 4),
         **found,
     )
 

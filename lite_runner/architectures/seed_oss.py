@@ -34,10 +34,8 @@ def write(model: Decoder) -> dict[str, Any]:
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors."""
-    return llama_like.infer_bias(tensors, given) | {
-        "attention_out_bias": "blk.0.attn_output.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-    }
+    out = "blk.0.attn_output.bias" in tensors
+    return llama_like.infer_biases(tensors, given) | {"attention_out_bias": out}
 
 
 SEED_OSS = Architecture(

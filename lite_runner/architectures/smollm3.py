@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -31,12 +30,9 @@ def read(fields: Fields) -> Decoder:
             for one in rotary_layers
         ]
         fields = fields.with_values(layer_types=kinds)
-    bias = fields.flag("attention_bias", False)
     return llama_like.decoder(
         architecture="smollm3",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
+        **llama_like.read_biases(fields),
         rotary_layers=rotary_layers,
         windows=llama_settings.read_windows(fields, layers),
         **sizes,
@@ -66,8 +62,7 @@ def write(model: Decoder) -> dict[str, Any]:
         | llama_settings.windows_to_settings(model)
         | {
             "architectures": ["SmolLM3ForCausalLM"],
-            "attention_bias": model.attention.qkv_bias,
-            "mlp_bias": model.feed_forward.bias,
+            **llama_like.biases(model),
             "no_rope_layers": llama_settings.no_rope_layers(model),
         }
     )
@@ -77,14 +72,6 @@ def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones, with no_rope_layers as in config.json."""
     listed = llama_settings.no_rope_layers(model)
     return llama_settings.settings(model) | {"no_rope_layers": listed}
-
-
-def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors."""
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,5 +93,5 @@ SMOLLM3 = dataclasses.replace(
         partial(llama_like.decoder, architecture="smollm3"),
         settings,
     ),
-    gguf=GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
+    gguf=GGUF(llama_like.KEYS, permuted=True, infer=llama_like.infer_biases),
 )

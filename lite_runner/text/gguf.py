@@ -21,8 +21,8 @@ from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata
 _KEY = "tokenizer.ggml."
 _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"
 
-# Control tokens behind a call of gpt-oss and of Gemma 4, and behind Gemma 4's turns, which their
-# files have no keys for.
+# Behind a call of gpt-oss and of Gemma 4, and behind Gemma 4's turns: their files have no keys for
+# these, and llama.cpp's converter makes one of them a token of the user's, so that it is shown.
 _CALL_ENDS = ("<|call|>", "<|tool_response>", "<turn|>")
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -195,8 +195,9 @@ class _Fields:
     def end_tokens(self) -> tuple[str, ...]:
         """Those that the file names, and those that it has no key for."""
         named = self.tokens_of("eos_token_id", "eot_token_id", "eom_token_id")
-        control = self.tokens_of_type(PieceType.CONTROL)
-        return tuple(dict.fromkeys((*named, *(one for one in _CALL_ENDS if one in control))))
+        kinds = (PieceType.CONTROL, PieceType.USER_DEFINED)
+        apart = [token for kind in kinds for token in self.tokens_of_type(kind)]
+        return tuple(dict.fromkeys((*named, *(one for one in _CALL_ENDS if one in apart))))
 
     def tokens_of_type(self, kind: PieceType) -> list[str]:
         return [token for token, type in zip(self.tokens, self.types, strict=True) if type == kind]

@@ -113,8 +113,9 @@ def test_several_tokens_end_a_text(write_gguf: Write, bpe_keys: dict[str, Any]) 
 def test_a_call_ends_a_text(write_gguf: Write, bpe_keys: dict[str, Any], token: str) -> None:
     keys = bpe_keys | {"tokens": [*bpe_keys["tokens"], token]}
     types = [PieceType.NORMAL] * len(bpe_keys["tokens"])
-    for kind, ends in ((PieceType.CONTROL, (0, len(types))), (PieceType.NORMAL, (0,))):
+    for kind in (PieceType.CONTROL, PieceType.USER_DEFINED, PieceType.NORMAL):
         path = write_gguf(**keys | {"token_type": [*types, kind]})
+        ends = (0,) if kind == PieceType.NORMAL else (0, len(types))
         assert load_tokenizer(path, model_vocab=None).eos_token_ids == ends
 
 
