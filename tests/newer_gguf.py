@@ -257,6 +257,9 @@ def _of_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
     factors = np.full(size // 2, 1e30, np.float32)
     factors[: int(size * full_rope["partial_rotary_factor"] / 2)] = 1
     writer.add_tensor("rope_freqs.weight", factors)
+    for layer in range(len(slides) - lent, len(slides)):  # of checkpoints that have them, unused
+        for name in ("attn_k", "attn_v", "attn_k_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(4, np.float32))
     return (
         config
         | shared

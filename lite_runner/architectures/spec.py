@@ -331,6 +331,10 @@ class Decoder:
         every = (block.attention for block in self.blocks if block.attends)
         return tuple(one for one in every if one.borrowed is None)
 
+    def borrows(self, layer: int) -> bool:
+        """True for a layer that takes the keys and values of an earlier one."""
+        return layer < self.num_layers and self.blocks[layer].attention.borrowed is not None
+
     @property
     def moe_intermediate_size(self) -> int | None:
         """Width of each expert; None: there are none."""

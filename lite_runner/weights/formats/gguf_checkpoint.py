@@ -206,8 +206,8 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
             rows, *rest = parameter.shape
             parts = 1 if name == parameter.gguf else 2  # gate before up
             expected[name] = (experts.count, parts * rows, *rest)
-            starts[parameter.name] = (parts * parameter.expert) * rows
-            starts[parameter.name] += rows if parts == 2 and parameter.role == "expert_up" else 0
+            part = int(parts == 2 and parameter.role == "expert_up")
+            starts[parameter.name] = (parts * parameter.expert + part) * rows
             continue
         rows, *rest = parameter.shape[::-1] if parameter.transposed else parameter.shape
         starts[parameter.name] = start = expected.get(name, (0,))[0]
@@ -287,9 +287,7 @@ _KEYS = re.compile(r"blk\.(?P<layer>\d{1,5})\.attn_(k|v|k_norm)\.")
 def _of_borrowed_keys(name: str, config: Decoder) -> bool:
     """True for keys of a layer that takes those of an earlier one."""
     found = _KEYS.match(name)
-    if found is None or int(found["layer"]) >= config.num_layers:
-        return False
-    return config.blocks[int(found["layer"])].attention.borrowed is not None
+    return found is not None and config.borrows(int(found["layer"]))
 
 
 def _name_in_file(parameter: Parameter, file: GGUFFile) -> str:

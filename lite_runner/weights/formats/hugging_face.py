@@ -151,9 +151,7 @@ def _is_of_borrowed_keys(name: str, config: Decoder) -> bool:
     """True for keys and values of a layer that takes those of an earlier one: Gemma 4's smaller
     checkpoints have them, and transformers leaves them out."""
     found = _KEYS.match(name)
-    if found is None or int(found["layer"]) >= config.num_layers:
-        return False
-    return config.blocks[int(found["layer"])].attention.borrowed is not None
+    return found is not None and config.borrows(int(found["layer"]))
 
 
 def full_name(name: str, expected: Mapping[str, object]) -> str:
