@@ -124,7 +124,7 @@ def read(fields: Fields) -> Decoder:
 
 
 def _full_heads(fields: Fields, windows: tuple[int | None, ...], kv_heads: int) -> dict[str, Any]:
-    """What attention of the layers with the whole context has others of."""
+    """The settings of full attention that differ from those of sliding windows."""
     own = fields.raw.get("per_layer_config")
     equal = fields.flag("attention_k_eq_v", False)
     given = fields

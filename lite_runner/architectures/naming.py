@@ -93,8 +93,8 @@ Split = Literal["none", "outputs", "key_heads", "inputs", "vocabulary"]
 
 @dataclass(frozen=True)
 class FusedExperts:
-    """Where the experts of a layer are in one tensor of Hugging Face, [experts, rows, in]; their
-    biases are in that of the name with _bias."""
+    """The experts of a layer in one tensor of Hugging Face, [experts, rows, in]; their biases are
+    in the tensor of the name with _bias."""
 
     name: str  # {} is the layer index
     part: int  # index among gate and up ..

@@ -262,7 +262,7 @@ class PromptPrefix:
 
     @classmethod
     def of(cls, prefix: Prefix, tokens: Ints) -> PromptPrefix:
-        """That of the prompt `tokens` [n]."""
+        """The prefix of the prompt `tokens` [n]."""
         ends = np.flatnonzero(tokens == prefix.end_token_id)
         length = int(ends[0]) if len(ends) else 0
         for mask in prefix.mask_token_ids:

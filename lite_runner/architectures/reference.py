@@ -369,7 +369,7 @@ def feed_forward(block: Block, x: Floats, weights: Weights, layer: int, unnormed
 
 
 def widened(given: FeedForward, product: Callable[[Role], Floats], gate: Role, up: Role) -> Floats:
-    """What `down` is multiplied with, of the inputs' products with up, and gate if there is one."""
+    """The input of `down`, from the products with up, and with gate if there is one."""
     if given.gated:
         return gated(given, product(gate), product(up))
     return activated(given.function, product(up))

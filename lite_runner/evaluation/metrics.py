@@ -50,7 +50,7 @@ _WORD = re.compile(r"[\u4e00-\u9fff]|[^\W\u4e00-\u9fff]+")  # a Chinese characte
 
 
 def scale_of(metric: str) -> str:
-    """What the figures of a metric, which may name a filter, are measured in."""
+    """The unit of a metric, whose name may include a filter."""
     name = metric.partition(",")[0]
     if name in PERPLEXITIES:
         return "perplexity"

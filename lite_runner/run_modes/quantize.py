@@ -387,7 +387,7 @@ def _finer(
 def _kept_layers(
     files: ModelFiles, target: Path, texts: NDArray[np.int32], form: str
 ) -> KeptLayers:
-    """Those of a run with the same model, text and form that was ended."""
+    """The finished layers of an interrupted run with the same model, text and form."""
     changed = files.path.stat().st_mtime_ns if files.path else files.seed
     text = hashlib.sha256(texts.tobytes()).hexdigest()
     settings = f"{files.source}\n{files.stored_bytes()} {changed}\n{text}\n{form}\n"
@@ -424,7 +424,7 @@ def _receipt(
     settings: Calibration,
     what: str,
 ) -> bytes:
-    """How close the quantized weights are to their source."""
+    """Measure and note how close the quantized weights are to their source."""
     whole = replace(source, quantization=Quantization("file"), auto_trans=True)
     found = fidelity(whole, written, held_out)
     progress.note(f"{NAMES[settings.method]}, on text that it did not see: {found}")

@@ -472,7 +472,7 @@ class _Reader:
         self._arguments: tuple[str, list[tuple[str, Any]]] = "", []
 
     def ends(self, text: str) -> int:
-        """Where the end mark is, if not in a value; -1: nowhere yet."""
+        """The position of the end mark outside values; -1: not yet."""
         if self._end not in text:
             return -1
         _, _, at, whole = self._pairs(text)

@@ -251,7 +251,7 @@ class _Spelled:
 
 
 def _error(grammar: Grammar) -> str | None:
-    """What of a grammar takes too much."""
+    """The part of a grammar that is too large or costly; None: none."""
     if len(grammar.lark) > MAX_CHARS:
         return f"{len(grammar.lark):,} characters, at most {MAX_CHARS:,} are taken"
     patterns = list(grammar.patterns)

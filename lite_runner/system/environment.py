@@ -411,7 +411,7 @@ def _values(text: str) -> Iterator[str]:
 
 
 def _own_fields(name: str) -> Iterator[str]:
-    """Those of the installed lite-runner; none where it is not installed."""
+    """The fields of the installed lite-runner's metadata; none if it is not installed."""
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):

@@ -193,7 +193,7 @@ class _Fields:
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
     def end_tokens(self) -> tuple[str, ...]:
-        """Those that the file names, and those that it has no key for."""
+        """The end tokens that the file names, and those without a key."""
         named = self.tokens_of("eos_token_id", "eot_token_id", "eom_token_id")
         kinds = (PieceType.CONTROL, PieceType.USER_DEFINED)
         apart = [token for kind in kinds for token in self.tokens_of_type(kind)]

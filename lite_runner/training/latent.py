@@ -41,7 +41,7 @@ def _filled(zeros: Columns, *parts: Columns) -> Columns:
 
 
 def own_rotary(rotary: Rotary) -> Rotary:
-    """That of the rotated numbers alone."""
+    """The rotary embedding of the rotated numbers alone."""
     return replace(rotary, dims=None)
 
 

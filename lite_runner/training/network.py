@@ -428,12 +428,12 @@ class _Pass:
         return ops.shifted(self.tape, y, self.value(role, layer, "bias")) if bias else y
 
     def entered(self, x: Value) -> Value:
-        """What matrices take that ranks have columns of."""
+        """The input of matrices of which ranks have columns."""
         shard = self.network.shard
         return x if shard is None else shard.entered(self.tape, x)
 
     def summed(self, x: Value) -> Value:
-        """What matrices give that ranks have rows of."""
+        """The output of matrices of which ranks have rows."""
         shard = self.network.shard
         return x if shard is None else shard.summed(self.tape, x)
 

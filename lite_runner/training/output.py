@@ -30,7 +30,7 @@ _MODEL_FILES = ("model.safetensors", "config.json", "generation_config.json")
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """How the trained arrays are written."""
+    """Writes the trained arrays."""
 
     model: Decoder
     lora: TrainedLora | None  # None: the model itself is trained

@@ -257,7 +257,7 @@ def _commit(value: object) -> str:
 
 
 def _safe(files: Mapping[str, HubFile]) -> dict[str, HubFile]:
-    """Those whose paths are below a folder to which they are joined."""
+    """The files whose joined paths stay below a folder."""
     return {path: file for path, file in files.items() if _is_below(path.split("/"))}
 
 

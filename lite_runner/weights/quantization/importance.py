@@ -54,7 +54,7 @@ def measured_importance(
 
 
 def read_importance(path: Path, model: Decoder) -> Importance:
-    """Those of a file of llama.cpp's, checked against the model. Raises ArtifactError."""
+    """The importance of a file of llama.cpp, checked against the model. Raises ArtifactError."""
     read = _of_gguf(path) if looks_like_gguf(path) else _of_dat(path)
     experts = (
         1 if model.sparse is None or model.sparse.experts is None else model.sparse.experts.count
