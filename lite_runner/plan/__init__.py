@@ -260,7 +260,7 @@ def slots_for(
 class Plan:
     """A resolved run."""
 
-    config: RunConfig
+    config: RunConfig  # for the run mode that made the plan
     device: str = "CPU"  # or "Ascend"
     why: str = ""  # the operators, and the reason for them
     dtype: str = ""  # of the weights in memory, as text
