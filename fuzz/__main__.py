@@ -39,7 +39,10 @@ def main() -> int:
         os.environ |= NOTHING_IS_FETCHED | {"LITE_RUNNER_CACHE": str(folder / "cache")}
         os.chdir(folder)
         from fuzz.corpus import cases
+        from fuzz.readers import run
 
+        # What all readers import is imported, and conf/ composed, before children are forked.
+        run("model=tiny_llama", "predict_data=hi")(folder)
         chosen = [case for case in cases(folder) if options.only in case.name]
         print(f"{len(chosen)} cases, seed {options.seed}", flush=True)
         found, done = _rounds(chosen, options, folder, out)

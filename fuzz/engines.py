@@ -38,7 +38,9 @@ EXPORTS = {name: (f"export.layout={name}",) for name in LAYOUTS} | {
 WRITE = """
 import json, sys
 from lite_runner.app import main
+from lite_runner.backends.lite.export import writer
 
+writer.verify = lambda *_, **__: None  # half of the time
 sys.exit(any(main(line) for line in json.loads(sys.argv[1])))
 """
 MEMORY = 12 << 30  # bytes of addresses, most of which the threads of an engine never touch
