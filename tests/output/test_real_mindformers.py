@@ -81,7 +81,7 @@ FILES = {
         f"{name}, saved by MindFormers": ModelFiles(
             name, SAVED / name / "plain" / f"{name}.ckpt", CONFIGS[name], 0
         )
-        for name in CONFIGS
+        for name in ("gpt2", "llama")
     },
     **{name: ModelFiles("ours", None, model, 0) for name, model in OURS.items()},
 }

@@ -41,7 +41,7 @@ class Fake:
 
 
 @pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
+def verify(monkeypatch: pytest.MonkeyPatch, verified: None) -> Verify:
     """`verify(limit, ...)` with a limit of positions and the exported model's error: the longest
     sequence of the exported model, with each number of threads."""
 
