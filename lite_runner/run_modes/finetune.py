@@ -29,7 +29,7 @@ from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_
 from lite_runner.output import Result, RunFolder, Timing
 from lite_runner.plan import Plan
 from lite_runner.records import dataclass
-from lite_runner.sizing import check_memory, model_lines, parameter_count, readable
+from lite_runner.sizing import check_memory, model_lines, parameter_count, readable, shortage
 from lite_runner.system.files import make_folder
 from lite_runner.system.signals import CutShort, Terminated, deferred
 from lite_runner.text.tokenizer import Tokenizer
@@ -42,10 +42,11 @@ from lite_runner.training.mindformers_checkpoint import (
     checkpoint_file,
     open_training,
 )
-from lite_runner.training.network import Example, TrainedNetwork, matrices
+from lite_runner.training.network import Example, TrainedNetwork, frozen, matrices
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.output import TrainingOutput
 from lite_runner.training.shard import AllGather, ModelShard
+from lite_runner.training.tape import FrozenMatrix, StoredMatrix
 from lite_runner.training.tensorboard import event, event_file, header
 from lite_runner.training.trainer import (
     CHECKPOINT,
@@ -76,6 +77,7 @@ class TrainPlan(Plan):
     evaluated: Sequence[Example] = ()
     packs: Sequence[Sequence[Example]] = ()
     saved: SavedTraining | None = None  # a training of MindFormers to go on from
+    panels: bool = False  # frozen matrices are in memory twice: see FrozenMatrix
 
 
 def errors(config: Config) -> Iterator[Invalid]:
@@ -144,7 +146,11 @@ def plan(config: Config) -> Plan:
     parts, threads = ranks_of(config).tensor, config.context.threads
     # Rank 0 has all of what ranks train parts of, when it is written.
     held = trained + trained // parts if asked.full and parts > 1 else trained
-    memory = memory_of(asked, model.shard(parts), held, longest, threads=threads)
+    need = partial(memory_of, asked, model.shard(parts), held, longest, threads=threads)
+    # Less memory may have been asked for, and others may need what is free.
+    panels = not (asked.full or asked.checkpoint or asked.dtype == "stored")
+    panels = panels and shortage(need(panels=True), 0.5 / ranks_of(config).size) is None
+    memory = need(panels=panels)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
     lines["trains"] = f"{trained:,} of {parameter_count(model):,} parameters" + (
         "" if lora is None else f", LoRA of {len(lora.deltas)} weights"
@@ -168,7 +174,7 @@ def plan(config: Config) -> Plan:
         )
         if config.dry_run:
             work = operations_of(asked, model, data) * steps * batch / len(packs)
-            speed = product_speed(asked.dtype, model, threads)
+            speed = product_speed(asked.dtype, model, threads, panels=panels)
             lines["time"] = (
                 f"some {_time(work / speed / ranks.size)}, an estimate: {work / 1e9:,.1f} GFLOP of"
                 f" products, at the {speed / 1e9:.0f} GFLOP/s of one that was measured now"
@@ -187,6 +193,7 @@ def plan(config: Config) -> Plan:
         evaluated=evaluated.texts if evaluated else (),
         packs=packs,
         saved=saved,
+        panels=panels,
     )
     return replace(plan, seconds=time.perf_counter() - began)
 
@@ -204,19 +211,26 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     if plan.ranks.tensor > 1:
         shard = ModelShard(files.model, plan.ranks, _all_gather(plan.ranks))
     stored = _stored(files, shard) if asked.dtype == "stored" else {}
-    multiplied = asked.dtype == "float32"
-    weights = _weights(files, stored, shard, full=asked.full, multiplied=multiplied)
+    loaded_weights = _weights(files, stored, shard)
+    others: Mapping[str, FrozenMatrix | StoredMatrix]
+    if asked.full:
+        room = Room()
+        weights, others = {name: room.copied(one) for name, one in loaded_weights}, {}
+    else:
+        bfloat16 = asked.dtype == "bfloat16"
+        weights, frozen_ones = frozen(
+            files.model, loaded_weights, bfloat16=bfloat16, panels=plan.panels
+        )
+        others = {**frozen_ones, **{name: StoredMatrix(read) for name, read in stored.items()}}
     lora = None if asked.full else _lora(config, files.model, saved)
     trained = _learned(files.model, weights) if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
-    bfloat16 = asked.dtype == "bfloat16"
     network = TrainedNetwork(
         files.model,
         weights,
         trained,
         deltas,
-        bfloat16=bfloat16,
-        stored=stored,
+        others=others,
         recomputes=asked.checkpoint,
         shard=shard,
     )
@@ -494,28 +508,16 @@ def _values(
 
 
 def _weights(
-    files: ModelFiles,
-    without: Collection[str],
-    shard: ModelShard | None,
-    *,
-    full: bool,
-    multiplied: bool,
-) -> dict[str, Array]:
-    """All weights as float32; of the whole model that is trained, arrays of our own. `multiplied`:
-    products read them as they are."""
+    files: ModelFiles, without: Collection[str], shard: ModelShard | None
+) -> Iterator[tuple[str, Array]]:
+    """Weights as float32, by name."""
     tensors = files.tensors()
     turned = {one.name for one in parameters(files.model) if one.transposed}
-    found, room = {}, Room()
     with progress.step("load weights", total=len(tensors), unit="tensors") as step:
         for name, tensor in tensors.items():
             if name not in without:
-                values = _values(files, name, tensor, name in turned, shard)
-                # What is mapped from a file would be in memory twice.
-                mapped = not values.flags.writeable
-                moved = full or (multiplied and values.ndim > 1 and not mapped)
-                found[name] = room.copied(values) if moved else values
+                yield name, _values(files, name, tensor, name in turned, shard)
             step.advance()
-    return found
 
 
 def _learned(model: Decoder, weights: Mapping[str, Array]) -> dict[str, Array]:

@@ -15,16 +15,23 @@ from lite_runner.training.data import ExampleSet
 from lite_runner.training.kernels import Room, use_threads
 from lite_runner.training.network import matrices
 from lite_runner.training.options import FinetuneOptions
-from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, Value
+from lite_runner.training.tape import LOGIT_ROWS, FrozenMatrix, Value
 from lite_runner.training.trainer import CHUNK
 
 PROCESS = 120 << 20  # Python with NumPy and the tokenizer
 
 
 def memory_of(
-    asked: FinetuneOptions, model: Decoder, trained: int, longest: int, *, threads: int | None
+    asked: FinetuneOptions,
+    model: Decoder,
+    trained: int,
+    longest: int,
+    *,
+    threads: int | None,
+    panels: bool,
 ) -> Memory:
-    """Memory of training: weights, gradients and the optimizer's state, and activations."""
+    """Memory of training: weights, gradients and the optimizer's state, and activations. `panels`:
+    frozen matrices are held twice."""
     block = max(model.blocks, key=lambda one: one.feed_forward.width)
     attention, width = block.attention, block.feed_forward.width
     experts = block.feed_forward.experts
@@ -36,15 +43,27 @@ def memory_of(
     per_token += (model.num_layers - kept) * model.hidden_size
     workers = 1 if asked.full else threads or cores()
     logits = min(LOGIT_ROWS, tokens) * model.vocab_size
-    tied = asked.dtype != "float32" and model.tie_word_embeddings
-    twice = 4 * model.vocab_size * model.hidden_size if tied else 0  # as embedding, and as head
     return Memory(
-        weights=(2 if asked.dtype == "stored" else 4) * parameter_count(model) + twice,
+        weights=_weights(asked.dtype, model, panels=panels),
         cache=0,
         adapters=4 * 4 * trained if not asked.full else 4 * 3 * trained,
         process=PROCESS,
         work=4 * workers * (tokens * per_token + logits),
     )
+
+
+def _weights(dtype: str, model: Decoder, *, panels: bool) -> int:
+    """Bytes of the weights as they are held."""
+    count, names = parameter_count(model), matrices(model)
+    table = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
+    if dtype == "stored":
+        return 2 * count + 4 * table
+    multiplied = table + sum(math.prod(one.shape) for one in parameters(model) if one.name in names)
+    if dtype == "float32" and not panels:
+        return 4 * count
+    size = 2 if dtype == "bfloat16" else 4
+    # A tied embedding is a table in float32, too.
+    return 4 * (count - multiplied + table) + size * (2 if panels else 1) * multiplied
 
 
 def operations_of(asked: FinetuneOptions, model: Decoder, data: ExampleSet) -> float:
@@ -67,13 +86,13 @@ def operations_of(asked: FinetuneOptions, model: Decoder, data: ExampleSet) -> f
     return 2 * (work + seen * width * 2 * (3 + again))
 
 
-def product_speed(dtype: str, model: Decoder, threads: int | None) -> float:
+def product_speed(dtype: str, model: Decoder, threads: int | None, *, panels: bool) -> float:
     """Floating-point operations a second of a product as the layers have it."""
     width = max(model.hidden_size, min(4 * model.hidden_size, model.intermediate_size or 0))
     weight = np.ones((width, model.hidden_size), np.float32)
     x = np.ones((CHUNK, model.hidden_size), np.float32)
-    bfloat16 = dtype == "bfloat16"
-    value = Value(weight, packed=Bfloat16Matrix(weight, Room()) if bfloat16 else None)
+    packed = FrozenMatrix(weight, Room(), bfloat16=dtype == "bfloat16", panels=panels)
+    value = Value(weight, packed=packed)
     use_threads(threads or cores())
     least = math.inf
     for _ in range(5):

@@ -8,6 +8,7 @@ They may be called from several threads at once. A call computes in one thread, 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -42,7 +43,7 @@ class _Product(ctypes.Structure):
         ("a", _POINTER),
         *_fields(_NUMBER, "a_row a_column"),
         ("b", _POINTER),
-        *_fields(_NUMBER, "b_row b_column bfloat16 m n k"),
+        *_fields(_NUMBER, "b_row b_column bfloat16 panels m n k"),
         ("c", _POINTER),
         *_fields(_NUMBER, "c_row add"),
     )
@@ -93,34 +94,56 @@ class Room:
     def __init__(self) -> None:
         self._block, self._used = np.empty((1, 0), np.uint8), 0
 
+    def taken(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array of it."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._used + size > self._block.size:
+            self._block, self._used = empty(1, max(_BLOCK, size), np.uint8), 0
+        taken: NDArray[Any] = self._block[0, self._used : self._used + size].view(dtype)
+        self._used += (size + _LINE - 1) // _LINE * _LINE
+        return taken.reshape(shape)
+
     def copied(self, matrix: NDArray[Any]) -> NDArray[Any]:
         """The same values."""
-        if self._used + matrix.nbytes > self._block.size:
-            self._block, self._used = empty(1, max(_BLOCK, matrix.nbytes), np.uint8), 0
-        place = self._block[0, self._used : self._used + matrix.nbytes].view(matrix.dtype)
-        self._used += (matrix.nbytes + _LINE - 1) // _LINE * _LINE
-        copy = place.reshape(matrix.shape)
+        copy = self.taken(matrix.shape, matrix.dtype)
         copy[...] = matrix
         return copy
 
 
-def product(a: Array, b: NDArray[Any], into: Array | None = None, *, spare: int = 0) -> Array:
+class Panels:
+    """A matrix [k, n] as its product reads it, so that none packs it again: panels [n / 32][k][32],
+    with zeros behind the last columns."""
+
+    def __init__(self, matrix: NDArray[Any], room: Room) -> None:
+        self.shape = matrix.shape
+        self.array = room.taken((-(-matrix.shape[1] // _PANEL), len(matrix), _PANEL), matrix.dtype)
+        for place, panel in enumerate(self.array):
+            part = matrix[:, place * _PANEL : (place + 1) * _PANEL]
+            panel[:, : part.shape[1]] = part
+            panel[:, part.shape[1] :] = 0
+
+
+def product(
+    a: Array, b: NDArray[Any] | Panels, into: Array | None = None, *, spare: int = 0
+) -> Array:
     """a [m, k] @ b [k, n], or `into` [m, n], to which it is added; each may be a transposed or
     sliced array. With b in bfloat16 (uint16) a is rounded to it, too; sums are float32, in the
     order of k. `spare`: numbers behind each row, so that long rows do not share the places of
     caches."""
-    (m, k), n = a.shape, b.shape[1]
-    assert len(b) == k and a.dtype == np.float32 and b.dtype in (np.float32, np.uint16)
-    if n < min(m, _PANEL) and into is None and b.dtype == np.float32:
+    (m, k), (depth, n) = a.shape, b.shape
+    held = b.array[0] if isinstance(b, Panels) else b
+    assert depth == k and a.dtype == np.float32 and held.dtype in (np.float32, np.uint16)
+    if not isinstance(b, Panels) and n < min(m, _PANEL) and into is None and b.dtype == np.float32:
         return np.ascontiguousarray(product(b.T, a.T).T)
     out = empty(m, n + spare)[:, :n] if into is None else into
     assert out.strides[1] == 4 and out.shape == (m, n)
     asked = _Product(
         a.ctypes.data,
         *(stride // 4 for stride in a.strides),
-        b.ctypes.data,
-        *(stride // b.itemsize for stride in b.strides),
-        b.dtype == np.uint16,
+        held.ctypes.data,
+        *(stride // held.itemsize for stride in held.strides),
+        held.dtype == np.uint16,
+        isinstance(b, Panels),
         m,
         n,
         k,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from lite_runner.training import tape as ops
 from lite_runner.training.kernels import Array, Room
 from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
 from lite_runner.training.shard import ModelShard, PartOf
-from lite_runner.training.tape import Bfloat16Matrix, Slot, StoredMatrix, Tape, Value
+from lite_runner.training.tape import FrozenMatrix, Slot, StoredMatrix, Tape, Value
 from lite_runner.weights import Index
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
@@ -74,6 +74,29 @@ def matrices(model: Decoder) -> dict[str, bool]:
     return found | {one.name: False for (role, _), of in experts if role in _EXPERTS for one in of}
 
 
+def frozen(
+    model: Decoder, weights: Iterable[tuple[str, Array]], *, bfloat16: bool, panels: bool
+) -> tuple[dict[str, Array], dict[str, FrozenMatrix]]:
+    """Weights by name, as a network takes those that are not trained: arrays, and matrices in
+    another form; see FrozenMatrix. A tied embedding is both."""
+    turned, room = matrices(model), Room()
+    embedding = by_role(model)["embedding", None, "weight"].name
+    if model.tie_word_embeddings:
+        turned[embedding] = False
+    arrays, others = dict[str, Array](), dict[str, FrozenMatrix]()
+    for name, array in weights:
+        matrix = name in turned
+        if matrix and (bfloat16 or panels):
+            values = array.T if turned[name] else array
+            others[name] = FrozenMatrix(values, room, bfloat16=bfloat16, panels=panels)
+            if name != embedding:
+                continue
+        # What is mapped from a file would be in memory twice.
+        copied = matrix and name not in others and array.flags.writeable
+        arrays[name] = room.copied(array) if copied else array
+    return arrays, others
+
+
 Dropout = Callable[[str, int], Array]  # factors [n, in] of an A's input, of a width
 
 
@@ -83,46 +106,29 @@ class TrainedNetwork:
     def __init__(
         self,
         model: Decoder,
-        weights: MutableMapping[str, Array],
+        weights: Mapping[str, Array],
         trained: Mapping[str, Array],
         deltas: Mapping[str, Delta],
         *,
-        bfloat16: bool = False,
-        stored: Mapping[str, Callable[[], Array]] | None = None,
+        others: Mapping[str, FrozenMatrix | StoredMatrix] | None = None,
         recomputes: bool = False,
         shard: ModelShard | None = None,
     ) -> None:
         """`weights` by canonical name; `trained` are some of them, or A and B of `deltas`, which
-        are by the weight's name. Arrays of `trained` may change between passes. `bfloat16`:
-        products with the matrices of layers and the head, none of which is trained, and which
-        `weights` lose; `stored`: matrices of layers that `weights` lack; `recomputes`:
-        a block keeps its input alone, and is computed again for its gradients; `shard`: whose
-        layers `weights` are parts of, while A and B of `deltas` are whole, and their gradients
-        those of the part."""
+        are by the weight's name. Arrays of `trained` may change between passes. `others`: matrices
+        that are multiplied in another form than that of `weights`, which may lack them;
+        `recomputes`: a block keeps its input alone, and is computed again for its gradients;
+        `shard`: whose layers `weights` are parts of, while A and B of `deltas` are whole, and
+        their gradients those of the part."""
         self.model, self.trained, self.deltas = model, trained, deltas
         self.recomputes, self.shard = recomputes, shard
-        self._weights = weights
+        self._weights, self._others = weights, others or {}
         self._parameters = by_role(model)
         self._experts = {kind: by_expert(model, kind) for kind in _KINDS}
-        self._packed: dict[str, Bfloat16Matrix | StoredMatrix] = {}
-        if bfloat16:
-            self._pack()
-        for name, read in (stored or {}).items():
-            self._packed[name] = StoredMatrix(read)
 
-    def _pack(self) -> None:
-        """Matrices in bfloat16, in place of those in float32 but for a tied embedding."""
-        room = Room()
-        for name, turned in matrices(self.model).items():
-            array = self._weights.pop(name)
-            self._packed[name] = Bfloat16Matrix(array.T if turned else array, room)
-        if self.model.tie_word_embeddings:
-            name = self.name("embedding")
-            self._packed[name] = Bfloat16Matrix(self._weights[name], room)
-
-    def packed(self, name: str) -> Bfloat16Matrix | StoredMatrix | None:
-        """A tensor that is kept in another form than float32."""
-        return self._packed.get(name)
+    def packed(self, name: str) -> FrozenMatrix | StoredMatrix | None:
+        """A tensor that is multiplied in another form than float32 rows."""
+        return self._others.get(name)
 
     def gradients(
         self, texts: Sequence[Example], weight: float, dropout: Dropout | None = None
@@ -157,7 +163,7 @@ class TrainedNetwork:
     def matrix(self, name: str, transposed: bool = False) -> Array:
         """A tensor as it is now; matrices are [out, in]."""
         known = self.trained if name in self.trained else self._weights
-        array = known.get(name, _NOTHING)  # nothing: it is packed
+        array = known.get(name, _NOTHING)  # nothing: it is another matrix
         return array.T if transposed else array
 
     def transposed(self, role: Role, layer: int | None) -> bool:

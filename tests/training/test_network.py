@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lite_runner.architectures import native_parts, reference
 from lite_runner.config import read
 from lite_runner.training.adapter import TrainedLora, opened_lora
-from lite_runner.training.network import Example, TrainedNetwork
+from lite_runner.training.network import Example, TrainedNetwork, frozen
 from lite_runner.training.options import FinetuneOptions
 from lite_runner.training.trainer import Trainer
 from lite_runner.weights import LazyTensor
@@ -174,19 +174,29 @@ def test_a_fused_module_keeps_one_a(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["llama", "gpt2", "mixtral", "gemma2"])
-def test_bfloat16_and_checkpointed_activations(case: str, tmp_path: Path) -> None:
-    """The gradients of recomputed layers have the same bits; those of bfloat16 are near."""
+def test_frozen_matrices_and_checkpointed_activations(case: str, tmp_path: Path) -> None:
+    """The gradients of recomputed layers and of matrices held in panels have the same bits; those
+    of bfloat16 are near."""
     expected, model = EXPECTED[case], reference_model(case)
     lora = opened_lora(model, adapter_folder(tmp_path, case, expected["targets"]))
     texts = examples(model.vocab_size)[:3]
     found = []
-    for given in ({}, {"recomputes": True}, {"bfloat16": True}):
-        network = TrainedNetwork(model, weights_of(case), lora.arrays, lora.deltas, **given)
-        found.append(network.gradients(texts, 1.0))
-        assert network.loss(texts) == pytest.approx(found[-1][0], rel=1e-6)
-    (loss, plain), (again, recomputed), (near, rounded) = found
-    assert again == loss and near == pytest.approx(loss, rel=5e-3) and near != loss
-    assert plain.keys() == recomputed.keys() == rounded.keys()
+    for bfloat16, panels in ((False, False), (False, True), (True, False), (True, True)):
+        weights = weights_of(case).items()
+        arrays, others = frozen(model, weights, bfloat16=bfloat16, panels=panels)
+        assert bool(others) == (bfloat16 or panels)
+        for recomputes in (False, True):
+            network = TrainedNetwork(
+                model, arrays, lora.arrays, lora.deltas, others=others, recomputes=recomputes
+            )
+            found.append(network.gradients(texts, 1.0))
+            assert network.loss(texts) == pytest.approx(found[-1][0], rel=1e-6)
+    for same in (found[:4], found[4:]):
+        (loss, gradients), *more = same
+        for again, those in more:
+            assert again == loss and those.keys() == gradients.keys()
+            assert all(np.array_equal(those[name], one) for name, one in gradients.items())
+    (loss, plain), (near, rounded) = found[0], found[4]
+    assert near == pytest.approx(loss, rel=5e-3) and near != loss
     for name, one in plain.items():
-        assert np.array_equal(recomputed[name], one)
         assert np.linalg.norm(rounded[name] - one) < 0.1 * np.linalg.norm(one), name

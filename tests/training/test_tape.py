@@ -11,7 +11,7 @@ import pytest
 from lite_runner.architectures.spec import Activation, Experts, Norm
 from lite_runner.training import mixture
 from lite_runner.training import tape as ops
-from lite_runner.training.kernels import Array, Room, product, use_threads
+from lite_runner.training.kernels import Array, Panels, Room, product, use_threads
 from lite_runner.training.tape import Slot, Tape, Value
 from lite_runner.weights import narrowed, widened
 
@@ -107,7 +107,7 @@ def bfloat16(array: Array) -> Array:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(1, 1, 1), (5, 33, 7), (13, 70, 300), (3, 64, 0), (300, 31, 513)]
+    "sizes", [(1, 1, 1), (5, 33, 7), (13, 70, 300), (3, 64, 0), (300, 31, 513), (20, 40, 1100)]
 )
 def test_products_of_any_strides(sizes: tuple[int, int, int]) -> None:
     """Rows, columns and inputs that fill a tile, a panel or a block, and that do not."""
@@ -120,6 +120,8 @@ def test_products_of_any_strides(sizes: tuple[int, int, int]) -> None:
             rounded = bfloat16(np.ascontiguousarray(a)).astype(np.float64) @ bfloat16(b)
             bits = narrowed(b, "BF16")
             assert (np.abs(product(a, bits) - rounded) <= bound).all()
+            for one in (b, bits):  # panels give the same bits
+                assert np.array_equal(product(a, Panels(one, Room())), product(a, one))
 
 
 def test_a_product_has_the_same_bits_with_any_rows_and_threads() -> None:
@@ -128,6 +130,7 @@ def test_a_product_has_the_same_bits_with_any_rows_and_threads() -> None:
     use_threads(3)
     try:
         assert np.array_equal(product(a, b), whole)
+        assert np.array_equal(product(a, Panels(b, Room())), whole)
     finally:
         use_threads(1)
     assert np.array_equal(product(a[7:8], b), whole[7:8])

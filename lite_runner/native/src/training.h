@@ -16,7 +16,7 @@ struct Product {
   const float* a;
   int64_t a_row, a_column;
   const void* b;  // of float32, or of bfloat16: a is rounded to it, too
-  int64_t b_row, b_column, bfloat16;
+  int64_t b_row, b_column, bfloat16, panels;  // panels: [n / 32][k][32], see training.inl
   int64_t m, n, k;
   float* c;
   int64_t c_row, add;

@@ -36,13 +36,11 @@ inline int64_t place_of(int64_t k, int64_t depth) {
   return turned && (k | 1) < depth ? k ^ 1 : k;
 }
 
-// A panel [depth][32] of `count` columns of b from (k, j) on, with zeros behind them. `fetches`: of the
-// panel that comes next too, where
-// no tile does.
+// A panel [depth][32] of the first `count` columns of b, with zeros behind them. `fetches`: of the panel
+// that comes next too, where no tile does.
 template <bool turned, class T>
-inline void pack_panel(const View<T>& b, int64_t k, int64_t j, int64_t depth, int64_t count,
-                       float* to, bool fetches) {
-  const T* from = b.at + k * b.row + j * b.column;
+inline void pack_panel(const View<T>& b, int64_t depth, int64_t count, float* to, bool fetches) {
+  const T* from = b.at;
   int64_t first = 0;  // inputs that are done
   if (count == kPanel && b.column == 1) {
     for (; first < depth; ++first) {
@@ -127,10 +125,10 @@ inline void pack_rows(const View<float>& a, int64_t row, int64_t k, int64_t coun
 // The lines of memory that a panel is packed of, as offsets from its first number. Read from memory when
 // it is packed, they take a tenth of a product's time: the tiles of the panel before ask for them, a
 // line every kLineInputs inputs.
-constexpr int64_t kLineInputs = 8, kLine = 64;
+constexpr int64_t kLineInputs = 8, kLine = 64, kInputs = 4 * kBlock;  // at most, of a panel in memory
 struct Lines {
   int64_t count = 0;
-  int32_t at[kBlock * kPanel * sizeof(float) / kLine + kBlock / kLineInputs] = {};
+  int32_t at[kInputs * kPanel * sizeof(float) / kLine + kInputs / kLineInputs] = {};
 
   template <class T>
   void of(const View<T>& b, int64_t depth) {
@@ -181,21 +179,26 @@ __attribute__((noinline)) void product_tile(float* c, int64_t width, const float
 
 // Columns `first` to `end` of c [m, n], rows of which lie `width` apart: the product of a [m, k] and
 // b [k, n], or what was there and it. Every output is summed up in the order of k. With b in bfloat16
-// a is rounded to it.
+// a is rounded to it. `panels`: b lies as panels [n / 32][k][32], with
+// zeros behind its columns, and is the view of one.
 template <class T>
 void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, int64_t end,
-             int64_t k, float* c, int64_t width, bool add) {
+             int64_t k, float* c, int64_t width, bool add, bool panels = false) {
   constexpr bool halves = std::is_same_v<T, UpperHalf>;
   const bool pairs = halves && pairs_pay;
   alignas(64) static thread_local float sums[kProductRows * kPanel];
   alignas(64) float panel[kBlock * kPanel];
-  // Few inputs: rows stay in the L2 cache whole, and the sums of a panel in a block of their own.
-  const bool few = k <= 4 * kBlock;
+  // Few inputs: rows stay in the L2 cache whole.
+  const bool few = k <= kInputs;
   const int64_t blocks = larger_of<int64_t>(1, (k + kBlock - 1) / kBlock);
-  const int64_t most = larger_of<int64_t>(16, ((k + blocks - 1) / blocks + 15) / 16 * 16);
+  int64_t most = larger_of<int64_t>(16, ((k + blocks - 1) / blocks + 15) / 16 * 16);
+  if (panels && !halves && few) most = larger_of<int64_t>(k, 1);  // read in place: the L1 cache has no copy
   const bool packs = halves || a.column != 1 || a.row % 1024 == 0;
   Lines lines;
   if (m >= kLineInputs * kTile) lines.of(b, smaller_of(most, k));  // few rows have no time to look ahead
+  const auto numbers = [&](int64_t at, int64_t j) {
+    return b.at + at * b.row + j * (panels ? k : b.column);
+  };
   // The numbers of the panel behind one, in the order in which they are packed.
   const auto behind = [&](int64_t at, int64_t j) {
     if (few) {
@@ -205,9 +208,9 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
       j += kPanel;
       if (j >= end) j = first, at += most;
     }
-    return reinterpret_cast<const char*>(b.at + at * b.row + j * b.column);
+    return reinterpret_cast<const char*>(numbers(at, j));
   };
-  const int64_t padded = (few ? blocks : 1) * most + kLanes;  // else rows share lines of the L1 cache
+  const int64_t padded = (few ? (k + most - 1) / most : 1) * most + kLanes;  // else rows share lines of the L1 cache
   float* packed = packs ? thread_floats(kPackedRows, kProductRows * padded) : nullptr;
   for (int64_t row = 0; row < m; row += kProductRows) {
     const int64_t count = smaller_of(kProductRows, m - row);
@@ -217,57 +220,48 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
       const int64_t depth = smaller_of(most, k - at), place = few ? at : 0;
       const float* x = packs ? packed + place : a.at + row * a.row + at;
       const int64_t stride = packs ? padded : a.row;
+      const View<T> from{numbers(at, j), b.row, b.column};
+      const int64_t columns = panels ? kPanel : wide;
       if (pairs) {
-        pack_panel<false>(b, at, j, depth, wide, panel, true);
+        pack_panel<false>(from, depth, columns, panel, true);
         return product_of_pairs<Numbers<float>>(
             to, reinterpret_cast<const UpperHalf*>(packed) + place, count, padded,
             reinterpret_cast<const uint8_t*>(panel), depth, begin);
       }
-      pack_panel<halves>(b, at, j, depth, wide, panel, !lines.count);
+      const float* block = panel;
+      if constexpr (!halves)
+        if (panels) block = from.at;
+      if (block == panel) pack_panel<halves>(from, depth, columns, panel, !lines.count);
       const char* next = behind(at, j);
       int64_t line = 0;
       in_tiles<kTile>(count, [&](auto tile, int64_t r) {
-        product_tile<tile>(to + r * to_row, to_row, x + r * stride, stride, panel, depth, begin, next,
+        product_tile<tile>(to + r * to_row, to_row, x + r * stride, stride, block, depth, begin, next,
                            lines.at + smaller_of(line, lines.count));
         line += depth / kLineInputs;
       });
     };
-    // The sums of a panel: from c into the block, or back.
-    const auto move = [&](int64_t j, int64_t wide, bool back) {
-      for (int64_t r = 0; r < count; ++r) {
-        float *from = c + (row + r) * width + j, *to = sums + r * kPanel;
-        __builtin_memcpy(back ? from : to, back ? to : from, wide * sizeof(float));
-      }
+    // All inputs of a panel from `at` on, up to `until`. Sums of fewer columns are not in c meanwhile.
+    const auto add_blocks = [&](int64_t at, int64_t until, int64_t j) {
+      const int64_t wide = smaller_of(kPanel, end - j);
+      const bool whole = wide == kPanel && !pairs;
+      float *from = c + row * width + j, *to = whole ? from : sums;
+      if (!whole && (at || add))
+        for (int64_t r = 0; r < count; ++r)
+          __builtin_memcpy(sums + r * kPanel, from + r * width, wide * sizeof(float));
+      do {
+        add_block(at, j, wide, to, whole ? width : kPanel, at == 0 && !add);
+        at += most;
+      } while (at < until);
+      for (int64_t r = 0; r < count && !whole; ++r)
+        __builtin_memcpy(from + r * width, sums + r * kPanel, wide * sizeof(float));
     };
-    if (few) {
-      if (packs)
-        for (int64_t at = 0; at < k; at += most)
-          pack_rows<halves>(a, row, at, count, smaller_of(most, k - at), packed, at, padded,
-                            pairs);
-      for (int64_t j = first; j < end; j += kPanel) {
-        const int64_t wide = smaller_of(kPanel, end - j);
-        if (add) move(j, wide, false);
-        for (int64_t at = 0; at == 0 || at < k; at += most)
-          add_block(at, j, wide, sums, kPanel, at == 0 && !add);
-        move(j, wide, true);
-      }
-      continue;
-    }
-    for (int64_t at = 0; at < k; at += most) {
-      const bool begin = at == 0 && !add;
-      if (packs)
-        pack_rows<halves>(a, row, at, count, smaller_of(most, k - at), packed, 0, padded,
+    const int64_t step = few ? larger_of<int64_t>(k, 1) : most;  // inputs whose rows are packed at a time
+    for (int64_t at = 0; at == 0 || at < k; at += step) {
+      const int64_t until = smaller_of(at + step, k);
+      for (int64_t i = at; packs && i < until; i += most)
+        pack_rows<halves>(a, row, i, count, smaller_of(most, k - i), packed, few ? i : 0, padded,
                           pairs);
-      for (int64_t j = first; j < end; j += kPanel) {
-        const int64_t wide = smaller_of(kPanel, end - j);
-        if (wide == kPanel && !pairs) {
-          add_block(at, j, wide, c + row * width + j, width, begin);
-          continue;
-        }
-        if (!begin) move(j, wide, false);
-        add_block(at, j, wide, sums, kPanel, begin);
-        move(j, wide, true);
-      }
+      for (int64_t j = first; j < end; j += kPanel) add_blocks(at, until, j);
     }
   }
 }
@@ -276,7 +270,8 @@ inline void any_product(const Product& of, int64_t first, int64_t end) {
   const View<float> a{of.a, of.a_row, of.a_column};
   const auto times = [&](auto* b) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(b)>>;
-    product(a, View<T>{b, of.b_row, of.b_column}, of.m, first, end, of.k, of.c, of.c_row, of.add != 0);
+    product(a, View<T>{b, of.b_row, of.b_column}, of.m, first, end, of.k, of.c, of.c_row, of.add != 0,
+            of.panels != 0);
   };
   if (of.bfloat16)
     times(static_cast<const UpperHalf*>(of.b));
