@@ -16,6 +16,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 
 from lite_runner.errors import EnvironmentFault
 
@@ -24,6 +25,9 @@ TAKE_LESS = (
     "less"
 )
 _LARGE_BLOCK = 4 << 20  # bytes; smaller blocks are reused, so glibc may keep them
+# Bytes to which glibc itself raises its limit with the blocks that are freed; it cannot be read.
+_USUAL_BLOCK = 32 << 20
+_ANY_BLOCK = (1 << 31) - 1  # the most that an int in C can say
 # Bytes that must be left to read a text, and for each of its own: libraries in Rust end the process
 # where they get none.
 _NEEDED, _NEEDED_FOR_BYTE = 32 << 20, 16
@@ -40,6 +44,10 @@ _SAID = re.compile(
 _MOUNT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _bound: int | None = None  # bytes
+_asked: list[
+    int
+] = []  # malloc's limits that were asked for, in whatever threads: the last one holds
+_asking = Lock()
 
 
 def resident() -> int:
@@ -141,7 +149,7 @@ def large_blocks_returned() -> Iterator[None]:
     glibc keeps freed blocks of up to 32 MB: after reading and packing a model's tensors one by one,
     a quarter of the memory may be such fragmentation.
     """
-    with _malloc_limits(_LARGE_BLOCK):
+    with _malloc_limit(_LARGE_BLOCK):
         yield
 
 
@@ -152,29 +160,35 @@ def freed_blocks_kept() -> Iterator[None]:
     Each step of a training frees as much as the next one takes; to clear its pages took the system
     a 14th of the time.
     """
-    with _malloc_limits((1 << 31) - 1, trim=(1 << 31) - 1):
+    with _malloc_limit(_ANY_BLOCK):
         yield
 
 
 @contextmanager
-def _malloc_limits(threshold: int, trim: int | None = None) -> Iterator[None]:
-    """From which size on blocks are mapped by themselves, and how much of freed memory is kept."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # no glibc
-        yield
-        return
-    of_trim, of_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    if not mallopt(of_threshold, threshold):  # before glibc 2.35 it has a limit
-        mallopt(of_threshold, 32 << 20)
-    if trim is not None:
-        mallopt(of_trim, trim)
+def _malloc_limit(size: int) -> Iterator[None]:
+    """From which size on blocks are mapped by themselves; of freed memory twice as much is kept, as
+    glibc has it. A user's own limits stay."""
+    with _asking:
+        _asked.append(size)
+        _set_malloc_limit(size)
     try:
         yield
     finally:
-        # glibc's own dynamic values after freeing a block of that size.
-        mallopt(of_threshold, 32 << 20)
-        mallopt(of_trim, 64 << 20)
+        with _asking:
+            _asked.remove(size)
+            _set_malloc_limit(_asked[-1] if _asked else _USUAL_BLOCK)
         return_freed()
+
+
+def _set_malloc_limit(size: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    own = "MALLOC_MMAP_THRESHOLD_" in os.environ or "MALLOC_TRIM_THRESHOLD_" in os.environ
+    if mallopt is None or own or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    of_trim, of_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    if not mallopt(of_threshold, size):  # before glibc 2.35 it has a limit
+        mallopt(of_threshold, _USUAL_BLOCK)
+    mallopt(of_trim, min(2 * size, _ANY_BLOCK))
 
 
 def bound_arenas(most: int) -> None:

@@ -142,3 +142,29 @@ def test_a_forgotten_peak_counts_from_now_on() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 200 << 20
+
+
+def test_mallocs_limits_are_those_of_who_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trainings in threads of a program end in any order."""
+    limits: dict[int, int] = {}
+
+    class Libc:
+        def mallopt(self, which: int, value: int) -> int:
+            limits[which] = value
+            return 1
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Libc())
+    trim, threshold = -1, -3
+    first, second = memory.freed_blocks_kept(), memory.freed_blocks_kept()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert limits == {trim: 2**31 - 1, threshold: 2**31 - 1}
+    with memory.large_blocks_returned():
+        assert limits == {trim: 8 << 20, threshold: 4 << 20}
+    assert limits == {trim: 2**31 - 1, threshold: 2**31 - 1}
+    second.__exit__(None, None, None)
+    assert limits == {trim: 64 << 20, threshold: 32 << 20}
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "100000")  # a user's own stay
+    with memory.freed_blocks_kept():
+        assert limits == {trim: 64 << 20, threshold: 32 << 20}
