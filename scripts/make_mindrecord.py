@@ -12,7 +12,6 @@ of the examples. Exit codes are those of run_lite.py.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,15 +60,21 @@ def write(flags: argparse.Namespace) -> Path:
     config, _ = resolve(parse(words, heads()))
     tokenizer = tokenizer_of(config.tokenizer, locate_for_plan(config.source))
     source, folder = Path(flags.input_dataset_file), Path(flags.output_path)
-    data = read_data(source, tokenizer, flags.template, flags.seq_length)
+    data = read_data(
+        source,
+        tokenizer,
+        flags.template,
+        flags.seq_length,
+        key="--input_dataset_file",
+        take=None if flags.N == -1 else flags.N,
+    )
     progress.note(f"data: {data.summary(flags.seq_length)}")
     make_folder(folder)
     path = folder / f"{source.stem}.mindrecord"
-    texts = data.texts if flags.N == -1 else list(itertools.islice(data.texts, flags.N))
     write_mindrecord(
-        path, rows(texts, flags.seq_length, tokenizer.eos_token_ids[0]), flags.template
+        path, rows(data.texts, flags.seq_length, tokenizer.eos_token_ids[0]), flags.template
     )
-    progress.note(f"wrote {path}: {len(texts)} examples of {flags.seq_length} tokens")
+    progress.note(f"wrote {path}: {len(data.texts)} examples of {flags.seq_length} tokens")
     return path
 
 
@@ -78,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_argument("--input_dataset_file", required=True, help="a .json, .jsonl or .csv file")
     flags.add_argument("--output_path", required=True, help="the folder to write to")
-    flags.add_argument("--N", type=int, default=51200, help="examples to take; -1: all")
+    flags.add_argument("--N", type=int, default=51200, help="records to take; -1: all")
     flags.add_argument("--seq_length", type=int, default=2048, help="tokens of each example")
     flags.add_argument("--model", default="bloom_560m", help="whose tokenizer it is")
     flags.add_argument("--template", default="alpaca", choices=("alpaca", "belle", "none"))

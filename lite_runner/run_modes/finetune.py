@@ -46,7 +46,7 @@ from lite_runner.training.network import Example, TrainedNetwork, frozen, matric
 from lite_runner.training.options import TrainOptions as Config
 from lite_runner.training.output import TrainingOutput
 from lite_runner.training.shard import AllGather, ModelShard
-from lite_runner.training.tape import FrozenMatrix, StoredMatrix
+from lite_runner.training.tape import Bfloat16Matrix, FrozenMatrix, PanelMatrix, StoredMatrix
 from lite_runner.training.tensorboard import event, event_file, header
 from lite_runner.training.trainer import (
     CHECKPOINT,
@@ -77,7 +77,7 @@ class TrainPlan(Plan):
     evaluated: Sequence[Example] = ()
     packs: Sequence[Sequence[Example]] = ()
     saved: SavedTraining | None = None  # a training of MindFormers to go on from
-    panels: bool = False  # frozen matrices are in memory twice: see FrozenMatrix
+    panels: bool = False  # frozen matrices are in memory twice: see PanelMatrix
 
 
 def errors(config: Config) -> Iterator[Invalid]:
@@ -148,7 +148,7 @@ def plan(config: Config) -> Plan:
     held = trained + trained // parts if asked.full and parts > 1 else trained
     need = partial(memory_of, asked, model.shard(parts), held, longest, threads=threads)
     # Less memory may have been asked for, and others may need what is free.
-    panels = not (asked.full or asked.checkpoint or asked.dtype == "stored")
+    panels = asked.dtype == "float32" and not (asked.full or asked.checkpoint)
     panels = panels and shortage(need(panels=True), 0.5 / ranks_of(config).size) is None
     memory = need(panels=panels)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
@@ -212,16 +212,15 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
         shard = ModelShard(files.model, plan.ranks, _all_gather(plan.ranks))
     stored = _stored(files, shard) if asked.dtype == "stored" else {}
     loaded_weights = _weights(files, stored, shard)
-    others: Mapping[str, FrozenMatrix | StoredMatrix]
+    others: dict[str, FrozenMatrix] = {}
     if asked.full:
         room = Room()
-        weights, others = {name: room.copied(one) for name, one in loaded_weights}, {}
+        weights = {name: room.copied(one) for name, one in loaded_weights}
     else:
-        bfloat16 = asked.dtype == "bfloat16"
-        weights, frozen_ones = frozen(
-            files.model, loaded_weights, bfloat16=bfloat16, panels=plan.panels
-        )
-        others = {**frozen_ones, **{name: StoredMatrix(read) for name, read in stored.items()}}
+        panels = PanelMatrix if plan.panels else None
+        kind = Bfloat16Matrix if asked.dtype == "bfloat16" else panels
+        weights, others = frozen(files.model, loaded_weights, kind)
+        others |= {name: StoredMatrix(read) for name, read in stored.items()}
     lora = None if asked.full else _lora(config, files.model, saved)
     trained = _learned(files.model, weights) if lora is None else lora.arrays
     deltas = {} if lora is None else lora.deltas
@@ -539,7 +538,7 @@ def _data(
     model has not."""
     path, length = Path(source).expanduser(), _max_length(config, model)
     template = config.finetune.template
-    data = read_data(path, tokenizer, template, length, skip=skip, take=take)
+    data = read_data(path, tokenizer, template, length, key=f"finetune.{key}", skip=skip, take=take)
     progress.note(f"{key}: {data.summary(length)}")
     most = max(int(text.ids.max()) for text in data.texts)
     if most >= model.vocab_size:

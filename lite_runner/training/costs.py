@@ -15,7 +15,7 @@ from lite_runner.training.data import ExampleSet
 from lite_runner.training.kernels import Room, use_threads
 from lite_runner.training.network import matrices
 from lite_runner.training.options import FinetuneOptions
-from lite_runner.training.tape import LOGIT_ROWS, FrozenMatrix, Value
+from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, PanelMatrix, Value
 from lite_runner.training.trainer import CHUNK
 
 PROCESS = 120 << 20  # Python with NumPy and the tokenizer
@@ -59,11 +59,9 @@ def _weights(dtype: str, model: Decoder, *, panels: bool) -> int:
     if dtype == "stored":
         return 2 * count + 4 * table
     multiplied = table + sum(math.prod(one.shape) for one in parameters(model) if one.name in names)
-    if dtype == "float32" and not panels:
-        return 4 * count
-    size = 2 if dtype == "bfloat16" else 4
-    # A tied embedding is a table in float32, too.
-    return 4 * (count - multiplied + table) + size * (2 if panels else 1) * multiplied
+    if dtype == "bfloat16":
+        return 4 * (count - multiplied + table) + 2 * multiplied
+    return 4 * (count + multiplied) if panels else 4 * count
 
 
 def operations_of(asked: FinetuneOptions, model: Decoder, data: ExampleSet) -> float:
@@ -91,8 +89,8 @@ def product_speed(dtype: str, model: Decoder, threads: int | None, *, panels: bo
     width = max(model.hidden_size, min(4 * model.hidden_size, model.intermediate_size or 0))
     weight = np.ones((width, model.hidden_size), np.float32)
     x = np.ones((CHUNK, model.hidden_size), np.float32)
-    packed = FrozenMatrix(weight, Room(), bfloat16=dtype == "bfloat16", panels=panels)
-    value = Value(weight, packed=packed)
+    kind = Bfloat16Matrix if dtype == "bfloat16" else PanelMatrix if panels else None
+    value = Value(weight, packed=None if kind is None else kind(weight, Room()))
     use_threads(threads or cores())
     least = math.inf
     for _ in range(5):

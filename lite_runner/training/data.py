@@ -102,12 +102,28 @@ def read_data(
     template: Template,
     max_length: int,
     *,
+    key: str = "finetune.data",
     skip: int = 0,
     take: int | None = None,
 ) -> ExampleSet:
     """The examples of a .jsonl, .json, .csv or .mindrecord file, or of a folder of the last; of
     their records those behind the first `skip`, at most `take`. Raises ConfigError for a record
-    that is none, with its place, and where none is left."""
+    that is none, with its place and the `key` or flag that names the file, and where none is
+    left."""
+    try:
+        return _read(path, tokenizer, template, max_length, skip, take)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error.message}", error.hint) from None
+
+
+def _read(
+    path: Path,
+    tokenizer: Tokenizer,
+    template: Template,
+    max_length: int,
+    skip: int,
+    take: int | None,
+) -> ExampleSet:
     texts, truncated, dropped, count = [], 0, 0, 0
     stop = None if take is None else skip + take
     records: Iterator[tuple[list[int], list[bool]]]
@@ -132,9 +148,10 @@ def read_data(
         texts.append(Example(np.array(ids, np.int64), first, mask))
     if not texts:
         raise ConfigError(
-            f"finetune.data: {path}: nothing to learn: of {count} examples {dropped} have no"
+            f"{path}: nothing to learn: of {count} examples {dropped} have no"
             f" target within {max_length} tokens",
-            "a file with examples, or finetune.max_length= more tokens",
+            "a file with examples, or more tokens of each: finetune.max_length=, or --seq_length of"
+            " scripts/make_mindrecord.py",
         )
     return ExampleSet(texts, count, truncated, dropped)
 
@@ -146,7 +163,7 @@ def _recorded(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], lis
         files = sorted(one for one in path.iterdir() if is_mindrecord(one))
         if not files:
             raise ConfigError(
-                f"finetune.data: {path}: no .mindrecord file is in this folder",
+                f"{path}: no .mindrecord file is in this folder",
                 "a folder of them, or a .jsonl, .json or .csv file",
             )
         every = itertools.chain.from_iterable(_recorded(file, tokenizer) for file in files)
@@ -156,7 +173,7 @@ def _recorded(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], lis
     for number, row in enumerate(itertools.islice(read_mindrecord(path), MAX_RECORDS), 1):
         ids, labels = row[IDS], row.get(LABELS)
         if len(ids) and int(ids.min()) < 0:
-            raise ConfigError(f"finetune.data: {path}, record {number}: a token {ids.min()}")
+            raise ConfigError(f"{path}, record {number}: a token {ids.min()}")
         count = len(ids)
         while count > 1 and ids[count - 1] == ids[count - 2] and int(ids[count - 1]) in fillers:
             count -= 1
@@ -164,7 +181,7 @@ def _recorded(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], lis
         learned = np.ones(count, bool) if labels is None else labels[:count] != IGNORED
         if labels is not None and not np.array_equal(labels[:count][learned], ids[learned]):
             raise ConfigError(
-                f"finetune.data: {path}, record {number}: labels that are other tokens than"
+                f"{path}, record {number}: labels that are other tokens than"
                 f" input_ids; expected the same, or {IGNORED}"
             )
         yield ids.tolist(), learned.tolist()
@@ -184,7 +201,7 @@ def _ids(pieces: Pieces, tokenizer: Tokenizer, where: str) -> tuple[list[int], l
         try:
             found = tokenizer.encode(text, add_special_tokens=False)
         except ConfigError as error:
-            raise ConfigError(f"finetune.data: {where}: {error.message}") from None
+            raise ConfigError(f"{where}: {error.message}") from None
         ids += found
         learned += [is_learned] * len(found)
     if not ids or ids[-1] not in eos:
@@ -213,14 +230,14 @@ def pieces_of(
 
 
 def _no_example(where: str, what: str) -> ConfigError:
-    return ConfigError(f"finetune.data: {where}: {what}; expected {'; or '.join(KINDS)}")
+    return ConfigError(f"{where}: {what}; expected {'; or '.join(KINDS)}")
 
 
 def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     value = record.get(key)
     if not isinstance(value, str):
         got = "nothing" if value is None else type(value).__name__
-        raise ConfigError(f"finetune.data: {where}: {key}: got {got}, expected a text")
+        raise ConfigError(f"{where}: {key}: got {got}, expected a text")
     return value
 
 
@@ -239,9 +256,9 @@ def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces
     """The template's text of the messages, of which what it writes for each answer is learned."""
     messages, tools = record["messages"], record.get("tools")
     if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
-        raise ConfigError(f"finetune.data: {where}: messages: expected a list of objects")
+        raise ConfigError(f"{where}: messages: expected a list of objects")
     if tools is not None and not isinstance(tools, list):
-        raise ConfigError(f"finetune.data: {where}: tools: expected a list of objects")
+        raise ConfigError(f"{where}: tools: expected a list of objects")
     pieces: Pieces = []
     done = ""
     for index, message in enumerate(messages):
@@ -251,14 +268,14 @@ def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces
         after = tokenizer.render_chat(messages[: index + 1], False, tools=tools)
         if not (before.startswith(done) and after.startswith(before)):
             raise ConfigError(
-                f"finetune.data: {where}: the chat template writes a conversation otherwise once"
+                f"{where}: the chat template writes a conversation otherwise once"
                 " more of it is known, so its answers cannot be told from the rest",
                 "one answer in each conversation, or prompt and completion",
             )
         pieces += [(before[len(done) :], False), (after[len(before) :], True)]
         done = after
     if not pieces:
-        raise ConfigError(f"finetune.data: {where}: messages: none has the role assistant")
+        raise ConfigError(f"{where}: messages: none has the role assistant")
     answer, _ = pieces[-1]  # what a template writes behind its end token is no answer
     return [*pieces[:-1], (answer.rstrip("\n") if answer.strip() else answer, True)]
 
@@ -269,18 +286,18 @@ def records_of(path: Path) -> Iterator[tuple[str, Any]]:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
-            raise ConfigError(f"finetune.data: {path}: more than {MAX_BYTES >> 20} MiB")
+            raise ConfigError(f"{path}: more than {MAX_BYTES >> 20} MiB")
         text = raw.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"finetune.data: {path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"finetune.data: {path}: not UTF-8 at byte {error.start}") from None
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     del raw
     readers = {".jsonl": _lines, ".json": _list, ".csv": _table}
     reader = readers.get(path.suffix.lower())
     if reader is None:
         endings = ", ".join([*readers, ".mindrecord"])
-        raise ConfigError(f"finetune.data: {path}: expected a file ending in {endings}")
+        raise ConfigError(f"{path}: expected a file ending in {endings}")
     yield from itertools.islice(reader(path, text), MAX_RECORDS)
 
 
@@ -304,7 +321,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise ConfigError(f"finetune.data: {where}: not valid JSON: {error}") from None
+        raise ConfigError(f"{where}: not valid JSON: {error}") from None
 
 
 def _table(path: Path, text: str) -> Iterator[tuple[str, Any]]:
@@ -314,10 +331,10 @@ def _table(path: Path, text: str) -> Iterator[tuple[str, Any]]:
             where = f"{path}, line {reader.line_num}"
             if "" in row or None in row.values():
                 raise ConfigError(
-                    f"finetune.data: {where}: expected {len(reader.fieldnames or ())} columns, as"
+                    f"{where}: expected {len(reader.fieldnames or ())} columns, as"
                     " the first line has"
                 )
             yield where, row
     except csv.Error as error:
         where = f"{path}, line {reader.line_num}"
-        raise ConfigError(f"finetune.data: {where}: not valid CSV: {error}") from None
+        raise ConfigError(f"{where}: not valid CSV: {error}") from None

@@ -74,7 +74,8 @@ class _Turned(ctypes.Structure):
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
-    return None if array is None else array.ctypes.data
+    # Not .ctypes.data, which takes twice as long; a step asks 16,000 times.
+    return None if array is None else array.__array_interface__["data"][0]
 
 
 def empty(rows: int, columns: int, dtype: Any = np.float32) -> NDArray[Any]:
@@ -122,6 +123,11 @@ class Panels:
             panel[:, : part.shape[1]] = part
             panel[:, part.shape[1] :] = 0
 
+    def rows(self, which: NDArray[np.int64]) -> NDArray[Any]:
+        """[m, n]: some rows of the matrix."""
+        found = self.array[:, which].transpose(1, 0, 2)
+        return found.reshape(len(which), -1)[:, : self.shape[1]]
+
 
 def product(
     a: Array, b: NDArray[Any] | Panels, into: Array | None = None, *, spare: int = 0
@@ -138,16 +144,16 @@ def product(
     out = empty(m, n + spare)[:, :n] if into is None else into
     assert out.strides[1] == 4 and out.shape == (m, n)
     asked = _Product(
-        a.ctypes.data,
+        _at(a),
         *(stride // 4 for stride in a.strides),
-        held.ctypes.data,
+        _at(held),
         *(stride // held.itemsize for stride in held.strides),
         held.dtype == np.uint16,
         isinstance(b, Panels),
         m,
         n,
         k,
-        out.ctypes.data,
+        _at(out),
         out.strides[0] // 4,
         into is not None,
     )

@@ -25,7 +25,7 @@ from lite_runner.training import tape as ops
 from lite_runner.training.kernels import Array, Room
 from lite_runner.training.latent import LatentHeads, columns, own_rotary, rotated_queries
 from lite_runner.training.shard import ModelShard, PartOf
-from lite_runner.training.tape import FrozenMatrix, Slot, StoredMatrix, Tape, Value
+from lite_runner.training.tape import Bfloat16Matrix, FrozenMatrix, PanelMatrix, Slot, Tape, Value
 from lite_runner.weights import Index
 
 _MATRICES = ("query", "key", "value", "attention_out", "gate", "up", "down", "head")
@@ -75,25 +75,26 @@ def matrices(model: Decoder) -> dict[str, bool]:
 
 
 def frozen(
-    model: Decoder, weights: Iterable[tuple[str, Array]], *, bfloat16: bool, panels: bool
+    model: Decoder,
+    weights: Iterable[tuple[str, Array]],
+    kind: type[PanelMatrix | Bfloat16Matrix] | None,
 ) -> tuple[dict[str, Array], dict[str, FrozenMatrix]]:
-    """Weights by name, as a network takes those that are not trained: arrays, and matrices in
-    another form; see FrozenMatrix. A tied embedding is both."""
+    """Weights by name, as a network takes those that are not trained: arrays, and matrices of a
+    `kind`. A tied embedding is both with bfloat16, since it is looked up unrounded."""
     turned, room = matrices(model), Room()
     embedding = by_role(model)["embedding", None, "weight"].name
     if model.tie_word_embeddings:
         turned[embedding] = False
     arrays, others = dict[str, Array](), dict[str, FrozenMatrix]()
     for name, array in weights:
-        matrix = name in turned
-        if matrix and (bfloat16 or panels):
-            values = array.T if turned[name] else array
-            others[name] = FrozenMatrix(values, room, bfloat16=bfloat16, panels=panels)
-            if name != embedding:
-                continue
-        # What is mapped from a file would be in memory twice.
-        copied = matrix and name not in others and array.flags.writeable
-        arrays[name] = room.copied(array) if copied else array
+        if kind is None or name not in turned:
+            # What is mapped from a file would be in memory twice.
+            copied = name in turned and array.flags.writeable
+            arrays[name] = room.copied(array) if copied else array
+            continue
+        others[name] = kind(array.T if turned[name] else array, room)
+        if name == embedding and kind is Bfloat16Matrix:
+            arrays[name] = array
     return arrays, others
 
 
@@ -110,7 +111,7 @@ class TrainedNetwork:
         trained: Mapping[str, Array],
         deltas: Mapping[str, Delta],
         *,
-        others: Mapping[str, FrozenMatrix | StoredMatrix] | None = None,
+        others: Mapping[str, FrozenMatrix] | None = None,
         recomputes: bool = False,
         shard: ModelShard | None = None,
     ) -> None:
@@ -126,7 +127,7 @@ class TrainedNetwork:
         self._parameters = by_role(model)
         self._experts = {kind: by_expert(model, kind) for kind in _KINDS}
 
-    def packed(self, name: str) -> FrozenMatrix | StoredMatrix | None:
+    def packed(self, name: str) -> FrozenMatrix | None:
         """A tensor that is multiplied in another form than float32 rows."""
         return self._others.get(name)
 

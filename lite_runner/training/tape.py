@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,11 @@ class Slot:
         self.grad: Array | None = None
         self._own = False
 
+    @property
+    def sum(self) -> Array | None:
+        """The gradient so far, where it may be added to in place."""
+        return self.grad if self._own else None
+
     def add(self, grad: Array, own: bool = True) -> None:
         """`own`: nobody else uses the array, so that it may be added to."""
         if self.grad is None:
@@ -54,20 +59,21 @@ class Slot:
             self.grad, self._own = self.grad + grad, True
 
 
-class FrozenMatrix:
-    """A frozen weight [out, in] as products take it forwards and backwards. `bfloat16`: what it is
-    multiplied with is rounded to bfloat16, too, and sums are float32. `panels`: a copy for each
-    direction, which products need not pack; a tenth faster."""
+class PanelMatrix:
+    """A frozen weight [out, in] as products read it, forwards and backwards: two copies, which no
+    product packs; a tenth faster."""
 
-    def __init__(self, weight: Array, room: Room, *, bfloat16: bool, panels: bool) -> None:
-        values = narrowed(np.ascontiguousarray(weight), "BF16") if bfloat16 else weight
-        self.forward: NDArray[Any] | Panels
-        self.back: NDArray[Any] | Panels
-        if panels:
-            self.forward, self.back = Panels(values.T, room), Panels(values, room)
-        else:
-            self.back = room.copied(values)
-            self.forward = self.back.T
+    def __init__(self, weight: Array, room: Room) -> None:
+        self.forward, self.back = Panels(weight.T, room), Panels(weight, room)
+
+
+class Bfloat16Matrix:
+    """A frozen weight [out, in] in bfloat16: what it is multiplied with is rounded to bfloat16, and
+    sums are float32."""
+
+    def __init__(self, weight: Array, room: Room) -> None:
+        self.back = room.copied(narrowed(np.ascontiguousarray(weight), "BF16"))
+        self.forward = self.back.T
 
 
 class StoredMatrix:
@@ -87,6 +93,9 @@ class StoredMatrix:
         return self._read()
 
 
+FrozenMatrix: TypeAlias = PanelMatrix | Bfloat16Matrix | StoredMatrix
+
+
 class Value:
     """An array, and its gradient if it has one."""
 
@@ -94,19 +103,24 @@ class Value:
         self,
         array: Array,
         slot: Slot | None = None,
-        packed: FrozenMatrix | StoredMatrix | None = None,
+        packed: FrozenMatrix | None = None,
     ) -> None:
         """`packed`: the same weight, to multiply with."""
         self.array, self.slot, self._packed = array, slot, packed
+
+    def rows(self, which: NDArray[np.int64]) -> Array:
+        """[m, in]: some rows of this table."""
+        packed = self._packed
+        return packed.back.rows(which) if isinstance(packed, PanelMatrix) else self.array[which]
 
     def times(self, x: Array, spare: int = 0) -> Array:
         """x [n, in] by this weight [out, in] -> [n, out]; `spare`: see product."""
         weight = self.array.T if self._packed is None else self._packed.forward
         return product(x, weight, spare=spare)
 
-    def back(self, grad: Array) -> Array:
-        """grad [n, out] by this weight [out, in] -> [n, in]"""
-        return product(grad, self.array if self._packed is None else self._packed.back)
+    def back(self, grad: Array, into: Array | None = None) -> Array:
+        """grad [n, out] by this weight [out, in] -> [n, in], or added to `into`."""
+        return product(grad, self.array if self._packed is None else self._packed.back, into)
 
 
 class Tape:
@@ -149,7 +163,10 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None = None) -> Va
 
     def backward(grad: Array) -> None:
         if to_x is not None:
-            to_x.add(weight.back(grad))
+            total = to_x.sum
+            found = weight.back(grad, total)
+            if total is None:
+                to_x.add(found)
         if weight.slot is not None and kept is not None:
             weight.slot.add(product(grad.T, kept))
         if to_bias is not None:
@@ -180,8 +197,10 @@ def low_rank(
         inner = product(grad, b.array * np.float32(scale))
         a.slot.add(product(inner.T, x.array if kept is None else x.array * kept))
         if x.slot is not None:
-            outer = product(inner, a.array)
-            x.slot.add(outer if kept is None else outer * kept)
+            total = None if kept is not None else x.slot.sum
+            outer = product(inner, a.array, total)
+            if total is None:
+                x.slot.add(outer if kept is None else outer * kept)
 
     return tape.record(y.array, [y, x, a, b], backward)
 
@@ -263,7 +282,7 @@ def rows_of(tape: Tape, table: Value, rows: NDArray[np.int64]) -> Value:
         total[found] = np.add.reduceat(grad[order], starts)
         table.slot.add(total)
 
-    return tape.record(table.array[rows], [table], backward)
+    return tape.record(table.rows(rows), [table], backward)
 
 
 def picked(tape: Tape, x: Value, rows: NDArray[np.int64]) -> Value:

@@ -16,6 +16,7 @@ from lite_runner.config import read
 from lite_runner.training.adapter import TrainedLora, opened_lora
 from lite_runner.training.network import Example, TrainedNetwork, frozen
 from lite_runner.training.options import FinetuneOptions
+from lite_runner.training.tape import Bfloat16Matrix, PanelMatrix
 from lite_runner.training.trainer import Trainer
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import open_checkpoint
@@ -181,10 +182,9 @@ def test_frozen_matrices_and_checkpointed_activations(case: str, tmp_path: Path)
     lora = opened_lora(model, adapter_folder(tmp_path, case, expected["targets"]))
     texts = examples(model.vocab_size)[:3]
     found = []
-    for bfloat16, panels in ((False, False), (False, True), (True, False), (True, True)):
-        weights = weights_of(case).items()
-        arrays, others = frozen(model, weights, bfloat16=bfloat16, panels=panels)
-        assert bool(others) == (bfloat16 or panels)
+    for kind in (None, PanelMatrix, Bfloat16Matrix):
+        arrays, others = frozen(model, weights_of(case).items(), kind)
+        assert bool(others) == (kind is not None)
         for recomputes in (False, True):
             network = TrainedNetwork(
                 model, arrays, lora.arrays, lora.deltas, others=others, recomputes=recomputes

@@ -179,8 +179,8 @@ __attribute__((noinline)) void product_tile(float* c, int64_t width, const float
 
 // Columns `first` to `end` of c [m, n], rows of which lie `width` apart: the product of a [m, k] and
 // b [k, n], or what was there and it. Every output is summed up in the order of k. With b in bfloat16
-// a is rounded to it. `panels`: b lies as panels [n / 32][k][32], with
-// zeros behind its columns, and is the view of one.
+// a is rounded to it. `panels`: b, of float32, lies as panels
+// [n / 32][k][32], with zeros behind its columns, and is the view of one.
 template <class T>
 void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, int64_t end,
              int64_t k, float* c, int64_t width, bool add, bool panels = false) {
@@ -192,7 +192,7 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
   const bool few = k <= kInputs;
   const int64_t blocks = larger_of<int64_t>(1, (k + kBlock - 1) / kBlock);
   int64_t most = larger_of<int64_t>(16, ((k + blocks - 1) / blocks + 15) / 16 * 16);
-  if (panels && !halves && few) most = larger_of<int64_t>(k, 1);  // read in place: the L1 cache has no copy
+  if (panels && few) most = larger_of<int64_t>(k, 1);  // read in place: the L1 cache has no copy
   const bool packs = halves || a.column != 1 || a.row % 1024 == 0;
   Lines lines;
   if (m >= kLineInputs * kTile) lines.of(b, smaller_of(most, k));  // few rows have no time to look ahead
@@ -221,17 +221,14 @@ void product(const View<float>& a, const View<T>& b, int64_t m, int64_t first, i
       const float* x = packs ? packed + place : a.at + row * a.row + at;
       const int64_t stride = packs ? padded : a.row;
       const View<T> from{numbers(at, j), b.row, b.column};
-      const int64_t columns = panels ? kPanel : wide;
       if (pairs) {
-        pack_panel<false>(from, depth, columns, panel, true);
+        pack_panel<false>(from, depth, wide, panel, true);
         return product_of_pairs<Numbers<float>>(
             to, reinterpret_cast<const UpperHalf*>(packed) + place, count, padded,
             reinterpret_cast<const uint8_t*>(panel), depth, begin);
       }
-      const float* block = panel;
-      if constexpr (!halves)
-        if (panels) block = from.at;
-      if (block == panel) pack_panel<halves>(from, depth, columns, panel, !lines.count);
+      if (!panels) pack_panel<halves>(from, depth, wide, panel, !lines.count);
+      const auto* block = panels ? reinterpret_cast<const float*>(from.at) : panel;
       const char* next = behind(at, j);
       int64_t line = 0;
       in_tiles<kTile>(count, [&](auto tile, int64_t r) {
