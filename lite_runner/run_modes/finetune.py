@@ -211,15 +211,15 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] = lambda:
     if plan.ranks.tensor > 1:
         shard = ModelShard(files.model, plan.ranks, _all_gather(plan.ranks))
     stored = _stored(files, shard) if asked.dtype == "stored" else {}
-    loaded_weights = _weights(files, stored, shard)
+    tensors = _weights(files, stored, shard)
     others: dict[str, FrozenMatrix] = {}
     if asked.full:
         room = Room()
-        weights = {name: room.copied(one) for name, one in loaded_weights}
+        weights = {name: room.copied(one) for name, one in tensors}
     else:
         panels = PanelMatrix if plan.panels else None
         kind = Bfloat16Matrix if asked.dtype == "bfloat16" else panels
-        weights, others = frozen(files.model, loaded_weights, kind)
+        weights, others = frozen(files.model, tensors, kind)
         others |= {name: StoredMatrix(read) for name, read in stored.items()}
     lora = None if asked.full else _lora(config, files.model, saved)
     trained = _learned(files.model, weights) if lora is None else lora.arrays

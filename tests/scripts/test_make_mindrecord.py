@@ -43,3 +43,12 @@ def test_a_number_that_is_none(source: Path, capsys: pytest.CaptureFixture[str])
     flags = ["--output_path", "out", "--N=0", "--model=tiny_llama"]
     assert make_mindrecord.main(["--input_dataset_file", str(source), *flags]) == 2
     assert "--N: got 0, expected a number of examples, or -1" in capsys.readouterr().err
+
+
+def test_an_error_names_the_flag(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--output_path", "out", "--seq_length=2", "--model=tiny_llama"]
+    flags.append("load_checkpoint=random")
+    assert make_mindrecord.main(["--input_dataset_file", str(source), *flags]) == 2
+    said = capsys.readouterr().err
+    assert "--input_dataset_file: " in said and "finetune.data" not in said
+    assert "of 3 examples 3 have no target within 2 tokens" in said and "--seq_length" in said

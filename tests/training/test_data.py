@@ -60,6 +60,8 @@ def test_what_is_cut_and_dropped_is_said(tmp_path: Path, tokenizer: Tokenizer) -
     )
     with pytest.raises(ConfigError, match="nothing to learn: of 2 examples 2 have no target"):
         read_data(path, tokenizer, "alpaca", 2)
+    with pytest.raises(ConfigError, match=r"finetune\.eval_data: .*data.jsonl: nothing to learn"):
+        read_data(path, tokenizer, "alpaca", 2, key="finetune.eval_data")
 
 
 def test_instructions(tokenizer: Tokenizer) -> None:
