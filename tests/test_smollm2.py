@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.backends import Row
+from lite_runner.backends import Backend, Row
+from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Request
@@ -22,7 +23,7 @@ from lite_runner.output.scoring import BackendScorer, evaluate
 from lite_runner.text import load_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
-from lite_runner.weights.read_ahead import QuantizedWeights
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.each import each
 from tests.paths import ROOT
 
@@ -47,6 +48,14 @@ def backend(smollm2_gguf: Path) -> NativeBackend:
     weights = QuantizedWeights(open_checkpoint(smollm2_gguf, config), config)
     layers = pack(config, weights, dequantize=True)
     return NativeBackend(config, layers, NativeOptions(slots=4, length=512))
+
+
+@pytest.fixture(scope="module")
+def mindspore(smollm2_gguf: Path) -> MindSporeBackend:
+    config = model_config_of(smollm2_gguf)
+    assert config is not None
+    weights = ReadAhead(open_checkpoint(smollm2_gguf, config))
+    return MindSporeBackend(config, weights, MindSporeOptions(slots=1, length=512))
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +134,11 @@ def test_sliding_windows_equal_transformers(
     assert found.perplexity == pytest.approx(case["value"], rel=1e-5)
 
 
-def test_scores_equal_transformers(backend: NativeBackend, scores: Callable) -> None:
+@pytest.mark.parametrize("kind", ["backend", "mindspore"])
+def test_scores_equal_transformers(
+    kind: str, request: pytest.FixtureRequest, scores: Callable
+) -> None:
+    backend: Backend = request.getfixturevalue(kind)
     ids = np.array(REFERENCE["perplexity"]["token_ids"], np.int32)
     assert -scores(backend, ids).mean() == pytest.approx(REFERENCE["perplexity"]["mean_nll"], 1e-5)
 
