@@ -1,8 +1,10 @@
 """Training beside peft and PyTorch: LoRA of query and value on SmolLM2-135M, 4 x 256 tokens.
 
 All sides train at the same time, each with as many threads, so that what else the machine does
-slows all alike; compared is the time of the processor. Each takes the same examples in the same
-order. Prints the median step, the ratio of the medians, and the memory at its most.
+slows all alike; compared is the time of the processor. With --in-turn one side trains after the
+other, for a machine without other work, and the time on the clock is compared. Each takes the same
+examples in the same order. Prints the median step, the ratio of the medians, and the memory at its
+most.
 
 Needs: .venv-bench with torch, transformers, peft, gguf (make bench).
 """
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6, help="the first one is left out")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--in-turn", action="store_true", help="one side after the other")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         data = Path(work, "examples.jsonl")
@@ -83,23 +86,27 @@ def main() -> None:
                     str(ROOT / f"benchmarks/finetune_{program}.py"),
                     str(job),
                 ]
-                running[side, dtype] = subprocess.Popen(
+                running[side, dtype] = process = subprocess.Popen(
                     command, cwd=work, stdout=subprocess.PIPE, text=True
                 )
+                if arguments.in_turn:
+                    process.wait()  # its few lines fit in the pipe
         found = {}
         for key, process in running.items():
             said, _ = process.communicate()
             if process.returncode:
                 sys.exit(f"{key}: exit code {process.returncode}")
             found[key] = [json.loads(line) for line in said.splitlines() if line[:1] == "{"]
+    time = "seconds" if arguments.in_turn else "processor"
+    unit = "s" if arguments.in_turn else "s of processor"
     for dtype in arguments.dtypes:
         medians = {}
         for side in SIDES:
             first, *steps = found[side, dtype]
-            taken = [one["processor"] for one in steps]
+            taken = [one[time] for one in steps]
             medians[side] = statistics.median(taken)
             print(
-                f"{side:12} {dtype:9} {medians[side]:6.2f} s of processor a step, fastest"
+                f"{side:12} {dtype:9} {medians[side]:6.2f} {unit} a step, fastest"
                 f" {min(taken):.2f}, first loss {first['loss']:.4f},"
                 f" at most {steps[-1]['memory'] / 1e9:.2f} GB"
             )
