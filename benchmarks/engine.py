@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lite_runner import progress
 from lite_runner.backends import Backend
@@ -26,11 +27,11 @@ def opened(
     """The backend of a job, ready for its steps, and the config that names it."""
     device = environment.resolve_device(config.context.device_target)
     tokenizer = tokenizer_of(config.tokenizer, files)
-    options = run_options(config, job, device, ranks, tokenizer)
-    config = resolve_backend(config, files, options)
-    backend = open_backend(files, run_options(config, job, device, ranks, tokenizer))
+    options = run_options(config.settings, job, device, ranks, tokenizer)
+    options = resolve_backend(files, options)
+    backend = open_backend(files, options)
     backend.prepare()
-    return backend, config
+    return backend, replace(config, backend=options.settings.backend)
 
 
 def load(overrides: Sequence[str], slots: int, length: int) -> Backend:
