@@ -32,8 +32,9 @@ _MARKS = ("\ue000", "\uf8ff", "\U000f0000", "\U0010fffd")
 _STAND_IN = 0x100000  # the first of those for tokens of a single character
 
 
-_BLOCK = re.compile(r"\{[%{].*?[%}]\}", re.DOTALL)  # of a template
-_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)  # texts in blocks
+_BEGIN, _END = re.compile(r"\{[%{]"), re.compile(r"[%}]\}")  # of a template's blocks
+# Texts in blocks; without its end one takes the rest, so that no character is read twice.
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)""", re.DOTALL)
 _CHAT_VARIABLES = {"messages", "tools", "add_generation_prompt"}
 _PART = 1 << 15  # characters of a text that are looked at together
 _USUAL_CHARS = 4  # of a token in a text that fits: up to these for each, only encoding tells
@@ -513,12 +514,20 @@ def reads(template: str | None, name: str, *, fields: bool = False) -> bool:
     """True where a template has a variable of this name; or `fields`, that of a message."""
     if not template or name not in template:  # a stranger's name may be a body long
         return False
-    blocks = _BLOCK.findall(template)
+    blocks = _blocks(template)
     if fields:
         return any(re.search(rf"\b{re.escape(name)}\b", block) for block in blocks)
     # Not in texts, not of a message, and not the name of a function's argument.
     word = rf"(?<![\w.]){re.escape(name)}(?!\w|\s*=[^=])"
     return any(re.search(word, _QUOTED.sub("''", block)) for block in blocks)
+
+
+def _blocks(template: str) -> Iterator[str]:
+    """The statements and expressions of a template."""
+    end = 0
+    while (begin := _BEGIN.search(template, end)) and (found := _END.search(template, begin.end())):
+        end = found.end()
+        yield template[begin.start() : end]
 
 
 def special_tokens(texts: Iterable[str]) -> list[AddedToken]:

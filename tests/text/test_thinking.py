@@ -15,6 +15,7 @@ from lite_runner.text.thinking import (
     thinking_marks,
     thinking_switch,
 )
+from lite_runner.text.tokenizer import reads
 from tests.each import each
 
 MARKS = ThinkingMarks("<think>", "</think>")
@@ -112,6 +113,22 @@ def test_a_label_is_no_part_of_the_thinking(text: str, thinking: str, rest: str)
 def test_how_thinking_is_switched(template: str, on: bool, switch: str | None) -> None:
     known = {"budget": {"thinking_budget": 0}, None: {}}
     assert thinking_switch(template, on) == known.get(switch, {switch: on})
+
+
+@pytest.mark.parametrize(
+    ("template", "read"),
+    [
+        ("{{ '" + "\\'" * 500_000 + "' ~ enable_thinking }}", True),
+        ("{{ '" + "\\'" * 500_000 + " enable_thinking }}", False),
+        ("{{ '" + "\\\\" * 250_000 + "\\ enable_thinking }}", False),
+        ("{%" * 500_000 + "enable_thinking", False),
+    ],
+    ids=["a text", "a text without its end", "and its last quote", "blocks without their end"],
+)
+def test_the_switch_in_a_template_that_takes_quadratic_time_to_search(
+    template: str, read: bool
+) -> None:
+    assert reads(template, "enable_thinking") is read
 
 
 def test_thinking_without_a_switch() -> None:
