@@ -141,23 +141,6 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         os.environ.update(before)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def unverified() -> Iterator[Callable[..., None]]:
-    """The writer's verify(), which compiles the graphs of an export twice, is not called: tests
-    compare the tokens of a run, or read what was written."""
-    from lite_runner.backends.lite.export import writer
-
-    verify = writer.verify
-    with mock.patch.object(writer, "verify", lambda *_, **__: None):
-        yield verify
-
-
-@pytest.fixture
-def verified(unverified: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this test exports is verified."""
-    monkeypatch.setattr("lite_runner.backends.lite.export.writer.verify", unverified)
-
-
 @pytest.fixture
 def float32_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of backend=native keep keys and values in float32 where kv_cache= does not say, as what

@@ -121,7 +121,7 @@ def reader(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-@pytest.mark.usefixtures("registry", "verified")
+@pytest.mark.usefixtures("registry")
 def test_a_page_does_what_it_shows(
     page: Path,
     reader: Path,

@@ -176,6 +176,7 @@ TOO_LARGE = {
     "{% set n.t = n.t ~ x %}{% endfor %}",
     "macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% else %}"
     "{{ 'x' * 99999 }}{% endif %}{% endmacro %}{% set x = f(14) %}",
+    "lipsum": "{{ lipsum(n=999999, html=false) | length }}",
     "written": "{% for i in range(90000) %}{{ 'x' * 9000 }}{% endfor %}",
     "captured": "{% set x %}{% for i in range(90000) %}{{ 'x' * 9000 }}{% endfor %}{% endset %}",
 }
@@ -187,6 +188,7 @@ TOO_LONG = {
     "power": "{{ (9 ** (9 ** 9)) > 1 }}",
     "compared": "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
     "{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}{{ n.a == n.b }}",
+    "sum": "{{ range(99999) | map('string') | map('list') | sum(start=[]) | length }}",
     "constant": "{{ " + "+".join(["(9 ** (9 ** 7))"] * 99) + " }}",
 }
 

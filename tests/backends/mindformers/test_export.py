@@ -23,9 +23,6 @@ EXPORT = [
 PREDICT = ["predict_data=['some words','abc','x']", "max_new_tokens=6", *WEIGHTS]
 
 
-pytestmark = pytest.mark.usefixtures("verified")
-
-
 @pytest.fixture(autouse=True)
 def pythons(monkeypatch: pytest.MonkeyPatch, lite_python: Path, mindformers_python: Path) -> None:
     monkeypatch.setenv("LITE_RUNNER_LITE_PYTHON", str(lite_python))

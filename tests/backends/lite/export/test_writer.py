@@ -41,7 +41,7 @@ class Fake:
 
 
 @pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch, verified: None) -> Verify:
+def verify(monkeypatch: pytest.MonkeyPatch) -> Verify:
     """`verify(limit, ...)` with a limit of positions and the exported model's error: the longest
     sequence of the exported model, with each number of threads."""
 
