@@ -249,9 +249,8 @@ class NativeModel:
         self._recorder = recorder
         self._times = self._model.times = None
         if recorder is not None:
-            from lite_runner.native.costs import (
-                layer_costs,
-            )  # not imported by runs without a profile
+            # Not imported by runs without a profile.
+            from lite_runner.native.costs import layer_costs
 
             vocabulary = self._config.vocab_size
             peers = self._peers

@@ -20,7 +20,7 @@ from lite_runner.architectures import custom_network, native_parts, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits
-from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.parallel import Ranks, cluster_of, ranks_of
 from lite_runner.config.prompt import no_likelihood
 from lite_runner.config.sections import AdapterFormat, CheckpointFormat
 from lite_runner.errors import ConfigError
@@ -149,7 +149,8 @@ def plan(config: Config) -> Plan:
     need = partial(memory_of, asked, model.shard(parts), held, longest, threads=threads)
     # Less memory may have been asked for, and others may need what is free.
     panels = asked.dtype == "float32" and not (asked.full or asked.checkpoint)
-    panels = panels and shortage(need(panels=True), 0.5 / ranks_of(config).size) is None
+    here = cluster_of(config).local_worker_num if config.use_parallel else 1
+    panels = panels and shortage(need(panels=True), 0.5 / here) is None
     memory = need(panels=panels)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
     lines["trains"] = f"{trained:,} of {parameter_count(model):,} parameters" + (

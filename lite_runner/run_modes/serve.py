@@ -80,9 +80,8 @@ def plan(config: Config) -> Plan:
         return Plan(config=config, lines=_lines(models_of(config), dry_run=config.dry_run))
     if not config.serve.batch:
         if not config.dry_run:
-            listen(
-                config.serve.host, config.serve.port
-            ).close()  # checked before anything is fetched
+            # Checked before anything is fetched.
+            listen(config.serve.host, config.serve.port).close()
         return _plan_server(config)
     environment.check_packages("serve")
     from lite_runner.serving.batches import read_batch

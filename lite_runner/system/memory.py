@@ -44,9 +44,8 @@ _SAID = re.compile(
 _MOUNT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _bound: int | None = None  # bytes
-_asked: list[
-    int
-] = []  # malloc's limits that were asked for, in whatever threads: the last one holds
+# malloc's limits that were asked for, in whatever threads: the last one holds.
+_asked: list[int] = []
 _asking = Lock()
 
 
