@@ -78,16 +78,6 @@ def json_of(text: str) -> Any:
         return None
 
 
-def call_of(found: Any, key: str) -> Call | None:
-    """A call of {"name", `key`}."""
-    if not isinstance(found, dict) or not isinstance(name := found.get("name"), str):
-        return None
-    arguments = found.get(key)
-    if not isinstance(arguments, dict):
-        return None
-    return Call(name, json.dumps(arguments, ensure_ascii=False))
-
-
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
@@ -206,6 +196,22 @@ class _JsonObject:
         return -1
 
 
+def _calls_of(text: str) -> list[Call] | None:
+    """Calls in any family's keys, in a list or one behind the other; None: there is more in it."""
+    calls: list[Call] = []
+    while text := text.lstrip(f"{SPACE},;[]}}"):
+        end = max(_JsonObject().end(text), 0)
+        if not isinstance(found := json_of(text[:end]), dict):
+            return None
+        name = found.get("name", found.get("tool_name"))
+        arguments = found.get("arguments", found.get("parameters"))
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        calls.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
+        text = text[end:]
+    return calls
+
+
 class JsonCalls(Buffered):
     """Reads calls whose arguments are JSON, which stream once the name of a tool is read."""
 
@@ -214,6 +220,7 @@ class JsonCalls(Buffered):
         self._mark = self._gap = ""  # before the call that is being read, the mark and white space
         self._called = False  # a call has come
         self._object = _JsonObject()  # of the call that is being read
+        self._opened = False  # its arguments are within an object
         self._state = self._outside if form.marks else self._head
 
     def _take(self, *, last: bool) -> list[Part]:
@@ -251,15 +258,14 @@ class JsonCalls(Buffered):
             return []
         section, end = (text, "") if place < 0 else (text[:place], form.end)
         self._text, self._state = text[len(section) + len(end) :], self._outside
-        calls = self._whole(section) if end or last else None
-        if calls is not None:
+        if (end or last) and (calls := self._whole(section)):
             self._called = True
             return [*calls]
         said = f"{self._gap}{self._mark}{section}{end}"
         return [said] if said else []
 
     def _begin(self, text: str, found: re.Match[str]) -> list[Part]:
-        self._text = text[found.end() :]
+        self._text, self._opened = text[found.end() :], "{" in found[0]
         self._state, self._object, self._called = self._arguments, _JsonObject(), True
         return [Call(found["name"], "")]
 
@@ -273,33 +279,33 @@ class JsonCalls(Buffered):
 
     def _behind(self, last: bool) -> list[Part]:
         """The parts behind the arguments: another call, or the end."""
-        form = self._form
-        closing = form.closing.match(self._text)
-        rest = self._text[closing.end() if closing else 0 :]
-        if found := form.header.match(rest):
-            return self._begin(rest, found)
-        place = rest.find(form.end) if form.end else -1
-        if place >= 0:
-            self._text, self._state = rest[place + len(form.end) :], self._outside
-        elif last:
-            self._text = ""
-            return [rest] if rest.strip(SPACE) and not form.end.startswith(rest) else []
-        return []
+        form, text = self._form, self._text
+        closing = form.closing.match(text)
+        begin = closing.end() if closing else 0
+        if found := form.header.match(text[begin:]):
+            return self._begin(text[begin:], found)
+        place = text.find(form.end, begin) if form.end else -1
+        if place < 0 and not last:
+            return []
+        section, end = (text, "") if place < 0 else (text[:place], form.end)
+        self._text, self._state = text[len(section) + len(end) :], self._outside
+        rest = section[begin:]
+        if not rest.strip(SPACE) or (not end and form.end.startswith(rest)):
+            return []
+        calls = None
+        if self._opened:  # More keys of the object may follow, and calls in another order of keys.
+            own = f'{{"":0{section}'
+            size = max(_JsonObject().end(own), 0)
+            calls = _calls_of(own[size:]) if json_of(own[:size]) else None
+        return [rest] if calls is None else [*calls]
 
     def _whole(self, section: str) -> list[Call] | None:
         """The calls in what is between the marks; None: it is no calls."""
-        listed = json_of(section)
-        if isinstance(listed, (dict, list)):
-            made = [
-                call_of(one, "arguments") or call_of(one, "parameters")
-                for one in ([listed] if isinstance(listed, dict) else listed)
-            ]
-            calls = [call for call in made if call is not None]
-            return calls if calls and len(calls) == len(made) else None
+        if listed := _calls_of(section):
+            return listed
         calls, at, form = [], 0, self._form
         while found := form.header.match(section, at):
-            object = _JsonObject()
-            end = found.end() + object.end(section[found.end() :])
+            end = found.end() + _JsonObject().end(section[found.end() :])
             arguments = json_of(section[found.end() : end])
             if end < found.end() or not isinstance(arguments, dict):
                 return None
@@ -319,7 +325,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 def _begins_with_object(text: str, _: Tools) -> bool:
-    text = text.lstrip(SPACE)
+    text = text.lstrip(f"{SPACE};")
     return _PYTHON_TAG.startswith(text[: len(_PYTHON_TAG)]) or text.startswith("{")
 
 
@@ -361,9 +367,8 @@ GLM4 = JsonForm(
     begins=_begins_with_name,
 )
 KIMI_BEGIN, KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END = (
-    *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-)
+KIMI_CALL, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 KIMI = JsonForm(
     (KIMI_BEGIN,),
     re.compile(
@@ -398,7 +403,6 @@ HARMONY = JsonForm(
     "<|call|>",
     re.compile(r"\s*"),
 )
-
 
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 MARKS = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from lite_runner.serving.options import ToolParser as Name
-from lite_runner.serving.tool_code import TURN_TAG, read_arguments, write_arguments, write_turn
+from lite_runner.serving.tool_code import (
+    TURN_TAG,
+    read_arguments,
+    write_arguments,
+    write_turn,
+)
 from lite_runner.serving.tool_formats import FORMATS
 from lite_runner.serving.tool_parsers import END, Call, More
 from tests.each import each
@@ -431,6 +436,71 @@ def test_a_turn_before_is_as_the_model_writes_it() -> None:
             "]<|END_ACTION|>",
             "",
             [("clock", {}), ("clock", {"a": {"b": 1}})],
+        ),
+        # Keys in another order than the family's own, in any of the calls, and keys of no use.
+        (
+            "cohere",
+            '<|START_ACTION|>[{"tool_call_id":"0","tool_name":"clock","parameters":{}}, '
+            '{"name":"clock","tool_call_id":"1","parameters":{"a":"z"}}]<|END_ACTION|>',
+            "",
+            [("clock", {}), ("clock", {"a": "z"})],
+        ),
+        (
+            "cohere",
+            '<|START_ACTION|>[{"tool_name":"clock","tool_call_id":"0","parameters":{}}]'
+            "<|END_ACTION|>",
+            "",
+            [("clock", {})],
+        ),
+        (
+            "cohere",
+            '<|START_ACTION|>[{"tool_call_id":0,"tool_name":"clock","parameters":{"a":1}}]'
+            "<|END_ACTION|>",
+            "",
+            [("clock", {"a": 1})],
+        ),
+        (
+            "hunyuan_a13b",
+            '<tool_calls>[{"name":"clock","arguments":{}},\n{"arguments":{"a":"q"},"name":"clock"}]'
+            "</tool_calls>So.",
+            "So.",
+            [("clock", {}), ("clock", {"a": "q"})],
+        ),
+        (
+            "hunyuan_a13b",
+            '<tool_calls>[{"name":"clock","arguments":{},"id":"}"}, '
+            '{"name":"clock","arguments":{"a":"]"},"id":1}]</tool_calls>',
+            "",
+            [("clock", {}), ("clock", {"a": "]"})],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"name":"clock","arguments":{}}\n{"arguments":{"a":1},"name":"clock"}'
+            "</tool_call>",
+            "",
+            [("clock", {}), ("clock", {"a": 1})],
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name":"clock","arguments":{},"id":"x"},'
+            '{"id":"y","name":"clock","arguments":{"a":1}}]',
+            "",
+            [("clock", {}), ("clock", {"a": 1})],
+        ),
+        ("llama3_json", ';{"name":"clock","parameters":{}}', "", [("clock", {})]),
+        # What is no call behind one is text.
+        (
+            "hunyuan_a13b",
+            '<tool_calls>[{"name":"clock","arguments":{}}, {"arguments":{"a":"q"}}]</tool_calls>',
+            ', {"arguments":{"a":"q"}}]',
+            [("clock", {})],
+        ),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.clock:0"
+            "<|tool_call_argument_begin|>{}<|tool_call_end|>}, so<|tool_calls_section_end|>",
+            "}, so",
+            [("clock", {})],
         ),
     ],
 )
