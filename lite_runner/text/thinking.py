@@ -98,7 +98,7 @@ class ThinkingReader:
     def _is_labelled(self, last: bool) -> bool:
         """True if it is certain whether the thinking has a label, which is taken off."""
         if not last and self._label.startswith(self._text) and self._text != self._label:
-            return not self._label
+            return False
         self._text = self._text.removeprefix(self._label)
         self._label = ""
         return True
