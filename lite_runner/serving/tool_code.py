@@ -182,6 +182,36 @@ class Pythonic(Buffered):
         return any(head.startswith(text) or text.startswith(head) for head in heads)
 
 
+class CallEnds:
+    """Finds the end of one call of a Gemma after the other, outside texts. Of a call that grows,
+    only what is new is looked at."""
+
+    def __init__(self, escape: str, end: str) -> None:
+        self._escape, self._end = escape, end
+        self._longest = max(len(escape), len(end))
+        opens = "|".join(map(re.escape, (escape, '"', end)))
+        # By what a text begins with, where its end is; "": outside.
+        self._marks = {
+            mark: re.compile(marks, re.DOTALL)
+            for mark, marks in (("", opens), (escape, re.escape(escape)), ('"', r'\\.|"'))
+        }
+        self._at, self._inside = 0, ""  # how far the call is read, and in what text
+
+    def __call__(self, text: str) -> int:
+        """-1: not yet."""
+        # A quote may be part of an escape that has not come whole.
+        size = len(text) - overlap(text, self._escape)
+        while found := self._marks[self._inside].search(text, self._at, size):
+            if found[0] == self._end:
+                self._at = 0
+                return found.start()
+            self._at = found.end()
+            if not found[0].startswith("\\"):
+                self._inside = "" if self._inside else found[0]
+        self._at = max(self._at, size - self._longest + 1)
+        return -1
+
+
 _GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*(\{.*\})\s*", re.DOTALL)
 
 
@@ -190,20 +220,16 @@ class GemmaMarks:
 
     def __init__(self, begin: str, end: str, escape: str) -> None:
         self.begin, self.end, self.escape = begin, end, escape
-        around, closes = re.escape(escape), re.escape(end)
+        around = re.escape(escape)
         self._token = re.compile(
             rf'{around}(?P<text>.*?){around}|(?P<json>"(?:[^"\\]|\\.)*")'
             r"|(?P<name>[^\W\d][\w.-]*)(?=\s*:)",
             re.DOTALL,
         )
-        # Texts, those that do not end yet too, and the end of a call.
-        self._parts = re.compile(
-            rf'{around}.*?(?:{around}|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|{closes}', re.DOTALL
-        )
 
     def parser(self, _: Tools) -> Parser:
         """Reads several, with texts between."""
-        return Marked(self._end_of, self._call, self.begin, self.end)
+        return Marked(CallEnds(self.escape, self.end), self._call, self.begin, self.end)
 
     def _call(self, text: str) -> Call | None:
         """The call between the marks."""
@@ -213,11 +239,6 @@ class GemmaMarks:
         if not isinstance(arguments, dict):
             return None
         return Call(found[1], json.dumps(arguments, ensure_ascii=False))
-
-    def _end_of(self, text: str) -> int:
-        """The end of a call outside texts; -1: not yet."""
-        ends = (found.start() for found in self._parts.finditer(text) if found[0] == self.end)
-        return next(ends, -1)
 
 
 GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")  # FunctionGemma

@@ -10,7 +10,9 @@ import pytest
 
 from lite_runner.serving.options import ToolParser as Name
 from lite_runner.serving.tool_code import (
+    GEMMA4,
     TURN_TAG,
+    CallEnds,
     read_arguments,
     write_arguments,
     write_turn,
@@ -508,3 +510,31 @@ def test_calls_of_marked_families(
     form: Name, said: str, text: str, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:
     assert read_however_cut(form, said, {"clock": {}}) == (text, calls)
+
+
+@each(
+    "code",
+    [
+        """a:<|"|>x<|"| "<tool_call|><|"|>""",
+        r"""a:"\\",b:"\"<tool_call|><|\"|>",c:"<|",d:<|"|>\<|"|>""",
+        """a:<|"|><|<|"|>,b:[<|"|>"<|"|>,<|"|>"<|"|>]""",
+    ],
+)
+def test_a_mark_within_a_text_of_gemma4_ends_no_call(code: str) -> None:
+    said = f"<|tool_call>call:clock{{{code}}}<tool_call|>"
+    text, calls = read_however_cut("gemma4", f"{said}Well.{said}", {"clock": {}})
+    assert text == "Well." and len(calls) == 2 and isinstance(calls[0][1], dict)
+
+
+@each(
+    ("begins", "ends"),
+    [('<|"|>', '<|"|>'), ('"', '"'), ("[1,", ""), ('["\\\\",', ""), ('"\\"', '"')],
+)
+def test_what_came_of_a_call_of_gemma4_is_not_scanned_again(begins: str, ends: str) -> None:
+    end_of = CallEnds(GEMMA4.escape, GEMMA4.end)
+    before = "call:clock{a:" + begins + "abcd" * 10
+    assert end_of(before) == -1
+    other = "?" * len(before) + ends + "}"
+    assert end_of(other) == -1
+    assert end_of(other + GEMMA4.end) == len(other)
+    assert end_of(GEMMA4.end) == 0  # of the next call
