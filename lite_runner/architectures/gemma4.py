@@ -235,7 +235,17 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
         one if isinstance(one, list) else [one] * layers
         for one in map(given.get, ("layer_types", "num_key_value_heads", "intermediate_size"))
     )
+    if len(slides) != layers or {*slides} != {False, True}:
+        raise ValueError(
+            f"attention.sliding_window_pattern is {given['layer_types']}, expected true or false of"
+            f" each of the {layers} layers, and both"
+        )
     full, local = slides.index(False), slides.index(True)
+    if heads != [heads[local if one else full] for one in slides]:
+        raise ValueError(
+            f"attention.head_count_kv is {heads}, expected the same of all layers with a sliding"
+            " window, and of all others"
+        )
     equal = f"blk.{full}.attn_v.weight" not in tensors
     own = {"head_dim": given["global_head_dim"], "num_key_value_heads": heads[full]}
     apart = heads[full] != heads[local] and not equal

@@ -288,14 +288,28 @@ def test_other_architectures_are_refused(
             RECURRENT | {"attention.head_count_kv": 1},
             "metadata of granitehybrid is incomplete or malformed: True is not in list",
         ),
+        (
+            "gemma4",
+            {"block_count": 3},
+            r"metadata of gemma4 .*: attention.sliding_window_pattern is None, expected true or",
+        ),
+        (
+            "gemma4",
+            {
+                **{"block_count": 3, "attention.sliding_window_pattern": [True, False, True]},
+                **{"attention.head_count_kv": [2, 1, 1]},
+            },
+            r"metadata of gemma4 .*: attention.head_count_kv is \[2, 1, 1\], expected the same of",
+        ),
     ],
 )
 def test_missing_and_malformed_metadata_names_the_file(
-    architecture: str, metadata: dict[str, int], message: str, tmp_path: Path
+    architecture: str, metadata: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", architecture)
     for key, value in metadata.items():
-        writer.add_uint32(f"{architecture}.{key}", value)
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"{architecture}.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
