@@ -43,7 +43,7 @@ from lite_runner.weights.formats.gguf_writer import (
     write_gguf,
 )
 from lite_runner.weights.formats.packed_layouts import layout_in
-from lite_runner.weights.quantization.gptq import SCALE_BYTES, KeptLayers, calibrated
+from lite_runner.weights.quantization.gptq import SCALE_BYTES, KeptLayers, Method, calibrated
 from lite_runner.weights.quantization.importance import (
     Importance,
     importance_file,
@@ -82,7 +82,7 @@ MEASURED = 2  # windows of the text that show what 4 bits cost
 class Calibration:
     """Settings of quantizing and writing weights."""
 
-    method: Literal["nearest", "gptq", "awq", "smoothquant", "imatrix"]
+    method: Literal["nearest", Method, "imatrix"]
     data: InputPath  # "": Python's help texts
     tokens: Count
     bits: Positive | None  # of a weight of the linear layers on average; null: 4 and their scales
@@ -198,15 +198,17 @@ def _errors_of_gguf(config: Config, kind: GGUFKind) -> Iterator[Invalid]:
             f"quant={config.quant} has no effect: quantize.format={kind} names the blocks",
         )
     method = config.calibration.method if config.calibration else "nearest"
-    wrong = {
-        **dict.fromkeys(("gptq", "awq"), kind != "Q4_1" and "rounds to Q4_1"),
-        "imatrix": kind == "Q8_0" and "rounds to fewer bits",
-        "smoothquant": "is of a folder with quant=a8w8",
-    }
-    if told := wrong.get(method):
+    wrong = ""
+    if method in ("gptq", "awq") and kind != "Q4_1":
+        wrong = "rounds to Q4_1"
+    if method == "imatrix" and kind == "Q8_0":
+        wrong = "rounds to fewer bits"
+    if method == "smoothquant":
+        wrong = "is of a folder with quant=a8w8"
+    if wrong:
         yield invalid(
             ("quantize.method", "quantize.format"),
-            f"quantize.method={method} {told}, got quantize.format={kind}",
+            f"quantize.method={method} {wrong}, got quantize.format={kind}",
         )
 
 
@@ -298,7 +300,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
                 finer = kept.chosen(partial(_finer, files, windows[0], config, wanted))
                 wanted = replace(wanted, finer=finer)
                 progress.note(f"{len(finer)} matrices have 8 bits, by the error that 4 cost there")
-            files = _calibrate(files, windows[0], settings, wanted, kept)
+            around_zero = settings.format in TOOLS
+            files = _calibrate(files, windows[0], settings.method, around_zero, wanted, kept)
     if form := TOOLS.get(config.format):
         size = _write_folder(form, files, wanted, beside, target)
     elif kind is None:
@@ -339,7 +342,8 @@ def _measurable(files: ModelFiles) -> bool:
 def _calibrate(
     files: ModelFiles,
     texts: NDArray[np.int32],
-    settings: Calibration,
+    method: Method,
+    around_zero: bool,
     wanted: Quantization,
     kept: KeptLayers,
 ) -> ModelFiles:
@@ -347,8 +351,6 @@ def _calibrate(
     if done := kept.count:
         progress.note(f"calibrate: {done} of {files.model.num_layers} layers are here already")
     plain = replace(files, quantization=Quantization())
-    around_zero, method = settings.format in TOOLS, settings.method
-    assert method != "nearest" and method != "imatrix"
     with progress.step("calibrate", total=files.model.num_layers, unit="layers") as step:
         held = calibrated(
             plain.whole(),

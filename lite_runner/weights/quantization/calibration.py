@@ -185,8 +185,10 @@ class Inputs:
 
     def divide(self, scales: Floats) -> None:
         """What they are once their channels are divided by `scales`; of a gram matrix."""
-        self._sum = self.gram / np.outer(scales, scales)
-        self.largest = self.largest / scales
+        # By rows: the gram matrix of wide inputs is as large as the rest of a layer.
+        for row, scale in zip(self.gram, scales, strict=True):
+            row /= scale * scales
+        self.largest /= scales
 
 
 class _Operand:

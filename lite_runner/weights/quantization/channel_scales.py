@@ -23,11 +23,11 @@ from lite_runner.weights import narrowed, widened
 from lite_runner.weights.quantization.calibration import Floats, Inputs, Layer, Product
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 
-Method = Literal["awq", "smoothquant"]
+Scaling = Literal["awq", "smoothquant"]
 POWERS = np.linspace(0, 1, 11)[:-1]  # of the sizes of inputs, that AWQ tries
 ROWS = 256  # of a matrix at most, evenly, whose errors tell which power is best
 MIGRATED = 0.5  # the power of SmoothQuant, of inputs and of weights
-LEAST = 1e-4  # size of an input, of the largest
+LEAST = 1e-4  # of the largest size, what every other counts at least
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def scale_channels(
     layer: Layer,
     model: Decoder,
     index: int,
-    method: Method,
+    method: Scaling,
     nearest: Nearest,
     product: Product,
     fixed: Container[str],
@@ -122,10 +122,14 @@ def scale_channels(
     return changed
 
 
+def _at_least(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.maximum(sizes, max(LEAST * sizes.max(), 1e-30))
+
+
 def _migrated(place: _Place, layer: Layer, inputs: Inputs) -> Floats:
     columns = np.max([np.abs(layer.values(one)).max(0) for one in place.after], axis=0)
     largest, weight = (
-        np.maximum(place.shared(one.astype(np.float64)), LEAST) for one in (inputs.largest, columns)
+        _at_least(place.shared(one.astype(np.float64))) for one in (inputs.largest, columns)
     )
     return (largest**MIGRATED / weight ** (1 - MIGRATED)).astype(np.float32)
 
@@ -135,8 +139,7 @@ def _searched(
 ) -> Floats:
     """The scales with the least error of outputs, which is 1 throughout where none is better."""
     squares, gram = np.diagonal(inputs.gram), inputs.gram.astype(np.float32)
-    sizes = np.sqrt(place.shared(squares))
-    sizes = np.maximum(sizes, max(LEAST * sizes.max(), 1e-30))
+    sizes = _at_least(np.sqrt(place.shared(squares)))
     best, least = np.ones(len(sizes), np.float32), np.inf
     for power in POWERS:
         scales = sizes**power

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import parameters
-from lite_runner.architectures.quantization import Quantization, schemes
+from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
@@ -39,7 +39,7 @@ from lite_runner.weights.quantization.calibration import (
     WatchedMatrix,
     layers_on,
 )
-from lite_runner.weights.quantization.channel_scales import scale_channels
+from lite_runner.weights.quantization.channel_scales import Scaling, scale_channels
 from lite_runner.weights.quantization.quantize import dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
@@ -49,7 +49,8 @@ from lite_runner.weights.quantization.quantized import (
 )
 
 T = TypeVar("T")
-Method = Literal["gptq", "awq", "smoothquant"]
+Method = Literal["gptq", Scaling]
+NAMES = "names"  # of the arrays of a kept layer, beside them in its file
 DAMPING = 0.01  # of the mean of the gram's diagonal, added to it
 SCALE_BYTES = 2  # of a group in the form of compressed-tensors
 BLOCK = 32  # columns whose errors reach the rest together
@@ -189,7 +190,7 @@ def calibrated(
         for one in linear:
             matrix, scheme = layer.matrix(one), wanted[one.name]
             if kept and index < done:
-                exact = kept.checked(quantized, one.name, matrix.values.shape)
+                exact = kept.checked(quantized, one.name, matrix.values.shape, scheme)
             else:
                 exact = quantized[one.name] = rounded(matrix, one.name)
             if around_zero:
@@ -248,10 +249,15 @@ class KeptLayers:
         floats: dict[str, Floats] = {}
         try:
             with np.load(self._file(index), allow_pickle=False) as held:
-                for key in held.files:
+                written = held[NAMES].tolist()
+                if set(held.files) != {*written, NAMES}:
+                    raise ValueError(f"layer {index} has not the arrays that were written")
+                for key in written:
                     name, _, part = key.rpartition("|")
                     if part == "floats":
                         floats[name] = held[key]
+                        if floats[name].dtype != np.float32:
+                            raise ValueError(f"{name} is {floats[name].dtype}")
                     if part == "values":
                         low = held.get(f"{name}|minimums")
                         values, scales = held[key], held[f"{name}|scales"]
@@ -260,17 +266,29 @@ class KeptLayers:
                         group = 8 // bits * values.shape[1] // groups if groups else 0
                         zero = 8 if low is None and bits == 4 else 0
                         found[name] = QuantizedTensor(bits, group, values, scales, low, zero)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
             raise self.broken(str(error)) from error
         return found, floats
 
     def checked(
-        self, layer: Mapping[str, QuantizedTensor], name: str, shape: tuple[int, ...]
+        self,
+        layer: Mapping[str, QuantizedTensor],
+        name: str,
+        shape: tuple[int, ...],
+        scheme: Scheme,
     ) -> QuantizedTensor:
         """The matrix of that name. Raises ArtifactError."""
         found = layer.get(name)
-        if found is None or found.shape != shape or not found.sound:
-            raise self.broken(f"{name} is missing, or of another shape")
+        if found is None:
+            raise self.broken(f"{name} is missing")
+        rows, columns = shape
+        groups = (rows, columns // scheme.group) if scheme.group else (rows,)
+        values = (rows, columns * scheme.bits // 8), np.int8 if scheme.bits == 8 else np.uint8
+        scales = groups, np.float16 if scheme.group else np.float32
+        held = ((found.values, values), (found.scales, scales), (found.minimums, scales))
+        same = all(one is None or (one.shape, one.dtype) == form for one, form in held)
+        if not same or not found.sound:
+            raise self.broken(f"{name} is damaged, or of another shape")
         return found
 
     def broken(self, what: str) -> ArtifactError:
@@ -296,6 +314,7 @@ class KeptLayers:
             )
             if array is not None
         }
+        arrays[NAMES] = np.array(list(arrays), np.str_)
         with atomic_write(self._file(index)) as file:
             np.savez(file, **arrays)
 

@@ -16,7 +16,7 @@ from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.quantization.calibration import Inputs, Layer, layers_on
 from lite_runner.weights.quantization.channel_scales import (
     POWERS,
-    Method,
+    Scaling,
     _migrated,
     _searched,
     scale_channels,
@@ -37,7 +37,7 @@ def opened(case: str) -> tuple[Decoder, dict[str, LazyTensor]]:
 
 
 def scaled(
-    case: str, method: Method, fixed: tuple[str, ...] = ()
+    case: str, method: Scaling, fixed: tuple[str, ...] = ()
 ) -> Iterator[tuple[Layer, set[Parameter]]]:
     """Each layer, and what has changed."""
     model, tensors = opened(case)
@@ -54,7 +54,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("case", CHANGED)
 @pytest.mark.parametrize("method", ["awq", "smoothquant"])
-def test_a_model_with_scaled_channels_computes_the_same(case: str, method: Method) -> None:
+def test_a_model_with_scaled_channels_computes_the_same(case: str, method: Scaling) -> None:
     model, tensors = opened(case)
     arrays = {name: one.float32() for name, one in tensors.items()}
     expected = forward(model, arrays, TEXTS[0] % 40)
@@ -108,8 +108,9 @@ def test_scales_of_awq_are_those_whose_outputs_err_least() -> None:
     assert min(errors) < 0.9 * errors[0] and len(set(errors)) == len(POWERS)
 
 
-def test_smoothquant_makes_inputs_as_even_as_weights() -> None:
-    weight, rows = made()
+@pytest.mark.parametrize("size", [1, 1e-6])
+def test_smoothquant_makes_inputs_as_even_as_weights(size: float) -> None:
+    weight, rows = (np.float32(size) * one for one in made())
     layer: Any = OneMatrix(weight, rows)
     found = _migrated(layer.place, layer, layer.inputs)
     np.testing.assert_allclose(found, np.sqrt(abs(rows).max(0) / abs(weight).max(0)), rtol=1e-5)

@@ -142,7 +142,18 @@ def test_a_calibration_that_was_ended_goes_on_behind_its_layers(
     found, whole = run(again), run(None)
     for name, one in whole.items():
         np.testing.assert_array_equal(found[name].float32(), one.float32(), name)
-    (folder / "layer_0000.npz").write_bytes(b"PK")
+    file = folder / "layer_0000.npz"
+    with np.load(file) as held:
+        arrays = dict(held)
+    for last in {key.rpartition("|")[2]: key for key in arrays}.values():
+        one = arrays[last]
+        others = one[:-1], one[..., :-1], one.astype(np.float64 if one.dtype.kind == "f" else "S")
+        for other in (None, *others):
+            changed = {key: one for key, one in arrays.items() if key != last}
+            np.savez(file, **(changed if other is None else changed | {last: other}))
+            with pytest.raises(ArtifactError, match="not the layers of a calibration"):
+                run(KeptLayers(folder, "a"))
+    file.write_bytes(b"PK")
     with pytest.raises(ArtifactError, match="not the layers of a calibration"):
         run(KeptLayers(folder, "a"))
     assert KeptLayers(folder, "b").count == 0
