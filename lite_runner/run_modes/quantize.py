@@ -28,7 +28,16 @@ from lite_runner.output import Result, RunFolder
 from lite_runner.output.fidelity import WINDOW, fidelity
 from lite_runner.plan import Plan
 from lite_runner.records import Count, InputPath, OutputPath, Positive, dataclass
-from lite_runner.sizing import float32_bytes, model_lines, parameter_count, readable, weight_bytes
+from lite_runner.sizing import (
+    Memory,
+    check_memory,
+    float32_bytes,
+    memory_lines,
+    model_lines,
+    parameter_count,
+    readable,
+    weight_bytes,
+)
 from lite_runner.system.environment import cores
 from lite_runner.system.files import make_folder, new_folder, read_small, require_space
 from lite_runner.system.memory import free_memory
@@ -43,7 +52,13 @@ from lite_runner.weights.formats.gguf_writer import (
     write_gguf,
 )
 from lite_runner.weights.formats.packed_layouts import layout_in
-from lite_runner.weights.quantization.gptq import SCALE_BYTES, KeptLayers, Method, calibrated
+from lite_runner.weights.quantization.gptq import (
+    SCALE_BYTES,
+    KeptLayers,
+    Method,
+    calibrated,
+    working_bytes,
+)
 from lite_runner.weights.quantization.importance import (
     Importance,
     importance_file,
@@ -255,6 +270,7 @@ def plan(config: Config) -> Plan:
     # Of the nearest integers a text only says how good they are.
     needed = kind or config.calibration
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run or not needed)
+    memory = None
     if settings := config.calibration:
         if files.model.side is not None or any(
             block.attention.borrowed is not None for block in files.model.blocks
@@ -265,7 +281,14 @@ def plan(config: Config) -> Plan:
                 "quantize.method=nearest",
             )
         lines["calibrated"] = f"by {NAMES[settings.method]} on {settings.data or TEXTS}"
-    return Plan(config=config, files=files, lines=lines, tokenizer=tokenizer)
+        if settings.method != "imatrix":
+            feedback = settings.method == "gptq"
+            work = working_bytes(files.model, settings.tokens, feedback=feedback)
+            # With the first layer there are the embedding's floats, with the last all integers.
+            embedding = 4 * files.model.vocab_size * files.model.hidden_size
+            memory = Memory(max(size, embedding), 0, work=work)
+            lines |= memory_lines(memory)
+    return Plan(config=config, files=files, memory=memory, lines=lines, tokenizer=tokenizer)
 
 
 def run(plan: Plan, folder: RunFolder) -> None:
@@ -273,6 +296,8 @@ def run(plan: Plan, folder: RunFolder) -> None:
     began = time.perf_counter()
     config, files = plan.config, plan.model
     assert isinstance(config, Config)
+    if plan.memory is not None:
+        check_memory(plan.memory)
     target = Path(config.quantize_output).expanduser()
     # What is read is what stays: a source inside the folder would go with it.
     if files.path is not None and files.path.resolve() in (target.resolve(), *_inside(target)):

@@ -320,6 +320,20 @@ def test_layers_that_take_keys_of_others_are_not_calibrated(
     assert "take keys of earlier ones" in told and "quantize.method=nearest" in told
 
 
+def test_memory_of_calibrating_is_checked_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["quant=a16w4", "quantize.method=gptq"]
+    run = [*QUANTIZE, *TINY, *TARGET, *asked]
+    assert main([*run, "dry_run=true"]) == 0
+    assert "free: enough" in capsys.readouterr().out
+    monkeypatch.setattr("lite_runner.system.memory.free_memory", lambda: 1 << 20)
+    told = fault(capsys, *run, code=3)
+    assert "memory: the run needs" in told and not Path("q.partial").exists()
+    assert main([*run, "dry_run=true"]) == 0
+    assert "NOT enough: the run would be refused" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 def test_a_gguf_file_is_written(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_tiny_gguf(Path("tiny.gguf"))

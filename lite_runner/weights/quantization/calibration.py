@@ -20,7 +20,7 @@ from lite_runner.weights import LazyTensor
 Floats = NDArray[np.float32]
 # a [m, k] @ b [k, n], of strided arrays: np.matmul, or the native kernels'
 Product: TypeAlias = Callable[[Floats, Floats], Floats]
-_ROWS = 1024  # of inputs, whose gram matrix is one product: few enough for sums in float32
+ROWS = 1024  # of inputs, whose gram matrix is one product: few enough for sums in float32
 
 
 def layers_on(
@@ -45,11 +45,12 @@ def layers_on(
         if index >= done:
             layer.watch.on = True
             seen = [layer.run(text, state) for text, state in zip(texts, states, strict=True)]
-            layer.watch.on = False
+            layer.watch.end()
         yield layer, ours
         if whole:
             seen = [layer.run(text, state) for text, state in zip(texts, states, strict=True)]
         states = seen
+        layer.clear()  # before the next is read, which the caller may hold this one beside
 
 
 class Layer:
@@ -86,6 +87,11 @@ class Layer:
             return values
         values = np.ascontiguousarray(values.T) if one.transposed else values
         return WatchedMatrix(values, self.watch)
+
+    def clear(self) -> None:
+        """Free its floats and their inputs."""
+        self._operands.clear()
+        self._before.clear()
 
     def matrix(self, parameter: Parameter) -> WatchedMatrix:
         found = self._operands[_key(parameter)]
@@ -139,6 +145,10 @@ class Watch:
         self.on, self.product, self._whole = False, product, whole
         self._latest: Inputs | None = None
 
+    def end(self) -> None:
+        """Collect no more; the inputs are the matrices' own from now on."""
+        self.on, self._latest = False, None
+
     def inputs(self, x: NDArray[Any]) -> Inputs:
         """Those of a matrix, of which x are the first: of all matrices that multiply the same
         array they are one."""
@@ -168,7 +178,7 @@ class Inputs:
         np.maximum(self.largest, np.abs(rows).max(0), out=self.largest)
         self._waiting.append(rows)
         self._rows += len(rows)
-        if self._rows >= _ROWS:
+        if self._rows >= ROWS:
             self._add_up()
 
     def _add_up(self) -> None:

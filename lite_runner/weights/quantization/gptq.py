@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -33,6 +35,7 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write, make_folder, read_json
 from lite_runner.weights import LazyIntegers, LazyTensor
 from lite_runner.weights.quantization.calibration import (
+    ROWS,
     Floats,
     Inputs,
     Product,
@@ -40,7 +43,7 @@ from lite_runner.weights.quantization.calibration import (
     layers_on,
 )
 from lite_runner.weights.quantization.channel_scales import Scaling, scale_channels
-from lite_runner.weights.quantization.quantize import dequantized
+from lite_runner.weights.quantization.quantize import TOGETHER, dequantized
 from lite_runner.weights.quantization.quantized import (
     QuantizedTensor,
     packed,
@@ -213,6 +216,31 @@ def calibrated(
     return found
 
 
+def working_bytes(model: Decoder, tokens: int, *, feedback: bool) -> int:
+    """About what `calibrated` takes with a text of so many tokens, beside the embedding or what is
+    quantized: the largest layer's floats and gram matrices, and work on the widest. `feedback`: of
+    method gptq."""
+    held, seen = Counter[int | None](), set[tuple[object, ...]]()
+    widest = largest = 0
+    for one in parameters(model):
+        size = math.prod(one.shape)
+        held[one.layer] += 4 * size
+        if one.layer is None or not one.is_linear:
+            continue
+        largest = max(largest, size)
+        inputs = one.layer, one.expert, TOGETHER.get(one.role, one.role)
+        if inputs not in seen:
+            seen.add(inputs)
+            columns = one.shape[0] if one.transposed else one.shape[1]
+            held[one.layer] += 4 * columns * (2 * columns + min(ROWS, tokens))
+            widest = max(widest, columns)
+    # `Feedback.of`: the damped gram, two in order and the factor. Others: it once more, as float32.
+    most, least = (32, 8) if feedback else (4, 4)
+    work = max(most * widest**2, least * widest**2 + 20 * largest)
+    states = 2 * 4 * tokens * model.hidden_size
+    return max(size for layer, size in held.items() if layer is not None) + work + states
+
+
 class KeptLayers:
     """The quantized layers of a calibration that has not ended, in a folder, so that the next run
     goes on behind them."""
@@ -283,8 +311,9 @@ class KeptLayers:
             raise self.broken(f"{name} is missing")
         rows, columns = shape
         groups = (rows, columns // scheme.group) if scheme.group else (rows,)
-        values = (rows, columns * scheme.bits // 8), np.int8 if scheme.bits == 8 else np.uint8
-        scales = groups, np.float16 if scheme.group else np.float32
+        width = columns * scheme.bits // 8
+        values = (rows, width), np.dtype(np.int8 if scheme.bits == 8 else np.uint8)
+        scales = groups, np.dtype(np.float16 if scheme.group else np.float32)
         held = ((found.values, values), (found.scales, scales), (found.minimums, scales))
         same = all(one is None or (one.shape, one.dtype) == form for one, form in held)
         if not same or not found.sound:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,11 +17,19 @@ from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.calibration import Layer
-from lite_runner.weights.quantization.gptq import Feedback, KeptLayers, Method, calibrated, gptq
+from lite_runner.weights.quantization.gptq import (
+    Feedback,
+    KeptLayers,
+    Method,
+    calibrated,
+    gptq,
+    working_bytes,
+)
 from lite_runner.weights.quantization.quantize import with_quantization
 from lite_runner.weights.quantization.quantized import quantize, quantize_around_zero
 from tests.packed_folders import MODEL
 from tests.paths import REFERENCE
+from tests.sizes import resized
 
 TEXTS = np.random.default_rng(0).integers(0, 90, (6, 24)).astype(np.int32)
 
@@ -99,6 +108,24 @@ def test_a_calibrated_model(case: str, configs: Mapping[str, Decoder]) -> None:
             np.testing.assert_array_equal(found[name].float32(), held[name].float32())
             difference = np.abs(found[name].float32() - tensors[name].float32())
             assert 0 < difference.max() < 0.5 * np.abs(tensors[name].float32()).max()
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant"])
+def test_memory_is_about_what_is_said(method: Method) -> None:
+    model = resized(MODEL, hidden_size=512, intermediate_size=1536, num_layers=2)
+    quant = Quantization("a8w8") if method == "smoothquant" else Quantization("a16w4", 32)
+    tracemalloc.start()
+    try:
+        held = calibrated(
+            random_checkpoint(model, 0), model, quant, TEXTS, method=method, around_zero=False
+        )
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    integers = sum(one.integers.read().nbytes for one in held.values() if one.integers)
+    # NumPy's Cholesky factorization has a copy that is not traced.
+    work = working_bytes(model, TEXTS.size, feedback=method == "gptq")
+    assert 0.6 < peak / (integers + work) < 1
 
 
 def test_integers_that_a_file_has_are_kept(configs: Mapping[str, Decoder]) -> None:
