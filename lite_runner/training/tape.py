@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -41,11 +42,6 @@ class Slot:
         self.grad: Array | None = None
         self._own = False
 
-    @property
-    def sum(self) -> Array | None:
-        """The gradient so far, where it may be added to in place."""
-        return self.grad if self._own else None
-
     def add(self, grad: Array, own: bool = True) -> None:
         """`own`: nobody else uses the array, so that it may be added to."""
         if self.grad is None:
@@ -57,6 +53,13 @@ class Slot:
             self.grad += grad
         else:
             self.grad, self._own = self.grad + grad, True
+
+    def add_product(self, compute: Callable[[Array | None], Array]) -> None:
+        """Add a product, which `compute` returns, or adds to the gradient so far in place."""
+        total = self.grad if self._own else None
+        found = compute(total)
+        if total is None:
+            self.add(found)
 
 
 class PanelMatrix:
@@ -163,10 +166,7 @@ def linear(tape: Tape, x: Value, weight: Value, bias: Value | None = None) -> Va
 
     def backward(grad: Array) -> None:
         if to_x is not None:
-            total = to_x.sum
-            found = weight.back(grad, total)
-            if total is None:
-                to_x.add(found)
+            to_x.add_product(partial(weight.back, grad))
         if weight.slot is not None and kept is not None:
             weight.slot.add(product(grad.T, kept))
         if to_bias is not None:
@@ -197,10 +197,10 @@ def low_rank(
         inner = product(grad, b.array * np.float32(scale))
         a.slot.add(product(inner.T, x.array if kept is None else x.array * kept))
         if x.slot is not None:
-            total = None if kept is not None else x.slot.sum
-            outer = product(inner, a.array, total)
-            if total is None:
-                x.slot.add(outer if kept is None else outer * kept)
+            if kept is None:
+                x.slot.add_product(partial(product, inner, a.array))
+            else:
+                x.slot.add(product(inner, a.array) * kept)
 
     return tape.record(y.array, [y, x, a, b], backward)
 
