@@ -19,6 +19,11 @@ CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale
 DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
 
 
+def is_narrow(cache: CacheType | None) -> bool:
+    """True if a KV cache is to be narrower than float32: only backend=native has that."""
+    return cache not in (None, "fp32")
+
+
 @dataclass(frozen=True)
 class Scheme:
     """The integer format of a matrix [rows, columns]."""

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lite_runner.architectures.quantization import is_narrow
 from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import samples
@@ -223,7 +224,7 @@ def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
             "an adapter or learned keys in the checkpoint",
         ),
         "quant": (config.quant not in (None, "none"), "quantized weights"),
-        "kv_cache": (config.kv_cache not in (None, "fp32"), "a cache of another type"),
+        "kv_cache": (is_narrow(config.kv_cache), "a cache of another type"),
         "context.mode": (config.context.mode == 1, "pynative mode"),
         "model.model_config.compute_dtype": (
             config.precision.weights("CPU") == "bfloat16",

@@ -11,7 +11,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup, Quantization
+from lite_runner.architectures.quantization import (
+    CacheType,
+    Quant,
+    QuantGroup,
+    Quantization,
+    is_narrow,
+)
 from lite_runner.architectures.settings import PetLoraSettings, TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, read
@@ -285,9 +291,8 @@ class ComputeOptions(StrategyOptions):
     def settings(self) -> ComputeSettings:
         """The settings that backends compute by."""
         names = [field.name for field in dataclasses.fields(ComputeSettings)]
-        return ComputeSettings(
-            **{name: getattr(self, name) for name in names if hasattr(self, name)}
-        )
+        known = [name for name in names if name in vars(self) or hasattr(type(self), name)]
+        return ComputeSettings(**{name: getattr(self, name) for name in known})
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -376,7 +381,7 @@ class ExportedOptions(ComputeOptions):
             engine=self.engine,
             export=self.export,
             infer=self.infer,
-            kv_cache=None if self.kv_cache == "fp32" else self.kv_cache,
+            kv_cache=self.kv_cache if is_narrow(self.kv_cache) else None,
             writes=self.writes_graphs,
             in_mindformers=self.in_mindformers,
             full_graph=self.full_graph,

@@ -351,11 +351,6 @@ class ComputeSettings:
         """True if nothing is to be loaded."""
         return self.source.dry_run
 
-    @property
-    def narrow_cache(self) -> bool:
-        """True if the KV cache is to be narrower than float32: only backend=native has that."""
-        return self.kv_cache not in (None, "fp32")
-
 
 # CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but
 # importing MindSpore 2.10 sets it to 600 (mindspore/context.py). HCCL_EXEC_TIMEOUT (envref_07_0078)

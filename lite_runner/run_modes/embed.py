@@ -206,9 +206,8 @@ def _embeddings(
     """The embedding of each text, in their order. Raises RunnerError."""
     engine, options = Engine(backend), GenerationConfig(max_new_tokens=0)
     places: dict[int, int] = {}  # of requests that run or wait
-    ready: dict[
-        int, NDArray[np.float32]
-    ] = {}  # results held back until those of earlier texts are there
+    # Results held back until those of earlier texts are there.
+    ready: dict[int, NDArray[np.float32]] = {}
     added = told = 0
     while told < len(texts):
         while added < len(texts) and added - told < 2 * backend.info.slots:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lite_runner import architectures, progress
 from lite_runner.architectures import custom_network
+from lite_runner.architectures.quantization import is_narrow
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import (
     Backend,
@@ -60,7 +61,7 @@ class MindSpore(Seat):
         if files.exported is not None:
             reasons.append(f"{files.exported.folder} is an exported model, without a checkpoint")
         native_only = {
-            f"kv_cache={settings.kv_cache}": settings.narrow_cache,
+            f"kv_cache={settings.kv_cache}": is_narrow(settings.kv_cache),
             "adapter_dtype=bf16": settings.adapter_dtype == "bf16",
             "quant=a8": settings.quant == "a8",
             "speculate=ngram": options.speculates,
