@@ -99,7 +99,7 @@ def load(job: CellJob) -> Loaded:
     exports = (
         config.in_lite
         and files.exported is None
-        and not folder_of_run(config.graphs, files, work.slots, work.length).is_dir()
+        and not folder_of_run(config.settings, files, work.slots, work.length).is_dir()
     )
     tokenizer = tokenizer_of(config.tokenizer, files) if exports else None
     backend = open_backend(files, run_options(config.settings, work, device, tokenizer=tokenizer))

@@ -13,7 +13,7 @@ from lite_runner.architectures import architecture_of
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import at
 from lite_runner.config.argv import CommandLine, ConfigFile, Setting
-from lite_runner.config.sections import MANIFEST, ExportedSource
+from lite_runner.config.sections import MANIFEST, ExportSettings
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.system.files import read_json_object
 from lite_runner.system.yaml_file import read_yaml
@@ -121,7 +121,7 @@ HEAD = "# Written by an export of lite-runner: the sizes of the model beside it.
 
 
 def model_yaml(
-    model: Decoder, source: ExportedSource, seq_length: int, model_type: str, *, use_past: bool
+    model: Decoder, settings: ExportSettings, seq_length: int, model_type: str, *, use_past: bool
 ) -> str:
     """The text of the yaml; it reads as `--config`.
 
@@ -130,7 +130,7 @@ def model_yaml(
     """
     theirs = architecture_of(model).mindformers
     assert theirs is not None, "registered families have no yaml"
-    settings = source.settings
+    config = settings.model.model_config
     sizes: dict[str, Any] = {
         "type": theirs.config,
         "seq_length": model.seq_length,
@@ -143,13 +143,13 @@ def model_yaml(
         "eos_token_id": list(model.eos_token_id),
         "pad_token_id": model.pad_token_id,
         "use_past": use_past,
-        "is_sample_acceleration": settings.is_sample_acceleration,
-        "compute_dtype": settings.compute_dtype,
+        "is_sample_acceleration": config.is_sample_acceleration,
+        "compute_dtype": config.compute_dtype,
         **theirs.settings(model),
     }
     plain = {
-        "trainer": {"type": source.trainer.type, "model_name": source.trainer.model_name},
-        "processor": {"tokenizer": {"type": source.tokenizer_type}},
+        "trainer": {"type": settings.trainer.type, "model_name": settings.trainer.model_name},
+        "processor": {"tokenizer": {"type": settings.processor.tokenizer.type}},
         "model": {"arch": {"type": theirs.network}, "model_config": sizes},
         "infer": {"infer_seq_length": seq_length, "model_type": model_type},
     }

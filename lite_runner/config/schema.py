@@ -16,7 +16,6 @@ from lite_runner.architectures.quantization import (
     Quant,
     QuantGroup,
     Quantization,
-    is_narrow,
 )
 from lite_runner.architectures.settings import PetLoraSettings, TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
@@ -29,7 +28,7 @@ from lite_runner.config.sections import (
     ComputeSettings,
     Context,
     Export,
-    ExportedSource,
+    ExportSettings,
     Infer,
     Model,
     ModelSource,
@@ -264,6 +263,7 @@ def _plain(value: Any) -> Any:
 
 
 Exported = TypeVar("Exported", bound="ExportedOptions")
+Settings = TypeVar("Settings", bound=ComputeSettings)
 Compared = TypeVar("Compared", bound="CompareOptions")
 
 
@@ -290,9 +290,12 @@ class ComputeOptions(StrategyOptions):
     @property
     def settings(self) -> ComputeSettings:
         """The settings that backends compute by."""
-        names = [field.name for field in dataclasses.fields(ComputeSettings)]
+        return self._settings(ComputeSettings)
+
+    def _settings(self, kind: type[Settings]) -> Settings:
+        names = [field.name for field in dataclasses.fields(kind)]
         known = [name for name in names if name in vars(self) or hasattr(type(self), name)]
-        return ComputeSettings(**{name: getattr(self, name) for name in known})
+        return kind(**{name: getattr(self, name) for name in known})
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -370,28 +373,13 @@ class ExportedOptions(ComputeOptions):
         return not self.use_past or (alone and self.writes_graphs)
 
     @property
-    def graphs(self) -> ExportedSource:
-        """The settings that exported models are written and run by."""
-        return ExportedSource(
-            model_name=self.model_name,
-            settings=self.model.model_config,
-            trainer=self.trainer,
-            tokenizer_type=self.processor.tokenizer.type,
-            context=self.context,
-            engine=self.engine,
-            export=self.export,
-            infer=self.infer,
-            kv_cache=self.kv_cache if is_narrow(self.kv_cache) else None,
-            writes=self.writes_graphs,
-            in_mindformers=self.in_mindformers,
-            full_graph=self.full_graph,
-            ranks=self.parallel_config.model_parallel if self.use_parallel else 1,
-            vocab_parallel=self.vocab_parallel,
-            rank_table_file=self.parallel.rank_table_file,
-            batch_key=self.batch_key,
-            output_dir=self.output_dir,
-            dry_run=self.dry_run,
-        )
+    def tensor_ranks(self) -> int:
+        """Ranks that share the model."""
+        return self.parallel_config.model_parallel if self.use_parallel else 1
+
+    @property
+    def settings(self) -> ExportSettings:
+        return self._settings(ExportSettings)
 
     def without_given_model(self: Exported) -> Exported:
         """The config of a run from the checkpoint, whatever exported model is named."""

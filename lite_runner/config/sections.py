@@ -267,40 +267,6 @@ class Precision:
         return self.weights(device_target) if device_target == "CPU" else "float32"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportedSource:
-    """The settings that exported models are written and run by."""
-
-    model_name: str
-    settings: ModelSettings
-    trainer: Trainer
-    tokenizer_type: str
-    context: Context
-    engine: str
-    export: Export
-    infer: Infer
-    kv_cache: str | None  # one that graphs do not have; None: none is asked for
-    writes: bool  # the run writes exported models
-    in_mindformers: bool  # MindFormers writes them
-    full_graph: bool
-    ranks: int  # that share the model
-    vocab_parallel: bool
-    rank_table_file: str | None
-    batch_key: str  # the key of how many rows are computed together
-    output_dir: str
-    dry_run: bool
-
-    @property
-    def precision(self) -> Precision:
-        """The types of the weights."""
-        return Precision(self.settings.compute_dtype)
-
-    @property
-    def chosen_engine(self) -> str | None:
-        """None: auto."""
-        return None if self.engine == "auto" else self.engine
-
-
 @dataclass(frozen=True)
 class RunMindFormers:
     release: Literal["1.0.2", "1.9.0"] | None  # null: the first that computes the model
@@ -339,7 +305,7 @@ class ComputeSettings:
     runs_mindformers: bool  # the run mode can be computed by it
     mindformers_release: str | None = None  # None: the first that computes the model
     caches: bool = True  # if MindFormers does
-    graphs: ExportedSource | None = None  # None: no exported models
+    writes_graphs: bool = False  # the run writes exported models
 
     @property
     def quant(self) -> Quant | None:
@@ -350,6 +316,19 @@ class ComputeSettings:
     def dry_run(self) -> bool:
         """True if nothing is to be loaded."""
         return self.source.dry_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings(ComputeSettings):
+    """The settings of a run mode that exported models are written or run by."""
+
+    model: Model
+    chosen_engine: str | None  # None: auto
+    export: Export
+    infer: Infer
+    full_graph: bool
+    tensor_ranks: int  # that share the model
+    output_dir: str
 
 
 # CANN 8.5: HCCL_CONNECT_TIMEOUT (envref_07_0149) is 120 to 7200 s, and 120 where it is not set, but

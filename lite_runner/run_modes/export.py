@@ -145,7 +145,7 @@ def _job_and_paths(
     config: Config, files: ModelFiles, ranks: Ranks
 ) -> tuple[ExportJob, OutputPaths]:
     """Raises ConfigError where something stands at the paths."""
-    export = job_of_export(config.graphs, files, ranks, slots=config.predict_batch_size or 1)
+    export = job_of_export(config.settings, files, ranks, slots=config.predict_batch_size or 1)
     paths = output_paths(export, config.export_output, overwrite=config.overwrite)
     paths.check()
     return export, paths
@@ -162,7 +162,7 @@ def run(plan: Plan, folder: RunFolder, interrupted: Callable[[], bool] | None = 
     assert isinstance(config, Config)
     files = with_adapter(plan.model, config.adapters)
     tokenizer = tokenizer_of(config.tokenizer, files)
-    job = job_of_export(config.graphs, files, ranks, tokenizer, slots=plan.work.slots)
+    job = job_of_export(config.settings, files, ranks, tokenizer, slots=plan.work.slots)
     spec, engine = job.spec, job.engine
     if spec.target != engine.device:
         progress.note(

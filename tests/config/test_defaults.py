@@ -19,8 +19,8 @@ from lite_runner.config import free_mapping, hints_of, leaves
 from lite_runner.config import schema as options
 from lite_runner.config.generation import StructuredOptions
 from lite_runner.config.groups import GROUPS, compose_groups, conf_dir, files_of, options_of
-from lite_runner.config.schema import ComputeOptions, RunConfig
-from lite_runner.config.sections import ComputeSettings
+from lite_runner.config.schema import ComputeOptions, ExportedOptions, RunConfig
+from lite_runner.config.sections import ComputeSettings, ExportSettings
 from lite_runner.system.yaml_file import read_yaml
 from tests.each import each
 from tests.paths import ROOT
@@ -71,10 +71,12 @@ def test_a_run_mode_has_its_config_and_three_functions(name: str) -> None:
 
 def test_settings_of_backends_are_read_from_configs() -> None:
     """By name: a misspelled one with a default would be that default, whatever was typed."""
-    computing = [one for one in map(config_of, RUN_MODES) if issubclass(one, ComputeOptions)]
-    for field in dataclasses.fields(ComputeSettings):
-        found = [field.name in names(one) or hasattr(one, field.name) for one in computing]
-        assert any(found) if field.default is not dataclasses.MISSING else all(found), field.name
+    for group, settings in ((ComputeOptions, ComputeSettings), (ExportedOptions, ExportSettings)):
+        computing = [one for one in map(config_of, RUN_MODES) if issubclass(one, group)]
+        for field in dataclasses.fields(settings):
+            found = [field.name in names(one) or hasattr(one, field.name) for one in computing]
+            defaults = field.default is not dataclasses.MISSING
+            assert any(found) if defaults else all(found), field.name
 
 
 @each("name", RUN_MODES)

@@ -168,7 +168,7 @@ def test_reads_back(
             named = BASES[model.architecture]
             config = resolve(f"model={named}", "predict_data=hi")
             path = tmp_path / "model.yaml"
-            text = model_yaml(model, config.graphs, 32, "mindir_lite", use_past=True)
+            text = model_yaml(model, config.settings, 32, "mindir_lite", use_past=True)
             path.write_text(text, encoding="utf-8")
             assert is_ours(path)
             found = resolve("--config", str(path), "predict_data=hi", "load_checkpoint=random")

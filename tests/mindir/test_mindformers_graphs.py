@@ -89,7 +89,7 @@ def test_a_graph_without_a_cache_runs_in_lite(graphs: Graphs, lite_python: Path)
     assert (told["num_heads"], told["num_layers"], told["expand_ratio"]) == (2, 2, 4)
     manifest = foreign_manifest({"model": path}, MODELS["bloom"], "x")
     assert (manifest.layout, manifest.sampled) == ("no_cache", False)
-    options = EngineOptions(choose_engine("no_cache", "auto", "CPU"), threads=2)
+    options = EngineOptions(choose_engine("no_cache", None, "CPU"), threads=2)
     model = open_exported({"model": path}, manifest, options, slots=1)
     assert model.info.engine == "lite-worker"
     expected = np.load(FIXTURES / "bloom/expected.npz")

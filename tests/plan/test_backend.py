@@ -376,4 +376,4 @@ def test_a_model_that_kernels_cannot_compute_is_refused_before_anything_is_read(
         choose(files, options)
     assert isinstance(config, ExportedOptions)
     with pytest.raises(ConfigError, match="positions differ between its layers"):
-        spec_of(config.graphs, files, slots=1, length=64)
+        spec_of(config.settings, files, slots=1, length=64)

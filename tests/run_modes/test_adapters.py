@@ -188,9 +188,9 @@ def test_an_exported_model_in_the_cache_is_of_its_adapter(tmp_path: Path) -> Non
     folders = set()
     for path in ("", str(tmp_path / "one")):
         files = with_adapter(plain, replace(config, adapter_path=path).adapters)
-        folders.add(folder_in_cache("x", files, spec_of(config.graphs, files, 1, 64)))
+        folders.add(folder_in_cache("x", files, spec_of(config.settings, files, 1, 64)))
     settings = tmp_path / "one/config.json"
     settings.write_text(settings.read_text().replace('"lora_alpha": 4', '"lora_alpha": 5'))
     files = with_adapter(plain, replace(config, adapter_path=str(tmp_path / "one")).adapters)
-    folders.add(folder_in_cache("x", files, spec_of(config.graphs, files, 1, 64)))
+    folders.add(folder_in_cache("x", files, spec_of(config.settings, files, 1, 64)))
     assert len(folders) == 3

@@ -178,7 +178,7 @@ def test_an_export_in_the_cache_is_found_by_content(tmp_path: Path) -> None:
         given = ["model=auto", f"load_checkpoint={folder}", "run_mode=export"]
         config, _ = resolve(parse(given, heads()))
         files = locate(config.source)
-        folders.append(opening.folder_in_cache("x", files, spec_of(config.graphs, files, 1, 64)))
+        folders.append(opening.folder_in_cache("x", files, spec_of(config.settings, files, 1, 64)))
     assert folders[0] == folders[1] != folders[2]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lite_runner.backends import Backend, cache_length
 from lite_runner.backends.seat import RunOptions, Seat
+from lite_runner.config.sections import ExportSettings
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import PROCESS, Memory, cache_bytes, float32_bytes
@@ -15,7 +16,7 @@ class Lite(Seat):
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""
         settings = options.settings
-        if settings.graphs is None:
+        if not isinstance(settings, ExportSettings):
             return [f"run_mode={settings.run_mode} takes no exported model"]
         reasons = []
         if settings.context.mode == 1:
@@ -34,7 +35,7 @@ class Lite(Seat):
             from lite_runner.backends.lite.export.job import spec_of_run
 
             try:
-                spec_of_run(settings.graphs, files, options.slots, options.length)
+                spec_of_run(settings, files, options.slots, options.length)
             except ConfigError as error:
                 reasons.append(error.message)
         return reasons

@@ -25,7 +25,7 @@ from lite_runner.backends.lite.ge import (
 from lite_runner.config.backend_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.groups import compose_groups
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import ExportedSource, Infer
+from lite_runner.config.sections import ExportSettings, Infer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest, fits_any, is_pair
 from lite_runner.records import dataclass
@@ -81,14 +81,14 @@ def why_unavailable(engine: EngineName, layout: Layout, device: Device) -> Envir
     return _KINDS[engine].lacking(layout, device)
 
 
-def choose_engine(layout: Layout, asked: str, device: Device) -> EngineName:
-    """The requested engine, or for "auto" the first available one that runs the layout.
+def choose_engine(layout: Layout, asked: str | None, device: Device) -> EngineName:
+    """The requested engine, or for None the first available one that runs the layout.
 
     Raises ConfigError if the requested one does not support the layout, EnvironmentFault if it, or
     every one that does, is unavailable.
     """
     engines = ENGINES[layout]
-    if asked != "auto":
+    if asked is not None:
         if asked not in engines:
             why = _KINDS[cast(EngineName, asked)].limit
             raise ConfigError(
@@ -194,7 +194,7 @@ def device_of(target: str, *, dry_run: bool) -> Device:
 
 
 def engine_for(
-    source: ExportedSource,
+    settings: ExportSettings,
     layout: Layout,
     ge_files: tuple[Path, ...] = (),
     *,
@@ -206,17 +206,17 @@ def engine_for(
 
     Raises ConfigError, EnvironmentFault where the one that is asked for cannot run the layout.
     """
-    context, infer = source.context, source.infer
-    device = device_of(context.device_target, dry_run=source.dry_run)
-    name = choose_engine(layout, source.engine, device)
+    context, infer = settings.context, settings.infer
+    device = device_of(context.device_target, dry_run=settings.dry_run)
+    name = choose_engine(layout, settings.chosen_engine, device)
     ge = None
     if compiles_with_ge(name, device):
         ge = ge_of_run(infer, ge_files)
         tell_ge(infer, ge)
         if (count := sharing or ranks.tensor) > 1:
-            table = _rank_table(source.rank_table_file) if ranks.size > 1 else None
+            table = _rank_table(settings.parallel.rank_table_file) if ranks.size > 1 else None
             ge = _with_rank_table(ge or GeConfig(), count, table)
-    elif not source.writes:  # which only writes them down
+    elif not settings.writes_graphs:  # which only writes them down
         given = ge_config(infer) or (GeConfig(files=ge_files) if ge_files else None)
         if given is not None:
             options = ", ".join(map(str, given.files)) or "ge="

@@ -98,7 +98,7 @@ class MindFormersRun:
             wanted=settings.mindformers_release,
             use_past=settings.caches,
             beams=beams,
-            export=settings.graphs is not None and settings.graphs.writes,
+            export=settings.writes_graphs,
             device=device,
         )
         # Its beam search looks for a pad behind each row.
@@ -432,7 +432,7 @@ def export_with_mindformers(job: ExportJob, paths: OutputPaths, options: RunOpti
         exported.mkdir()
         on_cpu = replace(options, folder=work, device="CPU")  # the graph is for any device
         with closing(open_mindformers(files, on_cpu)) as opened:
-            with progress.step(f"export {job.source.model_name} ({spec.layout})"):
+            with progress.step(f"export {job.settings.source.name} ({spec.layout})"):
                 opened.process.export(exported / "model.mindir")
             made_by, release = dict(opened.process.versions), opened.run.release
         _move(exported, folder)

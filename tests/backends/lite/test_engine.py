@@ -92,11 +92,11 @@ def test_where_they_come_from_is_told(
     machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine("Ascend910B3")
-    engine = engine_for(config_of().graphs, "static_pair")
+    engine = engine_for(config_of().settings, "static_pair")
     assert (engine.name, engine.ge) == ("lite", ge_config(config_of("ge=atlas_800t_a2").infer))
     said = capsys.readouterr().err
     assert said.strip() == "GE options: ge=atlas_800t_a2, for Ascend910B3"
-    assert engine_for(config_of("ge=none").graphs, "static_pair").ge is None
+    assert engine_for(config_of("ge=none").settings, "static_pair").ge is None
     precision, weights = capsys.readouterr().err.splitlines()
     assert "without ge.exec.precision_mode it computes in float16" in precision
     assert "without ge.externalWeight the two graphs" in weights
@@ -121,25 +121,25 @@ def test_the_rank_table_of_a_job_goes_to_lite(
     config, two = config_of(), Ranks(rank=1, tensor=2)
     monkeypatch.delenv("RANK_TABLE_FILE", raising=False)
     with pytest.raises(ConfigError, match=r"^parallel\.rank_table_file: 2 ranks share") as caught:
-        engine_for(config.graphs, "static_pair", ranks=two)
+        engine_for(config.settings, "static_pair", ranks=two)
     assert caught.value.hint.startswith("parallel.rank_table_file=FILE; scripts/hccl_tools.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK_TABLE_FILE", "table.json")
     table = str(tmp_path / "table.json")
     for settings in ([], ["ge=none"]):
-        ge = engine_for(config_of(*settings).graphs, "static_pair", ranks=two).ge
+        ge = engine_for(config_of(*settings).settings, "static_pair", ranks=two).ge
         assert ge is not None and ge.rank_table == table
         sections = ge.of_graph(1)
         assert isinstance(sections, dict)
         assert sections["ascend_context"]["rank_table_file"] == table
         assert ("ge_session_options" in sections) == (settings == [])
-    copies = engine_for(config.graphs, "static_pair", ranks=Ranks(data=2)).ge
+    copies = engine_for(config.settings, "static_pair", ranks=Ranks(data=2)).ge
     assert copies == ge_of_run(config.infer)  # nothing in their graphs communicates
     own = config_of("infer.ge_options.ascend_context.rank_table_file=mine.json")
-    assert engine_for(own.graphs, "static_pair", ranks=two).ge == ge_of_run(own.infer)
+    assert engine_for(own.settings, "static_pair", ranks=two).ge == ge_of_run(own.infer)
     # The launcher, which plans before a rank has it in its environment.
     given = replace(config, parallel=replace(config.parallel, rank_table_file="given.json"))
-    planned = engine_for(given.graphs, "static_pair", ranks=two).ge
+    planned = engine_for(given.settings, "static_pair", ranks=two).ge
     assert planned is not None and planned.rank_table == str(tmp_path / "given.json")
 
 
@@ -151,13 +151,15 @@ def test_a_rank_that_was_started_by_hand_names_its_rank_table(
     config = config_of("infer.rank_id=1")
     key = r"infer\.ge_options\.ascend_context\.rank_table_file"
     with pytest.raises(ConfigError, match=f"^{key}: 2 ranks share the model") as caught:
-        engine_for(config.graphs, "static_pair", sharing=2)
+        engine_for(config.settings, "static_pair", sharing=2)
     setting = caught.value.hint.partition("=FILE")[0]
-    assert engine_for(config_of("infer.rank_id=1", f"{setting}=x").graphs, "static_pair", sharing=2)
+    assert engine_for(
+        config_of("infer.rank_id=1", f"{setting}=x").settings, "static_pair", sharing=2
+    )
     ini = tmp_path / "lite.ini"
     ini.write_text("[ascend_context]\nprovider=ge\n")
     config = config_of("infer.rank_id=1", f"infer.ge_config_path={ini}")
     with pytest.raises(ConfigError, match=key):
-        engine_for(config.graphs, "static_pair", sharing=2)
+        engine_for(config.settings, "static_pair", sharing=2)
     ini.write_text(f"{ini.read_text()}rank_table_file=table.json\n")
-    assert engine_for(config.graphs, "static_pair", sharing=2).ge == GeConfig(files=(ini,))
+    assert engine_for(config.settings, "static_pair", sharing=2).ge == GeConfig(files=(ini,))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lite_runner import architectures, progress
+from lite_runner.architectures.quantization import is_narrow
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import cache_length
 from lite_runner.backends.lite.engine import (
@@ -18,7 +19,7 @@ from lite_runner.backends.lite.engine import (
 )
 from lite_runner.config.backend_checks import ENGINES
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import DType, ExportedSource
+from lite_runner.config.sections import DType, ExportSettings
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.graph_inputs import not_resizable
 from lite_runner.mindir.manifest import Layout, fits_any, is_pair
@@ -70,7 +71,7 @@ class ExportSpec:
 class ExportJob:
     """A model to export. Of several ranks each has the same job, but for its rank."""
 
-    source: ExportedSource
+    settings: ExportSettings
     files: ModelFiles
     tokenizer: Tokenizer | None  # lies beside the graphs; None: only a model in the cache will do
     spec: ExportSpec
@@ -99,7 +100,7 @@ class ExportJob:
 
 
 def job_of_export(
-    source: ExportedSource,
+    settings: ExportSettings,
     files: ModelFiles,
     ranks: Ranks,
     tokenizer: Tokenizer | None = None,
@@ -108,10 +109,10 @@ def job_of_export(
 ) -> ExportJob:
     """The export that run_mode=export writes, for batches of `slots` rows. Raises as `spec_of` and
     `engine_for`."""
-    length = source.infer.infer_seq_length or default_length(files.model)
-    spec = spec_of(source, files, slots, length)
-    engine = engine_for(source, spec.layout, ranks=ranks)
-    return ExportJob(source, files, tokenizer, spec, engine, ranks)
+    length = settings.infer.infer_seq_length or default_length(files.model)
+    spec = spec_of(settings, files, slots, length)
+    engine = engine_for(settings, spec.layout, ranks=ranks)
+    return ExportJob(settings, files, tokenizer, spec, engine, ranks)
 
 
 def default_length(model: Decoder) -> int:
@@ -119,49 +120,49 @@ def default_length(model: Decoder) -> int:
     return min(DEFAULT_LENGTH, model.seq_length)
 
 
-def spec_of(source: ExportedSource, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+def spec_of(settings: ExportSettings, files: ModelFiles, slots: int, length: int) -> ExportSpec:
     """The export that a config asks for; what it leaves open is as the first engine here runs it.
 
     Raises ConfigError for what does not go together, EnvironmentFault where an engine was asked for
     that is not here.
     """
-    if source.in_mindformers:  # which writes its network without a cache
+    if settings.in_mindformers:  # which writes its network without a cache
         return ExportSpec("no_cache", "mindir", False, "float32", "CPU", False, slots, length)
-    key = encryption_key(source.infer.enc_key)
-    device = device_of(source.context.device_target, dry_run=source.dry_run)
-    target = device if source.export.target == "auto" else source.export.target
-    layout = choose_layout(source, files.model, target)
-    model_type = source.infer.model_type
+    key = encryption_key(settings.infer.enc_key)
+    device = device_of(settings.context.device_target, dry_run=settings.dry_run)
+    target = device if settings.export.target == "auto" else settings.export.target
+    layout = choose_layout(settings, files.model, target)
+    model_type = settings.infer.model_type
     if model_type is None:
         # A .ms loads in a fraction of a MindIR's time; run_mode=export writes what others can read.
-        to_run = not source.writes or source.export.weight_fp16
+        to_run = not settings.writes_graphs or settings.export.weight_fp16
         model_type = "mindir_lite" if fits_any(layout) and to_run else "mindir"
-    dtype, rounded = source.precision.computed(target), source.precision.rounded(target)
-    ranks = source.ranks
+    dtype, rounded = settings.precision.computed(target), settings.precision.rounded(target)
+    ranks = settings.tensor_ranks
     errors = architectures.unsupported(files.model)
     if files.quantization.rounds:
         errors.append(
             f"quant={files.quantization}: graphs compute with floats: quant=none, or backend=native"
             " without an export"
         )
-    if source.export.weight_fp16 and model_type != "mindir_lite":
+    if settings.export.weight_fp16 and model_type != "mindir_lite":
         errors.append("export.weight_fp16=true needs infer.model_type=mindir_lite")
     errors += layout_errors(layout, files.model, dtype, encrypted=key is not None)
     if dtype == "bfloat16":
         errors.append(
             "an export in bfloat16 cannot be verified on a CPU; float16 or float32 can be"
         )
-    if source.kv_cache is not None:
-        errors.append(f"kv_cache={source.kv_cache} needs backend=native")
+    if is_narrow(settings.kv_cache):
+        errors.append(f"kv_cache={settings.kv_cache} needs backend=native")
     if ranks > 1 and key is not None and target != device:
         errors.append(f"infer.enc_key with several ranks needs the target device ({target}) here")
     if errors:
         raise ConfigError.of(errors)
-    sampled = source.settings.is_sample_acceleration
+    sampled = settings.model.model_config.is_sample_acceleration
     return ExportSpec(
         layout,
         model_type,
-        source.export.weight_fp16,
+        settings.export.weight_fp16,
         dtype,
         target,
         sampled,
@@ -170,17 +171,17 @@ def spec_of(source: ExportedSource, files: ModelFiles, slots: int, length: int) 
         rounded=rounded,
         key=key,
         ranks=ranks,
-        vocab_parallel=source.vocab_parallel,
+        vocab_parallel=settings.vocab_parallel,
     )
 
 
-def spec_of_run(source: ExportedSource, files: ModelFiles, slots: int, length: int) -> ExportSpec:
+def spec_of_run(settings: ExportSettings, files: ModelFiles, slots: int, length: int) -> ExportSpec:
     """The export that serves a run of `slots` rows of `length` positions. Raises as `spec_of`."""
-    asked = source.infer.infer_seq_length
+    asked = settings.infer.infer_seq_length
     check_length(length, asked)
     # Rounded up, so that prompts of other lengths find an artifact again.
     length = asked or cache_length(length, files.model.seq_length)
-    return spec_of(source, files, 1 << (slots - 1).bit_length(), length)
+    return spec_of(settings, files, 1 << (slots - 1).bit_length(), length)
 
 
 def check_length(length: int, asked: int | None) -> None:
@@ -192,22 +193,22 @@ def check_length(length: int, asked: int | None) -> None:
         )
 
 
-def choose_layout(source: ExportedSource, model: Decoder, target: Device) -> Layout:
+def choose_layout(settings: ExportSettings, model: Decoder, target: Device) -> Layout:
     """The layout that export.layout names; of "auto", by target, engine and what is installed."""
-    if source.export.chosen_layout is not None:
-        return source.export.chosen_layout
-    if source.full_graph:
+    if settings.export.chosen_layout is not None:
+        return settings.export.chosen_layout
+    if settings.full_graph:
         return "full"
     if (
         target == "Ascend"
-        or source.settings.is_sample_acceleration
-        or source.infer.prefill_model_path
-        or source.ranks > 1
+        or settings.model.model_config.is_sample_acceleration
+        or settings.infer.prefill_model_path
+        or settings.tensor_ranks > 1
     ):
         return "static_pair"
-    if source.chosen_engine == "graph-cell" or source.infer.enc_key:
+    if settings.chosen_engine == "graph-cell" or settings.infer.enc_key:
         return "static_pair"
-    named = source.chosen_engine is not None or source.infer.model_type == "mindir_lite"
+    named = settings.chosen_engine is not None or settings.infer.model_type == "mindir_lite"
     if not_resizable(model) and not named:
         return "static_pair"
     errors = [why_unavailable(engine, "resizable", target) for engine in ENGINES["resizable"]]

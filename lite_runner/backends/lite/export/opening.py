@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.architectures import network_code
+from lite_runner.architectures.quantization import is_narrow
 from lite_runner.backends import Backend
 from lite_runner.backends.collectives import barrier, broadcast
 from lite_runner.backends.lite.engine import EngineOptions, engine_for
@@ -24,7 +25,7 @@ from lite_runner.backends.lite.layouts import cannot_copy, open_exported
 from lite_runner.backends.seat import RunOptions
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
 from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import ExportedSource
+from lite_runner.config.sections import ExportSettings
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
 from lite_runner.model import ModelFiles
@@ -41,22 +42,22 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
     is exported first where there is none. Each of several ranks opens its own graphs. Raises
     RunnerError.
     """
-    source, ranks, slots = options.settings.graphs, options.ranks, options.slots
-    assert source is not None
+    settings, ranks, slots = options.settings, options.ranks, options.slots
+    assert isinstance(settings, ExportSettings)
     given = files.exported
     if given is not None:
         manifest, folder = given.manifest, given.folder
-        check_fits(source, given, slots, options.length)
+        check_fits(settings, given, slots, options.length)
         engine = engine_for(
-            source, manifest.layout, given.ge_files, ranks=ranks, sharing=manifest.ranks
+            settings, manifest.layout, given.ge_files, ranks=ranks, sharing=manifest.ranks
         )
     else:
-        spec = spec_of_run(source, files, slots, options.length)
-        engine = engine_for(source, spec.layout, ranks=ranks)
-        job = ExportJob(source, files, options.tokenizer, spec, engine, ranks)
+        spec = spec_of_run(settings, files, slots, options.length)
+        engine = engine_for(settings, spec.layout, ranks=ranks)
+        job = ExportJob(settings, files, options.tokenizer, spec, engine, ranks)
         folder, manifest = cached_export(job)
-    check_ranks(source.infer.rank_id, manifest, folder, engine, ranks)
-    rank = ranks.tensor_index if ranks.size > 1 else source.infer.rank_id % manifest.ranks
+    check_ranks(settings.infer.rank_id, manifest, folder, engine, ranks)
+    rank = ranks.tensor_index if ranks.size > 1 else settings.infer.rank_id % manifest.ranks
     for generation in dict.fromkeys(options.generation):
         check_generation(manifest, generation)
     with progress.step(f"load {folder.name} in {engine.name}"):
@@ -67,7 +68,7 @@ def open_offline(files: ModelFiles, options: RunOptions) -> Backend:
 def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
     """Its folder in the cache and its manifest. Of several ranks each calls this; replicas of the
     model share one export. A damaged one is exported again. Raises RunnerError."""
-    folder, ranks = folder_in_cache(job.source.model_name, job.files, job.spec), job.ranks
+    folder, ranks = folder_in_cache(job.settings.source.name, job.files, job.spec), job.ranks
     there = user_cache.use(folder)
     error = _error_of(folder) if there and job.first else ""
     found = there and not error
@@ -78,7 +79,7 @@ def cached_export(job: ExportJob) -> tuple[Path, Manifest]:
 
         if job.first and (reason := cannot_hold(folder.parent, 0)):
             raise EnvironmentFault(reason, CACHE_HINT)
-        missing = f"no exported {job.source.model_name} in the cache: exporting it first"
+        missing = f"no exported {job.settings.source.name} in the cache: exporting it first"
         damaged = f"{folder.name} in the cache is damaged, and exported again: {error}"
         progress.note(damaged if error else missing)
         paths = OutputPaths(folder, overwrite=bool(error))
@@ -104,11 +105,11 @@ def _error_of(folder: Path) -> str:
     return ""
 
 
-def folder_of_run(source: ExportedSource, files: ModelFiles, slots: int, length: int) -> Path:
+def folder_of_run(settings: ExportSettings, files: ModelFiles, slots: int, length: int) -> Path:
     """The cache folder of the export that serves a run of `slots` rows of `length` positions.
     Raises as `spec_of`."""
-    spec = spec_of_run(source, files, slots, length)
-    return folder_in_cache(source.model_name, files, spec)
+    spec = spec_of_run(settings, files, slots, length)
+    return folder_in_cache(settings.source.name, files, spec)
 
 
 def folder_in_cache(model_name: str, files: ModelFiles, spec: ExportSpec) -> Path:
@@ -136,25 +137,25 @@ def folder_in_cache(model_name: str, files: ModelFiles, spec: ExportSpec) -> Pat
     return cache_dir() / EXPORTS / f"{model_name}-{spec.layout}-{name}"
 
 
-def check_fits(source: ExportedSource, given: ExportedModel, slots: int, length: int) -> None:
+def check_fits(settings: ExportSettings, given: ExportedModel, slots: int, length: int) -> None:
     """Raises ConfigError, ArtifactError where the exported model that the user gave does not serve
     a run of `slots` rows of `length` positions."""
     folder, manifest = given.folder, given.manifest
-    if source.kv_cache is not None:
+    if is_narrow(settings.kv_cache):
         raise ConfigError(
-            f"{folder}: its graphs have a KV cache of float32, got kv_cache={source.kv_cache}",
+            f"{folder}: its graphs have a KV cache of float32, got kv_cache={settings.kv_cache}",
             "leave kv_cache= out",
         )
-    if manifest.encrypted and not source.infer.enc_key:
+    if manifest.encrypted and not settings.infer.enc_key:
         raise ArtifactError(f"{folder}: the model is encrypted", "infer.enc_key= its key")
-    if source.infer.enc_key and not manifest.encrypted:
+    if settings.infer.enc_key and not manifest.encrypted:
         raise ConfigError(f"infer.enc_key: the model in {folder} is not encrypted")
-    if not source.settings.use_past and keeps_cache(manifest.layout):
+    if not settings.use_past and keeps_cache(manifest.layout):
         raise ConfigError(
             f"{folder}: exported with a cache, got model.model_config.use_past=false",
             "model.model_config.use_past=true",
         )
-    asked = source.infer.infer_seq_length or manifest.seq_length
+    asked = settings.infer.infer_seq_length or manifest.seq_length
     if max(length, asked) > manifest.seq_length:
         raise ConfigError(
             f"{folder}: made for {manifest.seq_length} positions a row, but "
@@ -169,7 +170,7 @@ def check_fits(source: ExportedSource, given: ExportedModel, slots: int, length:
     if not manifest.fits_any and slots > manifest.batch_size:
         raise ConfigError(
             f"{folder}: made for {manifest.batch_size} rows at a time, {slots} are asked for",
-            f"{source.batch_key}={manifest.batch_size}",
+            f"{settings.batch_key}={manifest.batch_size}",
         )
 
 

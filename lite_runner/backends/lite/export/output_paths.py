@@ -107,16 +107,16 @@ def _move(source: Path, target: Path) -> None:
 def output_paths(job: ExportJob, folder: str, *, overwrite: bool) -> OutputPaths:
     """The output paths of a config: those of its graphs, `folder`, or, where that
     is "", in a folder of output_dir."""
-    source, infer = job.source, job.source.infer
+    settings, infer = job.settings, job.settings.infer
     if infer.prefill_model_path:
         first = Path(infer.prefill_model_path).expanduser()
-        if source.full_graph:
+        if settings.full_graph:
             return OutputPaths.of_graphs({"model": first}, overwrite)
         second = Path(infer.increment_model_path).expanduser()
         return OutputPaths.of_graphs({"prefill": first, "increment": second}, overwrite)
     if not folder:
-        parts = [source.model_name, job.spec.layout, *_particulars(job)]
-        folder = f"{source.output_dir}/{'_'.join(parts)}"
+        parts = [settings.source.name, job.spec.layout, *_particulars(job)]
+        folder = f"{settings.output_dir}/{'_'.join(parts)}"
     return OutputPaths(Path(folder).expanduser(), overwrite=overwrite)
 
 

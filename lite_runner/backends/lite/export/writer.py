@@ -81,7 +81,7 @@ def export_artifact(job: ExportJob, paths: OutputPaths) -> Manifest:
     environment.import_mindspore()
     check_reads(job.engine.name, spec.layout)
     with _temporary_folder(job, paths) as folder:
-        with progress.step(f"export {job.source.model_name} ({spec.layout})"):
+        with progress.step(f"export {job.settings.source.name} ({spec.layout})"):
             graphs = write_graphs(folder, job, paths.stems)
         if job.first:
             tokenizer = write_tokenizer(folder, job)
@@ -117,10 +117,10 @@ def adopt(
     # Imports MindSpore for its protobuf classes, and every run imports this module.
     from lite_runner.mindir.inspect import foreign_manifest
 
-    source = job.source
+    settings = job.settings
     tokenizer = write_tokenizer(folder, job)
     manifest = replace(
-        foreign_manifest({"model": graph}, job.files.model, source.model_name),
+        foreign_manifest({"model": graph}, job.files.model, settings.source.name),
         source=job.files.source,
         files=_digests(folder),
         tokenizer=tokenizer,
@@ -164,7 +164,7 @@ def write_graphs(
         if fits_any(spec.layout):
             from lite_runner.mindir.write_resizable import export_resizable
 
-            model, name = job.files.model, job.source.model_name
+            model, name = job.files.model, job.settings.source.name
             graphs = export_resizable(
                 model, weights, folder, name, batch_size=1, seq_length=model.seq_length
             )
@@ -193,7 +193,7 @@ def _of_mindformers(
     )
 
     spec, ranks = job.spec, job.ranks
-    default = stems_of(job.source.model_name, alone=spec.layout == "full")
+    default = stems_of(job.settings.source.name, alone=spec.layout == "full")
     if ranks.size > 1:
         first = stems or {name: RANK_STEMS[name] for name in default}
         stems = {name: stem_of_rank(stem, ranks.rank) for name, stem in first.items()}
@@ -270,10 +270,10 @@ def write_manifest(
 ) -> None:
     """Write the manifest, which lists all files that are in the folder by now; `tokenizer`: names
     of those that are the tokenizer's."""
-    source, files, spec = job.source, job.files, job.spec
+    settings, files, spec = job.settings, job.files, job.spec
     manifest = Manifest(
         layout=spec.layout,
-        model_name=source.model_name,
+        model_name=settings.source.name,
         model=files.model,
         source=files.source,
         target=spec.target,
@@ -305,14 +305,14 @@ def write_settings(folder: Path, job: ExportJob, manifest: Manifest, paths: Outp
     The user may change them, so the manifest does not list them. No yaml is written beside one of
     the user's, nor for a family that MindFormers does not have.
     """
-    source = job.source
+    settings = job.settings
     described = architecture_of(manifest.model).mindformers is not None
     if described and not paths.has_own_yaml():
         cached = keeps_cache(manifest.layout)
         kind = manifest.model_type.lower()
-        text = model_yaml(manifest.model, source, manifest.seq_length, kind, use_past=cached)
-        (folder / f"{source.model_name}.yaml").write_text(text, encoding="utf-8")
-    ge = ge_to_write(source.infer, manifest.target)
+        text = model_yaml(manifest.model, settings, manifest.seq_length, kind, use_past=cached)
+        (folder / f"{settings.source.name}.yaml").write_text(text, encoding="utf-8")
+    ge = ge_to_write(settings.infer, manifest.target)
     if ge is not None and ge.sections:
         (folder / FILE_NAME).write_text(render(ge.sections), encoding="utf-8")
 

@@ -32,7 +32,7 @@ def layout_of(kind: str, *settings: str) -> Layout:
     config, _ = resolve(parse(words, heads()))
     files = locate(config.source)
     files = replace(files, model=changed(files.model, kind))
-    return spec_of_run(config.graphs, files, 1, 64).layout
+    return spec_of_run(config.settings, files, 1, 64).layout
 
 
 def changed(model: Decoder, kind: str) -> Decoder:

@@ -150,7 +150,7 @@ def named(*settings: str) -> str:
     words = ["run_mode=export", "model=tiny_llama", "export.layout=static_pair", *settings]
     config, _ = resolve(parse(words, heads()))
     files = with_adapter(locate(config.source), config.adapters)
-    job = job_of_export(config.graphs, files, Ranks(), slots=config.predict_batch_size or 1)
+    job = job_of_export(config.settings, files, Ranks(), slots=config.predict_batch_size or 1)
     folder = output_paths(job, "", overwrite=False).folder
     assert folder.parent == Path(config.output_dir)
     return folder.name
@@ -212,5 +212,5 @@ def test_a_name_that_is_given_is_kept() -> None:
         parse(["run_mode=export", "model=tiny_llama", "export_output=x/y"], heads())
     )
     files = locate(config.source)
-    job = job_of_export(config.graphs, files, Ranks(), slots=config.predict_batch_size or 1)
+    job = job_of_export(config.settings, files, Ranks(), slots=config.predict_batch_size or 1)
     assert output_paths(job, config.export_output, overwrite=False).folder == Path("x/y")
