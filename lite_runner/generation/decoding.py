@@ -476,6 +476,7 @@ class SequenceGroup:
                 length + len(tokens),
                 self.adapter_slot,
                 1 + len(drafted),
+                drafts=bool(drafted),
             )
             for (index, tokens), drafted in zip(texts, drafts, strict=True)
         ]

@@ -131,7 +131,7 @@ class DraftModel:
             chunk = np.array(rest[: 1 + min(_CHUNK, room)], np.int32)
             room -= len(chunk) - 1
             whole = len(chunk) == len(rest)
-            rows.append(Row(slot, chunk, sequence.known, logits=int(whole)))
+            rows.append(Row(slot, chunk, sequence.known, logits=int(whole), drafts=whole))
             if whole:
                 ready.append((sequence, slot, count))
         reads = any(sequence.behind for sequence, _ in asked)

@@ -98,10 +98,10 @@ class Scheduler:
             )
         self._slots = Slots(self._info, prefix_cache=prefix_cache)
         self._pace = Pace(step_s) if step_s is not None and self._info.exact else None
-        reusable = info.exact and info.can_continue and not (info.short_length or info.usable)
-        self._stored = stored if prefix_cache and reusable and info.prefix is None else None
-        speculates = reusable and info.prefix is None and info.most_logits > 0
-        self._drafts = drafts if speculates else None
+        reusable = info.exact and info.can_continue and not info.short_length
+        reusable = reusable and info.prefix is None
+        self._stored = stored if prefix_cache and reusable and info.usable is None else None
+        self._drafts = drafts if reusable and info.most_logits > 0 else None
         # Recomputing a text gives the same keys: the youngest may make room, and come again.
         self._preempts = info.exact and info.can_continue
         self._waiting: list[SequenceGroup] = []  # both in queue order

@@ -117,6 +117,7 @@ class BoundModel(Structure):
         ("peers", c_void_p),
         ("first_token", c_int64),
         ("times", c_void_p),
+        ("kept", c_void_p),
     ]
 
 
@@ -147,6 +148,8 @@ class NativeModel:
                 bound.pool_bfloat16 = pool.dtype == np.uint16
         self._caches: list[CacheArray] = []
         self.states = _zeros((0, 0), np.float32)  # recurrent ones [slots, numbers]
+        self.kept_states = self.states  # those behind the tokens that `kept` named
+        self.kept = np.zeros(0, np.int32)  # [slots] a token of the next step; -1: none
         self._recorder: Recorder | None = None  # recorder that the layers are timed for
         self._times: Any = None
 
@@ -160,7 +163,10 @@ class NativeModel:
         self._model.positions = options.length
         # Without rotary embeddings a step's rows of the table are not read.
         self._model.rope_rows = len(table) if self._config.rotaries else options.length
-        self.states = _zeros((options.slots, state_floats(self._config)), np.float32)
+        every = _zeros((2 * options.slots, state_floats(self._config)), np.float32)
+        self.states, self.kept_states = np.split(every, 2)
+        self.kept = np.full(options.slots, -1, np.int32)
+        self._model.kept = self.kept.ctypes.data
         first = 0
         layers = self._bound[1:-1:2]
         for bound, block in zip(layers, self._config.blocks, strict=True):

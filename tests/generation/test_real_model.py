@@ -15,6 +15,8 @@ from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOp
 from lite_runner.backends.native.backend import NativeBackend, state_bytes
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
+from lite_runner.generation.draft_model import DraftModel
+from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import LoraSize, pool_size
@@ -99,13 +101,20 @@ class Heard:
         self.completions[event.id, event.completion.return_index] = event.completion
 
 
-def in_company(backend: Backend, requests: Sequence[Request], random: np.random.Generator) -> Heard:
-    """All of them in random order, a few at a time, some cancelled; prompts come in pieces."""
+def in_company(
+    backend: Backend,
+    requests: Sequence[Request],
+    random: np.random.Generator,
+    *,
+    drafting: bool = False,
+) -> Heard:
+    """All of them in random order, a few at a time, some cancelled; prompts come in pieces.
+    `drafting`: none comes while others run, since then no tokens are drafted."""
     info = backend.info
     heard = Heard(backend, info.slots + info.chunk + 8, prefix_cache=True)
     waiting = [requests[index] for index in random.permutation(len(requests))]
     while waiting or not heard.engine.idle:
-        for _ in range(random.integers(0, 3)):
+        for _ in range(random.integers(0, 3) if heard.engine.idle or not drafting else 0):
             if waiting:
                 heard.add(waiting.pop())
         if heard.requests and random.random() < 0.03:
@@ -183,6 +192,21 @@ def test_with_little_memory_to_the_bit(
     assert (preempted > 0) == backend.info.can_continue
 
 
+def test_with_drafts_to_the_bit(
+    reference: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model drafts for itself, in other bits: some drafts are refused, also by sampling."""
+    monkeypatch.setattr(StepCost, "most", lambda *_: MOST_DRAFTED)
+    monkeypatch.setattr(DraftModel, "took", lambda *_: None)
+    for case in ("llama", "qwen3_next", "granitemoehybrid"):  # adapters; recurrent states
+        backend, adapters = own_operators(case, "none", "fp32", reference)
+        backend.draft = own_operators(case, "a16w8", "int8", reference)[0]
+        backend.grow(SLOTS, LENGTH)
+        heard = check_to_the_bit(backend, adapters, longest_prompt=40, times_new=3)
+        timing = heard.engine.scheduler.timing
+        assert timing.drafted_tokens > 2 * timing.accepted_tokens > 60, case
+
+
 def own_operators(
     case: str, quant: Any, cache: Any, reference: Callable[[str], Any]
 ) -> tuple[NativeBackend, list[Adapter]]:
@@ -213,7 +237,8 @@ def check_to_the_bit(
         )
         for one in requests
     ]
-    together = in_company(backend, requests, random)
+    together = in_company(backend, requests, random, drafting=backend.draft is not None)
+    backend.draft = None
     assert backend.adapters is None or backend.adapters.loads >= len(adapters) > 1
     whole = 0
     for id, request in together.requests.items():

@@ -63,15 +63,11 @@ class Native(Seat):
                 reasons.append("speculate=ngram: not supported with tensor parallelism")
             if _keys_change(model):
                 reasons.append("speculate=ngram: this model's keys change with the text's length")
-            if model.recurrent is not None:
-                reasons.append("speculate=ngram: drafts cannot be taken out of recurrent states")
         if options.draft is not None:
             if options.ranks.tensor > 1:
                 reasons.append("draft_model: not supported with tensor parallelism")
             if _keys_change(files.model) or _keys_change(options.draft.model):
                 reasons.append("draft_model: keys of a model change with the text's length")
-            if any(one.model.recurrent for one in (files, options.draft)):
-                reasons.append("draft_model: drafts cannot be taken out of recurrent states")
             drafts = unsupported(options.draft.model)
             reasons += [f"draft_model={options.draft.location()}: {why}" for why in drafts]
         return reasons + unsupported(files.model)

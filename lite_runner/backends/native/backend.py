@@ -128,7 +128,7 @@ class NativeBackend:
         if config.recurrent is not None:
             from lite_runner.backends.native.slot_states import SlotStates
 
-            self._states = SlotStates(self._model.states, length)
+            self._states = SlotStates(self._model.states, self._model.kept_states, length)
         self.info = BackendInfo(
             engine=f"native, {native.instructions()} kernels",
             vocab_size=config.vocab_size,
@@ -227,10 +227,8 @@ class NativeBackend:
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
         for row in rows:
             self._wrote(row.slot, row.position + len(row.tokens))
-        if self._states is not None and (before := self._states.seek(rows)):
-            again = TokenBatch.of(before)  # recurrent models have no learned keys
-            for part, _ in self._parts(again, 1):
-                self._run(again, part, again.wanted)
+        if self._states is not None:
+            rows = self._states.seek(rows)
         if self._ahead:
             rows = [replace(row, position=row.position + self._ahead) for row in rows]
         return TokenBatch.of(rows)
@@ -254,11 +252,12 @@ class NativeBackend:
             slots[: len(owner)] = np.array([row.adapter_slot for row in every.rows])[owner]
         if self._states is None:
             return self._model.run(metadata, table, slots, len(wanted))
-        changed, ends = every.ends(part)
-        self._states.begin(changed)
-        logits = self._model.run(metadata, table, slots, len(wanted))
-        self._states.ended(changed, ends)
-        return logits
+        drafts = every.before_drafts(part)
+        self._model.kept.fill(-1)
+        for slot, (token, _) in drafts.items():
+            self._model.kept[slot] = token
+        with self._states.changed(every.ends(part), {one: end for one, (_, end) in drafts.items()}):
+            return self._model.run(metadata, table, slots, len(wanted))
 
 
 def state_bytes(model: Decoder) -> int:
@@ -267,7 +266,7 @@ def state_bytes(model: Decoder) -> int:
         return 0
     from lite_runner.backends.native.slot_states import SNAPSHOTS
 
-    return 4 * (1 + SNAPSHOTS) * state_floats(model)
+    return 4 * (2 + SNAPSHOTS) * state_floats(model)  # the one before drafts too
 
 
 class SlotPrefixes:
@@ -337,16 +336,30 @@ class TokenBatch:
             yield slice(start, end), slice(first, last)
             start, first = end, last
 
-    def ends(self, part: slice) -> tuple[list[int], list[int]]:
+    def ends(self, part: slice) -> dict[int, int]:
         """Slots of a part, and each one's tokens after it."""
-        owners, last = np.unique(self.owner[part][::-1], return_index=True)
-        first = np.cumsum([0, *(len(row.tokens) for row in self.rows)])
-        slots, ends = [], []
-        for owner, back in zip(owners.tolist(), last.tolist(), strict=True):
-            row = self.rows[owner]
-            slots.append(row.slot)
-            ends.append(row.position + part.stop - back - int(first[owner]))
-        return slots, ends
+        return {
+            row.slot: row.position + min(part.stop, first + len(row.tokens)) - first
+            for row, first in self._starts()
+            if first < part.stop and part.start < first + len(row.tokens)
+        }
+
+    def before_drafts(self, part: slice) -> dict[int, tuple[int, int]]:
+        """Slots with drafts: the index in the part of the token before them, and how many tokens
+        the slot has then."""
+        found = {}
+        for row, first in self._starts():
+            known = len(row.tokens) - row.logits + 1
+            if row.drafts and part.start < first + known <= part.stop:
+                found[row.slot] = first + known - 1 - part.start, row.position + known
+        return found
+
+    def _starts(self) -> Iterator[tuple[Row, int]]:
+        """The rows, and the index of each one's first token."""
+        first = 0
+        for row in self.rows:
+            yield row, first
+            first += len(row.tokens)
 
 
 def empty_metadata(capacity: int, most: int, prefix: Prefix | None = None) -> NDArray[np.int32]:

@@ -1,14 +1,17 @@
 """Recurrent states of the cache slots, which cannot be cut to a prefix as keys can.
 
 A state stands behind the last token of its slot. Snapshots of it are kept after some earlier
-tokens, from which a text with the same prefix continues. Where a row begins at any other token (a
-step that was interrupted and is repeated, drafts that were refused), its state is computed again
-from the snapshot before it: the tokens of each slot are known.
+tokens, from which a text with the same prefix continues, and another one in front of tokens that
+may be taken back (drafts). Where a row begins at any other token (drafts that were refused, a step
+that was interrupted and is repeated), it begins at the snapshot before it instead: the tokens of
+each slot are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,39 +26,42 @@ _UNKNOWN = -1  # where a state stands while it is written
 class SlotStates:
     """The state of each slot, and its snapshots."""
 
-    def __init__(self, states: NDArray[np.float32], length: int) -> None:
-        """`states` [slots, numbers]: which a step changes; `length`: tokens of a slot."""
-        self._states = states
+    def __init__(
+        self, states: NDArray[np.float32], before_drafts: NDArray[np.float32], length: int
+    ) -> None:
+        """`states` and `before_drafts` [slots, numbers]: which a step changes; `length`: tokens of
+        a slot."""
+        self._states, self._before_drafts = states, before_drafts
         slots = len(states)
         self._tokens = np.zeros((slots, length), np.int32)
         self._end = [0] * slots
+        self._drafts = [_UNKNOWN] * slots  # where the state before drafts stands
         # By the number of tokens before. Snapshots never change, so that slots share them.
         self._kept: list[dict[int, NDArray[np.float32]]] = [{} for _ in range(slots)]
 
     def usable(self, slot: int, length: int) -> int:
         """The longest prefix of at most `length` tokens that a row can go on from."""
-        return max(end for end in (0, self._end[slot], *self._kept[slot]) if end <= length)
+        ends = (0, self._end[slot], *self._snapshots(slot))
+        return max(end for end in ends if end <= length)
 
     def seek(self, rows: Sequence[Row]) -> list[Row]:
-        """Set the states to where the rows begin. Returns rows to compute first, for states without
-        a snapshot there."""
-        return [before for row in rows if (before := self._seek(row)) is not None]
+        """Set the states to where the rows begin. Returns the rows, of which some begin earlier,
+        where there is a state to go on from."""
+        return [self._seek(row) for row in rows]
 
-    def _seek(self, row: Row) -> Row | None:
-        slot, start, kept = row.slot, row.position, self._kept[row.slot]
-        for end in [end for end in kept if end > start]:
-            del kept[end]
-        before = None
+    def _seek(self, row: Row) -> Row:
+        slot, start = row.slot, row.position
+        self._forget(slot, start)
         if self._end[slot] != start:
             self._end[slot] = _UNKNOWN
-            found = max((0, *kept))
-            self._states[slot] = kept[found] if found else 0.0
+            snapshots = self._snapshots(slot)
+            found = max((0, *snapshots))
+            self._states[slot] = snapshots[found] if found else 0.0
             self._end[slot] = found
-            if found < start:
-                again = self._tokens[slot, found:start].copy()
-                before = Row(slot, again, found, row.adapter_slot, logits=0)
-        self._tokens[slot, start : start + len(row.tokens)] = row.tokens
-        return before
+            again = self._tokens[slot, found:start]
+            row = replace(row, tokens=np.concatenate([again, row.tokens]), position=found)
+        self._tokens[slot, row.position : row.position + len(row.tokens)] = row.tokens
+        return row
 
     @staticmethod
     def stops(rows: Sequence[Row]) -> Iterator[int]:
@@ -67,17 +73,21 @@ class SlotStates:
                 yield first + place - row.position
             first += len(row.tokens)
 
-    def begin(self, slots: Sequence[int]) -> None:
-        """A step is about to change the states of some slots."""
-        for slot in slots:
+    @contextmanager
+    def changed(self, ends: Mapping[int, int], drafts: Mapping[int, int]) -> Iterator[None]:
+        """The context of a step, which changes the states of slots: they are after so many tokens
+        then, and those before drafts after so many."""
+        for slot in ends:
             self._end[slot] = _UNKNOWN
-
-    def ended(self, slots: Sequence[int], ends: Sequence[int]) -> None:
-        """A step has changed the states; they are after these tokens."""
-        for slot, end in zip(slots, ends, strict=True):
+        for slot in drafts:
+            self._drafts[slot] = _UNKNOWN
+        yield
+        for slot, end in ends.items():
             self._end[slot] = end
             if end % SPACING == 0:
                 self._keep(slot, end)
+        for slot, end in drafts.items():
+            self._drafts[slot] = end
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Record copied slots."""
@@ -86,13 +96,26 @@ class SlotStates:
         kept = [dict(self._kept[source]) for source in sources]
         for target, end, own in zip(targets, ends, kept, strict=True):
             self._end[target], self._kept[target] = end, own
+            self._drafts[target] = _UNKNOWN
 
     def release(self, slot: int, length: int) -> None:
         """Forget the state of a slot beyond `length` tokens."""
-        for end in [end for end in self._kept[slot] if end > length]:
-            del self._kept[slot][end]
+        self._forget(slot, length)
         if self._end[slot] > length:
             self._end[slot] = _UNKNOWN
+
+    def _snapshots(self, slot: int) -> dict[int, NDArray[np.float32]]:
+        """All of a slot, by the number of tokens before."""
+        if (drafts := self._drafts[slot]) == _UNKNOWN:
+            return self._kept[slot]
+        return {**self._kept[slot], drafts: self._before_drafts[slot]}
+
+    def _forget(self, slot: int, length: int) -> None:
+        """Forget the snapshots beyond `length` tokens."""
+        for end in [end for end in self._kept[slot] if end > length]:
+            del self._kept[slot][end]
+        if self._drafts[slot] > length:
+            self._drafts[slot] = _UNKNOWN
 
     def _keep(self, slot: int, end: int) -> None:
         """Take a snapshot; drop those with the nearest neighbours if there are too many, so that

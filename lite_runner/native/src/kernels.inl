@@ -14,6 +14,6 @@ namespace training {
 }  // namespace training
 
 constexpr Kernels kernels(const char* name) {
-  return {name, embedding,    attention, feed_forward, experts, recurrent,
-          head, plain_linear, widen,     pack_blocks,  &training::kTraining};
+  return {name, embedding, attention,    feed_forward, experts,     recurrent,
+          join, head,      plain_linear, widen,        pack_blocks, &training::kTraining};
 }

@@ -202,7 +202,14 @@ struct EmbeddingLayer : Layer {
 };
 
 // kNone: a layer of a model whose blocks have no attention, or no feed-forward network.
-enum class Kind : int64_t { kAttention = 1, kFeedForward = 2, kExperts = 3, kRecurrent = 4, kNone = 5 };
+enum class Kind : int64_t {
+  kAttention = 1,
+  kFeedForward = 2,
+  kExperts = 3,
+  kRecurrent = 4,
+  kNone = 5,
+  kJoin = 6
+};
 
 // How the output of a layer is added to its input.
 struct Residual {
@@ -278,6 +285,15 @@ struct RecurrentLayer : Layer {
   int64_t window_floats() const { return (kernel - 1) * channels(); }
 };
 
+// The input of a layer that predicts a further token: of the token's embedding and of a hidden state,
+// each behind its norm.
+struct JoinLayer : Layer {
+  Kind kind;
+  int64_t hidden;
+  int64_t matrix_offset;  // Matrix [hidden, 2 * hidden]: embedding, hidden state
+  Norm norm, hidden_norm;
+};
+
 // GELU with tanh, with the normal distribution function, and x * sigmoid(1.702 x).
 enum class Activation : int64_t {
   kSilu = 0,
@@ -351,6 +367,8 @@ struct Step {
   // the vocabulary it has the tokens from `first_token` on.
   Peers* peers = nullptr;
   int64_t first_token = 0, vocabulary = 0;
+  const int32_t* kept = nullptr;  // see BoundModel
+  int64_t slots = 0;
 
   Step(const int32_t* words, int64_t capacity, int64_t size = 0)
       : count(words[0]),
@@ -375,8 +393,9 @@ struct Cache {
   float *key_scales, *value_scales;  // int8: [.., length]
 };
 
-// A layer with what it computes with: the cache of an attention, or the states of a recurrent layer,
-// and the adapter pool of a layer that adapters change.
+// A layer with what it computes with: the cache of an attention, the states of a recurrent layer, or the
+// hidden states [capacity, hidden] of the tokens that are joined, and the adapter pool of a layer that
+// adapters change.
 struct BoundLayer {
   const void* block;
   Cache cache;
@@ -384,7 +403,7 @@ struct BoundLayer {
   int64_t pool_stride;    // numbers of an adapter slot
   int64_t pool_bfloat16;  // 1: upper halves of float32
   float* state;
-  int64_t state_stride;  // numbers from a slot's to the next one's
+  int64_t state_stride;  // numbers from a slot's to the next one's; behind all come the kept ones
 };
 
 // What the exchanges of a rank with its peers have taken so far: nanoseconds, and of these those until
@@ -413,6 +432,8 @@ struct BoundModel {
   Peers* peers;  // nullptr: nobody shares the model
   int64_t first_token;
   LayerTime* times;  // [count]; nullptr: nobody asks
+  // [slots] a token of the step, behind which recurrent states are kept besides; -1: none.
+  const int32_t* kept;
 };
 
 struct TrainingKernels;
@@ -427,6 +448,7 @@ struct Kernels {
   void (*experts)(const FeedForwardLayer&, const Step&, const float* x, float* out);
   void (*recurrent)(const RecurrentLayer&, const Step&, Adapters, const float* x, float* state,
                     int64_t state_stride, float* out);
+  void (*join)(const JoinLayer&, const Step&, const float* hidden, float* x);
   void (*head)(const HeadLayer&, const Matrix&, const Step&, Adapters, float softcap,
                const float* x, float* logits);  // softcap 0: none
   void (*linear)(const Matrix&, const float* x, int64_t rows, float* out);

@@ -572,6 +572,22 @@ inline void feed_forward(const FeedForwardLayer& layer, const Step& step, Adapte
   add_side(layer, step, out);
 }
 
+// x [count][hidden] are embeddings, and become the input of the layer.
+inline void join(const JoinLayer& layer, const Step& step, const float* states, float* x) {
+  const Matrix& matrix = layer.matrix(layer.matrix_offset);
+  const int64_t count = step.count, hidden = layer.hidden, stride = matrix.depth();
+  float* both = scratch<float>(kNormed, count * stride);
+  over_rows(count, [&](int64_t row) {
+    float* to = both + row * stride;
+    normalize(layer, layer.norm, x + row * hidden, hidden, to, hidden);
+    normalize(layer, layer.hidden_norm, states + row * hidden, hidden, to + hidden, stride - hidden);
+  });
+  Lowered none;
+  linear<1>(matrix, prepared(matrix, both, count, stride), none, [&](int64_t panel, const float* sums) {
+    spread(sums, count, panel, hidden, x, hidden);
+  });
+}
+
 inline void head(const HeadLayer& layer, const Matrix& matrix, const Step& step,
                  Adapters adapters, float softcap, const float* x, float* logits) {
   const Rows rows = normalized(layer, layer.norm, matrix, x, step.wanted, step.row);

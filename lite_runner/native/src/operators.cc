@@ -123,6 +123,8 @@ bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* pla
     const RecurrentLayer& layer = as<RecurrentLayer>(bound.block);
     chosen->recurrent(layer, step, adapters_of(bound, layer.adapters, places), x, bound.state,
                        bound.state_stride, out);
+  } else if (kind == Kind::kJoin) {
+    chosen->join(as<JoinLayer>(bound.block), step, bound.state, out);
   } else {
     return kind == Kind::kNone;
   }
@@ -178,6 +180,8 @@ int step_of(const BoundModel* model, const int32_t* words, int64_t size, const f
   step.peers = model->peers;
   step.first_token = model->first_token;
   step.vocabulary = model->vocabulary;
+  step.kept = model->kept;
+  step.slots = model->slots;
   const BoundLayer *first = model->layers, *last = first + model->count - 1;
   timed(model, first, step, [&] {
     compute_embedding(*first, step, places, x);

@@ -39,6 +39,12 @@ struct Recurrence {
   int64_t channels() const { return layer.channels(); }
   int64_t panels() const { return layer.panels(); }
   float* window(const Run& run) const { return state + run.slot * state_stride; }
+  int64_t to_kept() const { return step.slots * state_stride; }
+  // The token of the step behind which a run's state is kept besides; -1: none.
+  int64_t kept(const Run& run) const {
+    const int64_t token = step.kept ? step.kept[run.slot] : -1;
+    return token >= run.first && token < run.first + run.count ? token : -1;
+  }
   float* matrix(const Run& run, int64_t head, int64_t panel) const {
     return window(run) + layer.window_floats() +
            (head * panels() + panel) * layer.key_dim * kPanel;
@@ -109,6 +115,7 @@ struct Recurrence {
     const int64_t first = panel * kPanel, here = smaller_of(kPanel, wide - first);
     const float skip = layer.skip ? layer.at<float>(layer.skip)[head] : 0.0f;
     float* own = matrix(run, head, panel);
+    const int64_t kept_row = kept(run);
     for (int64_t row = run.first; row < run.first + run.count; ++row) {
       const float* query = mixed + row * channels() + key_head * dim;
       const float* key = query + keys();
@@ -138,6 +145,7 @@ struct Recurrence {
         store(numbers + p * kLanes, found[p] + load(numbers + p * kLanes) * skip);
       float* to = out + row * out_stride + head * wide + first;
       for (int64_t c = 0; c < here; ++c) to[c] = numbers[c];
+      if (row == kept_row) __builtin_memcpy(own + to_kept(), own, 4 * dim * kPanel);
     }
   }
 
@@ -164,14 +172,14 @@ struct Recurrence {
     if (layer.delta) gate();
   }
 
-  // Keeps what the next token is convolved with.
-  void slide(const Run& run) const {
-    const int64_t width = channels(), kept = layer.kernel - 1;
-    for (int64_t tap = 0; tap < kept; ++tap) {  // from the oldest on: none is overwritten too early
-      const int64_t back = run.count + tap - kept;
-      const float* from = back < 0 ? window(run) + (tap + run.count) * width
-                                   : in + (run.first + back) * stride;
-      __builtin_memcpy(window(run) + tap * width, from, 4 * width);
+  // Writes what the token behind the first `count` of a run is convolved with.
+  void slide(const Run& run, int64_t count, float* to) const {
+    const int64_t width = channels(), taps = layer.kernel - 1;
+    for (int64_t tap = 0; tap < taps; ++tap) {  // from the oldest on: none is overwritten too early
+      const int64_t back = count + tap - taps;
+      const float* from =
+          back < 0 ? window(run) + (tap + count) * width : in + (run.first + back) * stride;
+      __builtin_memcpy(to + tap * width, from, 4 * width);
     }
   }
 
@@ -206,7 +214,12 @@ struct Recurrence {
         advance<false>(run, head, panel);
     });
     over_rows(step.count, [&](int64_t row) { finish(row); });
-    parallel_for(count, [&](int64_t index, int) { slide(runs[index]); });
+    parallel_for(count, [&](int64_t index, int) {
+      const Run& run = runs[index];
+      const int64_t last = kept(run);
+      if (last >= 0) slide(run, last - run.first + 1, window(run) + to_kept());
+      slide(run, run.count, window(run));
+    });
   }
 };
 

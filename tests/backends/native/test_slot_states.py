@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -22,22 +24,39 @@ class Sums:
     """Slots whose states are computed as a backend does it."""
 
     def __init__(self, slots: int = 2) -> None:
-        self.numbers = np.zeros((slots, 1), np.float32)
-        self.states = SlotStates(self.numbers, LENGTH)
+        self.numbers, self.before_drafts = np.zeros((2, slots, 1), np.float32)
+        self.states = SlotStates(self.numbers, self.before_drafts, LENGTH)
         self.computed = 0  # tokens
 
-    def row(self, slot: int, tokens: NDArray[np.int32], position: int, *, ends: bool = True) -> int:
-        """The state behind a row; `ends`: the last step is not interrupted."""
-        rows = [Row(slot, tokens, position)]
-        for one in (*self.states.seek(rows), *rows):
-            stops = [*self.states.stops([one]), len(one.tokens)]
-            for start, stop in zip([0, *stops], stops, strict=False):
-                part = one.tokens[start:stop]
-                self.states.begin([slot])
+    def row(
+        self,
+        slot: int,
+        tokens: NDArray[np.int32],
+        position: int,
+        *,
+        drafts: int = 0,
+        ends: bool = True,
+    ) -> int:
+        """The state behind a row, the last tokens of which are drafts; `ends`: the last step is not
+        interrupted."""
+        (row,) = self.states.seek([Row(slot, tokens, position, drafts=drafts > 0)])
+        stops = [*self.states.stops([row]), len(row.tokens)]
+        known = position + len(tokens) - drafts
+        for start, stop in zip([0, *stops], stops, strict=False):
+            part = row.tokens[start:stop]
+            last = row.position + stop
+            before = {slot: known} if drafts and last - len(part) < known <= last else {}
+            with (
+                nullcontext() if stop < len(row.tokens) or ends else pytest.raises(MemoryError),
+                self.states.changed({slot: last}, before),
+            ):
+                if before:
+                    own = part[: len(part) - (last - known)]
+                    self.before_drafts[slot] = self.numbers[slot] + own.sum()
                 self.numbers[slot] += part.sum()
                 self.computed += len(part)
-                if stop < len(one.tokens) or one is not rows[0] or ends:
-                    self.states.ended([slot], [one.position + stop])
+                if stop == len(row.tokens) and not ends:
+                    raise MemoryError
         return int(self.numbers[slot, 0])
 
 
@@ -69,6 +88,22 @@ def test_a_step_that_was_interrupted_is_repeated() -> None:
     sums.row(0, TOKENS[25:27], 25, ends=False)
     assert sums.states.usable(0, 27) == 20
     assert sums.row(0, TOKENS[25:27], 25) == TOKENS[:27].sum()
+
+
+def test_drafts_are_taken_back() -> None:
+    sums = Sums()
+    sums.row(0, TOKENS[:12], 0)
+    for accepted in (0, 3, 5):  # of 5
+        sums.row(0, np.append(TOKENS[12], TOKENS[50:55]), 12, drafts=5)
+        taken = [TOKENS[12], *TOKENS[50 : 50 + accepted]]
+        before = sums.computed
+        expected = TOKENS[:12].sum() + sum(taken) + TOKENS[60]
+        assert sums.row(0, TOKENS[60:61], 13 + accepted) == expected
+        assert sums.computed - before == 1 + accepted % 5
+        assert sums.row(0, TOKENS[10:12], 10) == TOKENS[:12].sum()
+    assert sums.row(0, TOKENS[12:18], 12, drafts=5) == TOKENS[:18].sum()
+    sums.row(0, TOKENS[60:62], 14, drafts=1, ends=False)  # the state before drafts is not known
+    assert sums.states.usable(0, 17) == 10
 
 
 def test_snapshots_are_spread_over_a_text() -> None:
