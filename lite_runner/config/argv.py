@@ -335,8 +335,9 @@ def _read_setting(
         line.settings.append(Setting(key, values if len(values) > 1 else values[0], flag=True))
 
 
-# What Hydra's grammar and JSON read alike.
+# What Hydra's grammar and JSON read alike, and what the grammar reads as a text.
 _PLAIN = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,17})?|true|false|null")
+_NAME = re.compile(r"(?!(?:true|false|null|nan|inf)\Z)[a-z_][a-z0-9_-]*", re.ASCII | re.IGNORECASE)
 
 
 def value_of(text: str, annotation: Any) -> Any:
@@ -355,6 +356,8 @@ def value_of(text: str, annotation: Any) -> Any:
         return text if found is None else found
     if _PLAIN.fullmatch(text):  # most values; Hydra's parser takes a tenth of a second to import
         return parse_json(text)
+    if _NAME.fullmatch(text):  # quant=a16w8
+        return text
     from lite_runner.config.grammar import single_value
 
     return single_value(text)

@@ -19,9 +19,17 @@ from lite_runner.run_modes import heads, resolve
 from tests.each import each
 
 NUMBERS = st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{0,20})?", fullmatch=True)
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]*", fullmatch=True)
 
 
-@given(NUMBERS)
+@given(NUMBERS | NAMES)
+@example("a16w8")
+@example("fp16-")
+@example("tRue")
+@example("Null")
+@example("NaN")
+@example("-inf")
+@example("infinite")
 @example("-0")
 @example("-0.0")
 @example("007")
