@@ -36,6 +36,7 @@ _TENSOR_BYTES = 32  # of the shortest entry of the table
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _LENGTH = struct.Struct("<Q")  # stands before every string
+_USUAL_STRING = 32  # bytes with its length, at most, on average
 # GGML's number of each type that is read: its name, the values of a block and its bytes, as the
 # library has them, whose import takes 40 ms.
 TYPES = {
@@ -74,9 +75,12 @@ class Array:
         """Raises ArtifactError for a string that is not UTF-8."""
         if self.kind != _STRING:
             return list(struct.unpack(f"<{self.count}{_NUMBERS[self.kind]}", self.encoded))
-        data, length_at, offset, strings = bytes(self.encoded), _LENGTH.unpack_from, 0, []
         try:
-            for _ in range(self.count):  # most of the time of loading a tokenizer's metadata
+            starts = _string_starts(self.encoded, self.count)
+            if starts is not None and (strings := _strings_at(self.encoded, starts)) is not None:
+                return strings
+            data, length_at, offset, strings = bytes(self.encoded), _LENGTH.unpack_from, 0, []
+            for _ in range(self.count):
                 start = offset + 8
                 offset = start + length_at(data, offset)[0]
                 strings.append(data[start:offset].decode())
@@ -85,6 +89,32 @@ class Array:
                 self.path, f"key {self.key!r}: a string that is not UTF-8"
             ) from error
         return strings
+
+
+def _string_starts(data: memoryview, count: int) -> NDArray[np.int64] | None:
+    """Where the first `count` strings begin, each behind its length, found by the zeros of lengths
+    below 256, which takes a fifth of the time of walking over them; None where it has to be walked.
+    """
+    if count == 0 or not data:
+        return None
+    window = np.frombuffer(data, np.uint8, min(len(data), _USUAL_STRING * count))
+    zeros = window == 0
+    for step in (1, 2, 3):  # where 2, 4 and then 7 zeros begin
+        zeros = zeros[step:] & zeros[:-step]
+    lengths_at = np.flatnonzero(zeros[1:])[:count]
+    starts = lengths_at + 8
+    ends = starts + window[lengths_at]
+    found = len(starts) == count and lengths_at[0] == 0 and ends[-1] <= len(data)
+    return starts if found and np.array_equal(ends[:-1], lengths_at[1:]) else None
+
+
+def _strings_at(data: memoryview, starts: NDArray[np.int64]) -> list[str] | None:
+    """The strings that `_string_starts` found; None where one holds a NUL."""
+    kept = np.ones(len(data), bool)
+    for place in range(2, 9):  # of a length one zero is left, to split at
+        kept[starts - place] = False
+    strings = np.frombuffer(data, np.uint8)[kept].tobytes().decode().split("\0")[1:]
+    return strings if len(strings) == len(starts) else None
 
 
 @dataclass(frozen=True)
@@ -239,10 +269,15 @@ class _Reader:
             raise self._broken("a string that is not UTF-8") from error
 
     def _skip_strings(self, count: int) -> None:
-        """Walk over `count` strings; one tight loop, most of the time of reading a header."""
+        """Move on by `count` strings."""
         data, size, position = self._data, len(self._data), self._position
         if count * 8 > size - position:
             raise self._broken(f"{count:,} strings announced, {size - position:,} bytes left")
+        starts = _string_starts(memoryview(data)[position:], count)
+        if starts is not None:  # all lengths are below 256, and stand before the strings
+            last = int(starts[-1])
+            self._position += last + data[position + last - 8]
+            return
         length_at = _LENGTH.unpack_from
         try:
             for _ in range(count):

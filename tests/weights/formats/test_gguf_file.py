@@ -440,6 +440,19 @@ def test_arrays_are_decoded_on_request(tmp_path: Path) -> None:
     assert (array.count, str(array)) == (1, "<array of 1 values>")
     with pytest.raises(ArtifactError, match="not UTF-8"):
         array.values()
+    # Found by their lengths' zeros, or walked over where those do not tell: the same strings.
+    odd = ["", "\0", "\0" * 8, "x" * 255, "y" * 256, "z" * 70_000, "\u0120the", "\U0001f600"]
+    usual = [f"{number} \u0120" for number in range(300)]
+    every = [usual, odd, *([*usual, one, *usual] for one in odd), *([one] for one in odd)]
+    for strings in every:
+        texts = [one.encode() for one in strings]
+        encoded = b"".join(struct.pack("<Q", len(one)) + one for one in texts)
+        array = key(b"a", 9, struct.pack("<IQ", 8, len(texts)) + encoded)
+        for behind in (b"", key(b"b", 7, b"\1"), key(b"b", 10, bytes(8))):
+            path.write_bytes(header(1 + bool(behind), array + behind))
+            found = read_metadata(path)
+            assert found.pop("a") == strings
+            assert list(found) == (["b"] if behind else [])
 
 
 def test_missing_file(tmp_path: Path) -> None:
