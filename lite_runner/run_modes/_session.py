@@ -58,6 +58,8 @@ def plan_session(
         slots = [rows for rows in slots if rows <= made.batch_size] or slots
         lengths = lengths[:1]
     tokenizer = tokenizer_for_plan(config.tokenizer, files, dry_run=config.dry_run)
+    if tokenizer is not None and not config.dry_run:
+        tokenizer.complete()
     generation = replace(config.generation(files.model), max_length=None)
     generation = with_ends(generation, config.eos_token_id, files.model, tokenizer)
     adapters = all_adapters(config.adapters, files.model)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import parse_json
-from lite_runner.text.spelling import SPACE, PieceType
+from lite_runner.system.user_cache import of_file
+from lite_runner.text.spelling import SPACE, PieceType, byte_alphabet
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
-from lite_runner.weights.formats.gguf_file import looks_like_gguf, read_metadata
+from lite_runner.weights.formats.gguf_file import (
+    Array,
+    looks_like_gguf,
+    read_header,
+    read_metadata,
+)
 
 _KEY = "tokenizer.ggml."
 _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"
@@ -24,6 +31,7 @@ _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokeni
 # Behind a call of gpt-oss and of Gemma 4, and behind Gemma 4's turns: their files have no keys for
 # these, and llama.cpp's converter makes one of them a token of the user's, so that it is shown.
 _CALL_ENDS = ("<|call|>", "<|tool_response>", "<turn|>")
+_SHORT_TEXT, _SHORT_WORD = 4096, 64  # characters, and bytes
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -115,10 +123,11 @@ def byte_level_bpe(model: models.BPE, pre: str) -> tokenizers.Tokenizer:
 
 def load_gguf(path: Path) -> Tokenizer:
     """The tokenizer in the GGUF file `path`. Raises ArtifactError if it is of an unknown kind."""
-    fields = _Fields(read_metadata(path), str(path))
+    fields = _Fields(read_header(path).metadata, str(path))
     kind = fields.get("model", str, "")
+    backend: tokenizers.Tokenizer | LazyTokenizer
     if kind == "gpt2":
-        backend, size = _byte_level_bpe(fields), len(fields.tokens)
+        backend, size = _lazy_bpe(path, fields), len(fields.tokens)
         add_bos = fields.get("pre", str, "default") in _LLAMA3_NAMES
     elif kind == "llama":
         backend, size = _sentencepiece_bpe(fields), None
@@ -157,24 +166,29 @@ class _Fields:
         self.types = self.numbers("token_type") or [PieceType.NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise ArtifactError(f"{source}: {len(self.tokens)} tokens, {len(self.types)} types")
+        normal = int(PieceType.NORMAL)  # an enum's comparison takes five times as long
+        places = [place for place, type in enumerate(self.types) if type != normal]
+        self.apart = {self.tokens[place]: place for place in places}
 
     def get(self, name: str, kind: type, default: Any) -> Any:
         value = self._metadata.get(_KEY + name, default)
+        if kind is list and isinstance(value, Array):
+            return value
         if not isinstance(value, kind):
             raise ArtifactError(
                 f"{self.source}: {_KEY}{name} is {value!r}, expected a {kind.__name__}"
             )
         return value
 
-    def strings(self, name: str) -> list[str]:
+    def strings(self, name: str) -> Array:
         """A required list of strings."""
-        values: list[str] = self.get(name, list, [])
+        values: Array = self.get(name, list, [])
         if not values or not isinstance(values[0], str):
             raise ArtifactError(f"{self.source}: no list of strings {_KEY}{name}", hint=_HINT)
         return values
 
     def numbers(self, name: str) -> list[Any]:
-        values: list[Any] = self.get(name, list, [])
+        values = list(self.get(name, list, []))
         if values and isinstance(values[0], str):
             raise ArtifactError(f"{self.source}: {_KEY}{name} holds strings, expected numbers")
         return values
@@ -195,16 +209,37 @@ class _Fields:
     def end_tokens(self) -> tuple[str, ...]:
         """The end tokens that the file names, and those without a key."""
         named = self.tokens_of("eos_token_id", "eot_token_id", "eom_token_id")
-        kinds = (PieceType.CONTROL, PieceType.USER_DEFINED)
-        apart = [token for kind in kinds for token in self.tokens_of_type(kind)]
+        apart = self.tokens_of_type(PieceType.CONTROL, PieceType.USER_DEFINED)
         return tuple(dict.fromkeys((*named, *(one for one in _CALL_ENDS if one in apart))))
 
-    def tokens_of_type(self, kind: PieceType) -> list[str]:
-        return [token for token, type in zip(self.tokens, self.types, strict=True) if type == kind]
+    def tokens_of_type(self, *kinds: PieceType) -> list[str]:
+        """The tokens of one of these kinds, none of which is NORMAL."""
+        return [token for token, id in self.apart.items() if self.types[id] in kinds]
+
+    def vocabulary(self, wanted: Collection[str] | None = None) -> dict[str, int]:
+        """The id of each token, or of the `wanted` ones."""
+        every = _strings(self.tokens, wanted)
+        return {token: id for id, token in every if wanted is None or token in wanted}
+
+    def merges(self, wanted: Collection[str] | None = None) -> list[tuple[str, str]]:
+        """The merges in their order, or those that make the `wanted` tokens."""
+        every = (line.partition(" ") for _, line in _strings(self.strings("merges"), wanted, 1))
+        if wanted is None:
+            return [(left, right) for left, _, right in every]
+        return [(left, right) for left, _, right in every if left + right in wanted]
 
     def chat_template(self) -> str | None:
         template = self._metadata.get("tokenizer.chat_template")
         return template if isinstance(template, str) else None
+
+
+def _strings(
+    strings: Array, wanted: Collection[str] | None, spaces: int = 0
+) -> Iterable[tuple[int, str]]:
+    """The strings with their places: all, or those that, but for spaces, may be `wanted`."""
+    if wanted is None:
+        return enumerate(strings)
+    return ((place, strings[place]) for place in strings.places_like(wanted, spaces))
 
 
 def _merged_bpe(fields: _Fields) -> tokenizers.Tokenizer:
@@ -220,7 +255,12 @@ def _merged_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     return _with_special(backend, fields)
 
 
-def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
+def _byte_level_bpe(
+    fields: _Fields,
+    vocabulary: dict[str, int] | None = None,
+    merges: Sequence[tuple[str, str]] | None = None,
+) -> tokenizers.Tokenizer:
+    """With all tokens of the file, or some."""
     pre = fields.get("pre", str, "default")
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
@@ -228,23 +268,128 @@ def _byte_level_bpe(fields: _Fields) -> tokenizers.Tokenizer:
             f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}",
             hint=_HINT,
         )
-    model = _bpe(fields, ignore_merges=pre in _LLAMA3_NAMES)
+    model = _bpe(fields, vocabulary, merges, ignore_merges=pre in _LLAMA3_NAMES)
     return _with_special(byte_level_bpe(model, pre), fields)
 
 
-def _bpe(fields: _Fields, **options: Any) -> models.BPE:
-    vocab = {token: id for id, token in enumerate(fields.tokens)}
-    if len(vocab) < len(fields.tokens):
-        twice = len(fields.tokens) - len(vocab)
-        raise ArtifactError(f"{fields.source}: {twice} tokens occur twice")
-    merges = []
-    for line in fields.strings("merges"):
-        left, _, right = line.partition(" ")
-        merges.append((left, right))
+def _bpe(
+    fields: _Fields,
+    vocabulary: dict[str, int] | None = None,
+    merges: Sequence[tuple[str, str]] | None = None,
+    **options: Any,
+) -> models.BPE:
+    if vocabulary is None:
+        vocabulary = fields.vocabulary()
+        if len(vocabulary) < len(fields.tokens):
+            twice = len(fields.tokens) - len(vocabulary)
+            raise ArtifactError(f"{fields.source}: {twice} tokens occur twice")
+    if merges is None:
+        merges = fields.merges()
     try:
-        return models.BPE(vocab, merges, **options)
+        return models.BPE(vocabulary, merges, **options)
     except Exception as error:  # a merge of tokens missing from the vocabulary
         raise ArtifactError(f"{fields.source}: broken vocabulary: {error}") from error
+
+
+def _lazy_bpe(path: Path, fields: _Fields) -> tokenizers.Tokenizer | LazyTokenizer:
+    """A large file is seen to make a tokenizer once; after that one is made where it is needed."""
+    made = []
+
+    def works() -> bool:
+        made.append(_byte_level_bpe(fields))
+        return True
+
+    of_file("makes a tokenizer", path, works)
+    return made[0] if made else LazyTokenizer(fields)
+
+
+class LazyTokenizer:
+    """Stands for the `tokenizers.Tokenizer` of a byte-level BPE, which it makes where something is
+    asked that takes the whole vocabulary.
+
+    The first text, if short, is encoded by a tokenizer of the tokens that it may have: those whose
+    spelling is a part of one of its words, with the merges that make them. No other merge can
+    apply, so the ids are those of the whole. For a prompt that takes a fifth of the time.
+    """
+
+    def __init__(self, fields: _Fields) -> None:
+        self._fields = fields
+        # Tells words apart, for which its letters may have any ids.
+        letters = [one for one in byte_alphabet() if one not in fields.apart]
+        ids = {letter: id for id, letter in enumerate(letters, len(fields.tokens))}
+        self._words = _byte_level_bpe(fields, fields.apart | ids, [])
+        self._whole: tokenizers.Tokenizer | None = None
+        self._lock = threading.Lock()
+        self._encoded = False
+        self.encode_special_tokens = False
+        self.post_processor: Any = None
+        self.decoder = self._words.decoder
+        self.get_added_tokens_decoder = self._words.get_added_tokens_decoder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole(), name)
+
+    def whole(self) -> tokenizers.Tokenizer:
+        """The tokenizer of all tokens."""
+        with self._lock:
+            if self._whole is None:
+                self._whole = self._like_this(_byte_level_bpe(self._fields))
+            return self._whole
+
+    def no_truncation(self) -> None:
+        """A file has none."""
+
+    no_padding = no_truncation
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[tokenizers.Encoding]:
+        """As the library's."""
+        with self._lock:
+            first, self._encoded = not self._encoded, True
+            part = self._part_for(texts[0]) if first and len(texts) == 1 else None
+        encoder = self.whole() if part is None else part
+        return encoder.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    def token_to_id(self, token: str) -> int | None:
+        """As the library's; of special tokens at once."""
+        id = self._fields.apart.get(token)
+        return self.whole().token_to_id(token) if id is None else id
+
+    def id_to_token(self, id: int) -> str | None:
+        """As the library's."""
+        tokens = self._fields.tokens
+        return tokens[id] if 0 <= id < len(tokens) else None
+
+    def _part_for(self, text: str) -> tokenizers.Tokenizer | None:
+        """A tokenizer for this text; None where it is long, or odd."""
+        if self._whole is not None or len(text) > _SHORT_TEXT:
+            return None
+        self._like_this(self._words)
+        (letters,) = self._words.encode_batch([text], add_special_tokens=False)
+        by_place: dict[int | None, str] = {}
+        for letter, place in zip(letters.tokens, letters.word_ids, strict=True):
+            by_place[place] = by_place.get(place, "") + letter
+        words = set(by_place.values())
+        if max(map(len, words), default=0) > _SHORT_WORD:
+            return None
+        parts = {
+            word[start:end]
+            for word in words
+            for start in range(len(word))
+            for end in range(start + 1, len(word) + 1)
+        }
+        vocabulary = self._fields.apart | self._fields.vocabulary(parts)
+        if not vocabulary.keys() >= {letter for word in words for letter in word}:
+            return None  # the whole leaves this letter out, and those beside it may be merged
+        part = _byte_level_bpe(self._fields, vocabulary, self._fields.merges(parts))
+        return self._like_this(part)
+
+    def _like_this(self, other: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        other.encode_special_tokens = self.encode_special_tokens
+        if self.post_processor is not None:
+            other.post_processor = self.post_processor
+        return other
 
 
 def _with_special(backend: tokenizers.Tokenizer, fields: _Fields) -> tokenizers.Tokenizer:
@@ -259,7 +404,7 @@ def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     from lite_runner.text.sentencepiece import Vocabulary, build_tokenizer
 
     vocabulary = Vocabulary(
-        pieces=fields.tokens,
+        pieces=list(fields.tokens),
         scores=fields.numbers("scores"),
         types=fields.types,
         add_space_prefix=fields.get("add_space_prefix", bool, True),

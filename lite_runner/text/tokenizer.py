@@ -20,6 +20,7 @@ from lite_runner.text.spelling import byte_alphabet, byte_spellings, spelling_of
 
 if TYPE_CHECKING:
     from lite_runner.text.chatglm_chat import ChatForm
+    from lite_runner.text.gguf import LazyTokenizer
 
 _CLASSES = {  # tokenizer_class of tokenizer_config.json, by chat form
     None: "PreTrainedTokenizerFast",
@@ -67,7 +68,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | LazyTokenizer,
         special: SpecialTokens,
         *,
         source: str,
@@ -100,6 +101,11 @@ class Tokenizer:
         self._stand_ins = {text: chr(_STAND_IN + place) for place, text in enumerate(single)}
         self.special_in_messages = True  # written out there, special tokens are recognized
         self.template_kwargs: Mapping[str, Any] = {}  # variables of the chat template
+
+    def complete(self) -> None:
+        """Make what a single short prompt does without, before many come."""
+        if (whole := getattr(self._backend, "whole", None)) is not None:
+            self._backend = whole()
 
     def encode(
         self, text: str, add_special_tokens: bool = True, most: int | None = None
@@ -536,7 +542,11 @@ def special_tokens(texts: Iterable[str]) -> list[AddedToken]:
 
 
 def enclose(
-    backend: tokenizers.Tokenizer, before: Sequence[str], after: Sequence[str], *, source: str
+    backend: tokenizers.Tokenizer | LazyTokenizer,
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    source: str,
 ) -> None:
     """Put these tokens before and after every text.
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,17 @@ from tokenizers import decoders, models, normalizers, trainers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.text import StreamDecoder, Tokenizer, load_tokenizer
-from lite_runner.text.gguf import PRE_TOKENIZERS, gguf_tokenizer
+from lite_runner.text.gguf import (
+    PRE_TOKENIZERS,
+    LazyTokenizer,
+    _byte_level_bpe,
+    _Fields,
+    gguf_tokenizer,
+)
 from lite_runner.text.sentencepiece import PieceType, read_model
 from lite_runner.text.tokenizer import SpecialTokens
-from tests.paths import FIXTURES
+from lite_runner.weights.formats.gguf_file import read_header
+from tests.paths import FIXTURES, ROOT
 from tests.tokenizer_files import write_tokenizer
 
 FIXTURE = FIXTURES / "tokenizers/smollm2.json"
@@ -53,6 +60,48 @@ def test_byte_level(
     for text in [*texts, "a<|endoftext|>b"]:
         assert tokenizer.encode(text) == byte_level.encode(text).ids
         assert tokenizer.decode(tokenizer.encode(text), False) == text
+
+
+def check_first_texts(fields: _Fields, texts: list[str], odd: Collection[str] = ()) -> None:
+    """The first text of a tokenizer, which but for `odd` ones is encoded by a part of it, has the
+    ids of the whole."""
+    whole = _byte_level_bpe(fields)
+    for text in [*texts, *odd]:
+        lazy = LazyTokenizer(fields)
+        (found,) = lazy.encode_batch([text])
+        (expected,) = whole.encode_batch([text])
+        assert (found.ids, found.offsets) == (expected.ids, expected.offsets), text
+        assert (lazy._whole is None) == (text not in odd), text
+    lazy = LazyTokenizer(fields)
+    for text in texts[:2]:
+        assert lazy.encode_batch([text])[0].ids == whole.encode_batch([text])[0].ids
+    assert lazy.get_added_tokens_decoder() == whole.get_added_tokens_decoder()
+    tokens = [*fields.tokens, "not a token"]
+    assert list(map(lazy.token_to_id, tokens)) == list(map(whole.token_to_id, tokens))
+    ids = range(len(tokens))
+    assert list(map(lazy.id_to_token, ids)) == list(map(whole.id_to_token, ids))
+    assert lazy.get_vocab() == whole.get_vocab()
+
+
+def test_the_first_text_is_encoded_as_by_all_tokens(
+    write_gguf: Write, bpe_keys: dict[str, Any], texts: list[str]
+) -> None:
+    texts = [*texts, "", "a<|endoftext|>b<|bos|><|bos|> c", "cafe\u0301 \x00\n\n 12345"]
+    long = ["the " * 2000, "ab" * 40]
+    lacking = [one for one in bpe_keys["tokens"] if "e" not in one]
+    merges = [one for one in bpe_keys["merges"] if "e" not in one]
+    for pair in ("th", "hs"):  # made where the letter between them is left out
+        if pair not in lacking:
+            lacking.append(pair)
+            merges.append(" ".join(pair))
+    without_a_letter = {"tokens": lacking, "merges": merges, "token_type": [1] * len(lacking)}
+    del bpe_keys["eos_token_id"], bpe_keys["bos_token_id"]
+    for pre in PRE_TOKENIZERS:
+        path = write_gguf(**{**bpe_keys, "pre": pre})
+        check_first_texts(_Fields(read_header(path).metadata, str(path)), texts, long)
+        path = write_gguf(**{**bpe_keys, **without_a_letter, "pre": pre})
+        fields = _Fields(read_header(path).metadata, str(path))
+        check_first_texts(fields, ["that this"], ["thes hes", *long])
 
 
 @pytest.mark.parametrize(
@@ -338,3 +387,7 @@ def test_smollm2_as_transformers(smollm2_gguf: Path) -> None:
     for chat in fixture["chats"]:
         assert tokenizer.render_chat(chat["messages"], chat["prompt"]) == chat["text"]
         assert tokenizer.encode_chat(chat["messages"], chat["prompt"]) == chat["ids"]
+    pages = [(ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh-CN.md")]
+    parts = [page[start : start + 2000] for page in pages for start in range(0, len(page), 2000)]
+    fields = _Fields(read_header(smollm2_gguf).metadata, str(smollm2_gguf))
+    check_first_texts(fields, [*(case["text"] for case in fixture["texts"]), *parts])

@@ -8,13 +8,15 @@ Format: github.com/ggml-org/ggml, docs/gguf.md.
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import os
 import re
 import struct
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_args
 from weakref import WeakValueDictionary
@@ -36,6 +38,8 @@ _TENSOR_BYTES = 32  # of the shortest entry of the table
 _STRING, _ARRAY = 8, 9
 _NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _LENGTH = struct.Struct("<Q")  # stands before every string
+# Of each byte: their sum, of 32 bits, tells strings apart but for the order of their bytes.
+_CODES = (np.arange(1, 257, dtype=np.uint32) ** 3) * np.uint32(2654435761)
 _USUAL_STRING = 32  # bytes with its length, at most, on average
 # GGML's number of each type that is read: its name, the values of a block and its bytes, as the
 # library has them, whose import takes 40 ms.
@@ -71,50 +75,82 @@ class Array:
     def __repr__(self) -> str:
         return f"<array of {self.count:,} values>"
 
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __getitem__(self, place: int) -> Any:
+        """A single value; of strings no other is decoded."""
+        if self.kind != _STRING:
+            return list(self)[place]
+        place = range(self.count)[place]
+        start, end = self._starts[place : place + 2].tolist()
+        with self._decoding():
+            return bytes(self.encoded[start : end - 8]).decode()
+
     def values(self) -> list[Any]:
         """Raises ArtifactError for a string that is not UTF-8."""
         if self.kind != _STRING:
-            return list(struct.unpack(f"<{self.count}{_NUMBERS[self.kind]}", self.encoded))
-        try:
-            starts = _string_starts(self.encoded, self.count)
-            if starts is not None and (strings := _strings_at(self.encoded, starts)) is not None:
+            return [*struct.unpack(f"<{self.count}{_NUMBERS[self.kind]}", self.encoded)]
+        kept, starts = np.ones(len(self.encoded), bool), self._starts
+        for place in range(2, 9):  # of each length one byte is left, to split at
+            kept[starts[:-1] - place] = False
+        joined = np.frombuffer(self.encoded, np.uint8)[kept]
+        with self._decoding():
+            strings: list[str] = joined.tobytes().decode().split("\0")[1:]
+            if len(strings) == self.count:  # none holds a NUL
                 return strings
-            data, length_at, offset, strings = bytes(self.encoded), _LENGTH.unpack_from, 0, []
-            for _ in range(self.count):
-                start = offset + 8
-                offset = start + length_at(data, offset)[0]
-                strings.append(data[start:offset].decode())
+            data, pairs = bytes(self.encoded), itertools.pairwise(starts.tolist())
+            return [data[start : end - 8].decode() for start, end in pairs]
+
+    def places_like(self, wanted: Iterable[str], spaces: int = 0) -> list[int]:
+        """The places of strings that, but for some `spaces`, may be among the `wanted`: of all that
+        are, and of a few more. No string is decoded."""
+        codes = _CODES[np.frombuffer(self.encoded, np.uint8)]
+        bounds = np.stack([self._starts[:-1], self._starts[1:] - 8], 1).ravel()[:-1]
+        sums = (
+            np.add.reduceat(codes, bounds, dtype=np.uint32)[::2]
+            - np.uint32(spaces) * _CODES[ord(" ")]
+        )
+        likely, code_of = np.zeros(1 << 16, bool), _CODES.tolist()
+        for one in wanted:
+            likely[sum(map(code_of.__getitem__, one.encode())) >> 16 & 0xFFFF] = True
+        return list(np.flatnonzero(likely[sums >> 16]).tolist())
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return _string_starts(self.encoded, self.count)
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        try:
+            yield
         except UnicodeDecodeError as error:
             raise _format_error(
                 self.path, f"key {self.key!r}: a string that is not UTF-8"
             ) from error
-        return strings
 
 
-def _string_starts(data: memoryview, count: int) -> NDArray[np.int64] | None:
-    """Where the first `count` strings begin, each behind its length, found by the zeros of lengths
-    below 256, which takes a fifth of the time of walking over them; None where it has to be walked.
+def _string_starts(data: memoryview, count: int) -> NDArray[np.int64]:
+    """Where the first `count` strings begin, each behind its length, and one more would.
+
+    Lengths below 256 are found by their zeros, in a fifth of the time of walking over the strings.
+    Raises struct.error or OverflowError where a string begins beyond the end of `data`.
     """
-    if count == 0 or not data:
-        return None
     window = np.frombuffer(data, np.uint8, min(len(data), _USUAL_STRING * count))
     zeros = window == 0
     for step in (1, 2, 3):  # where 2, 4 and then 7 zeros begin
         zeros = zeros[step:] & zeros[:-step]
     lengths_at = np.flatnonzero(zeros[1:])[:count]
-    starts = lengths_at + 8
-    ends = starts + window[lengths_at]
-    found = len(starts) == count and lengths_at[0] == 0 and ends[-1] <= len(data)
-    return starts if found and np.array_equal(ends[:-1], lengths_at[1:]) else None
-
-
-def _strings_at(data: memoryview, starts: NDArray[np.int64]) -> list[str] | None:
-    """The strings that `_string_starts` found; None where one holds a NUL."""
-    kept = np.ones(len(data), bool)
-    for place in range(2, 9):  # of a length one zero is left, to split at
-        kept[starts - place] = False
-    strings = np.frombuffer(data, np.uint8)[kept].tobytes().decode().split("\0")[1:]
-    return strings if len(strings) == len(starts) else None
+    starts = np.append(0, lengths_at + window[lengths_at] + 8) + 8
+    if len(lengths_at) == count and np.array_equal(starts[:-1], lengths_at + 8):
+        return starts
+    length_at, walked = _LENGTH.unpack_from, [8]
+    for _ in range(count):
+        walked.append(walked[-1] + 8 + length_at(data, walked[-1] - 8)[0])
+    return np.array(walked)
 
 
 @dataclass(frozen=True)
@@ -273,20 +309,13 @@ class _Reader:
         data, size, position = self._data, len(self._data), self._position
         if count * 8 > size - position:
             raise self._broken(f"{count:,} strings announced, {size - position:,} bytes left")
-        starts = _string_starts(memoryview(data)[position:], count)
-        if starts is not None:  # all lengths are below 256, and stand before the strings
-            last = int(starts[-1])
-            self._position += last + data[position + last - 8]
-            return
-        length_at = _LENGTH.unpack_from
         try:
-            for _ in range(count):
-                position += 8 + length_at(data, position)[0]
+            end = position + int(_string_starts(memoryview(data)[position:], count)[-1]) - 8
         except (struct.error, OverflowError):  # the last length pointed far away
-            position = size + 1
-        if position > size:
+            end = size + 1
+        if end > size:
             raise self._broken("its strings go on past the end of the file")
-        self._position = position
+        self._position = end
 
     def _number(self, layout: str) -> Any:
         start = self._skip(struct.calcsize(layout))
