@@ -119,8 +119,8 @@ def write_newer_gguf(
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_block_count(layers + further)
     _add_metadata(writer, config)
-    names = gguf.get_tensor_name_map(architecture, layers)
     tensors = load_file(folder / "model.safetensors")
+    names = gguf.get_tensor_name_map(architecture, layers + further)
     if kind.startswith("deepseek"):
         _add_latent(writer, config, tensors, apart=apart)
     for name, values in _converted(config, tensors):
@@ -131,6 +131,7 @@ def write_newer_gguf(
         writer.add_tensor(stored, np.ascontiguousarray(values))
     if further:
         writer.add_nextn_predict_layers(1)
+    if further and f"model.layers.{layers}.eh_proj.weight" not in tensors:
         for name in ("attn_norm", "nextn.enorm"):
             writer.add_tensor(f"blk.{layers}.{name}.weight", np.ones(4, np.float32))
     writer.write_header_to_file()

@@ -373,9 +373,23 @@ def parameters(model: Decoder) -> tuple[Parameter, ...]:
 def _parameters(architecture: Architecture, model: Decoder) -> tuple[Parameter, ...]:
     custom = architecture.custom
     if custom is None:
-        return tuple(parameters_of(model, {**architecture.names, **architecture.renamed(model)}))
+        table = parameters_of(model, {**architecture.names, **architecture.renamed(model)})
+        return tuple(table if model.joins is None else _of_next_token_layer(model, table))
     head = [one for one in parameters_of(model, {}) if one.role == "head"]
     return (*custom.tensors(model), *head)
+
+
+def _of_next_token_layer(model: Decoder, table: Iterable[Parameter]) -> Iterator[Parameter]:
+    """The tensors of a layer that predicts a further token, by those that a model of its block
+    has: see next_token.py."""
+    hidden, name = model.hidden_size, "model.eh_proj.weight"
+    shape = (hidden, 2 * hidden)
+    yield Parameter(name, shape, name, "nextn.eh_proj.weight", "out_in", role="join")
+    norms: tuple[tuple[Role, str], ...] = ("join_norm", "enorm"), ("join_hidden_norm", "hnorm")
+    for role, own in norms:
+        name = f"model.{own}.weight"
+        yield Parameter(name, (hidden,), name, f"nextn.{own}.weight", role=role)
+    yield from (one for one in table if one.role != "embedding")
 
 
 ParameterKey: TypeAlias = tuple[Role | None, int | None, Part]  # role, layer, weight or bias

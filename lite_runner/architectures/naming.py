@@ -31,6 +31,9 @@ Role = Literal[
     "embedding",
     "positions",
     "embedding_norm",
+    "join",
+    "join_norm",
+    "join_hidden_norm",
     "attention_norm",
     "query",
     "key",
@@ -182,11 +185,8 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
 _QKV, _GATE_UP = "blk.{}.attn_qkv", "blk.{}.ffn_up"
 _FUSED: Mapping[Role, str] = {
     **GGUF,
-    "query": _QKV,
-    "key": _QKV,
-    "value": _QKV,
-    "gate": _GATE_UP,
-    "up": _GATE_UP,
+    **dict.fromkeys(("query", "key", "value"), _QKV),
+    **dict.fromkeys(("gate", "up"), _GATE_UP),
 }
 HEAD = "lm_head"  # module of an untied head
 _HEAD_NAME = Name(HEAD, HEAD)  # in Hugging Face and MindFormers, unless an architecture has another

@@ -284,6 +284,10 @@ class Decoder:
     normed_head: bool = False  # files have a head whose rows are divided by their lengths
     prefix: Prefix | None = None  # None: causal attention throughout
     side: LayerInputs | None = None
+    # Of a layer that predicts a further token, by itself: its input is a matrix of the normed
+    # embedding of a token and the normed hidden state of the one before. The embedding and the head
+    # are those of the model that it belongs to.
+    joins: Norm | None = None
     # Learned keys and values in front of each sequence's, which all tokens see. They have no
     # position: the first token is at 0.
     learned_keys: int = 0

@@ -224,6 +224,25 @@ class Drafting(Backend, Protocol):
         ...
 
 
+class NextTokens(Protocol):
+    """A layer of a model that predicts the token after the next one, from hidden states."""
+
+    def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[list[int]]:
+        """So many tokens, or none, that may follow the newest one of each text, whose row is that
+        of the next step."""
+        ...
+
+
+@runtime_checkable
+class PredictsNext(Backend, Protocol):
+    """A backend of a model with such a layer."""
+
+    @property
+    def next_token(self) -> NextTokens | None:
+        """None: not enabled."""
+        ...
+
+
 @runtime_checkable
 class Storing(Backend, Protocol):
     """A backend that can store prefixes in files."""

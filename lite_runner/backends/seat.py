@@ -47,16 +47,21 @@ class RunOptions:
     cache_bytes: int | None = None  # limit of the KV cache; None: its full size
 
     @property
-    def speculates(self) -> bool:
-        """True if tokens are drafted by prompt lookup; never in run modes that score texts."""
-        return self.settings.speculate == "ngram"
+    def speculates(self) -> str:
+        """The setting by which tokens are drafted without a draft model; "": none are. Never in
+        run modes that score texts."""
+        given = self.settings.speculate
+        return "" if given == "none" or self.is_draft else f"speculate={given}"
+
+    def of_draft(self, draft: ModelFiles) -> RunOptions:
+        """The options of the draft model of this run."""
+        length = min(self.length, draft.model.seq_length)
+        return replace(self, length=length, draft=None, adapters=None, is_draft=True)
 
     @property
-    def of_draft(self) -> RunOptions:
-        """The options of the draft model of this run."""
-        assert self.draft is not None
-        length = min(self.length, self.draft.model.seq_length)
-        return replace(self, length=length, draft=None, adapters=None, is_draft=True)
+    def predicts_next(self) -> bool:
+        """True if the layer of the model that predicts a further token drafts."""
+        return self.settings.speculate == "mtp" and not self.is_draft
 
     @property
     def stores_prefixes(self) -> bool:

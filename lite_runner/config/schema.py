@@ -491,7 +491,7 @@ class SamplingOptions(RunConfig, RequestOptions):
         )
 
 
-Speculation = Literal["none", "ngram"]
+Speculation = Literal["none", "ngram", "mtp"]
 PrefixCache = Literal["auto", "disk", "none"]
 
 

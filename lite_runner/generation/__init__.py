@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends import Backend, Drafting, GivesHidden, Paged, Storing
+from lite_runner.backends import Backend, Drafting, GivesHidden, Paged, PredictsNext, Storing
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
     Adjustments,
@@ -35,8 +35,7 @@ from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
-    from lite_runner.generation.draft_model import DraftModel
-    from lite_runner.generation.speculation import PromptLookups
+    from lite_runner.generation.draft_model import Drafts
 
 __all__ = [
     "Adjustments",
@@ -147,16 +146,21 @@ class Engine:
         step_s: float | None = None,
         speculate: bool = False,
     ) -> None:
-        """Options as of Scheduler; `speculate`: draft by prompt lookup where the backend has no
-        draft model. Raises ConfigError for a budget that does not fit."""
+        """Options as of Scheduler; `speculate`: draft by prompt lookup where nothing of
+        the backend drafts. Raises ConfigError for a budget that does not fit."""
         self.backend = backend
         self._stored = backend.stored if isinstance(backend, Storing) else None
         draft = backend.draft if isinstance(backend, Drafting) else None
-        drafts: DraftModel | PromptLookups | None = None
+        layer = backend.next_token if isinstance(backend, PredictsNext) else None
+        drafts: Drafts | None = None
         if draft is not None:
             from lite_runner.generation.draft_model import DraftModel
 
             drafts = DraftModel(draft, backend.info.vocab_size)
+        elif layer is not None:
+            from lite_runner.generation.draft_model import NextTokenDrafts
+
+            drafts = NextTokenDrafts(layer)
         elif speculate:
             from lite_runner.generation.speculation import PromptLookups
 

@@ -1,7 +1,8 @@
-"""Speculative decoding by a draft model, which is smaller and has the same vocabulary.
+"""Speculative decoding by a draft model, which is smaller and has the same vocabulary, or by a
+layer of the model itself that predicts a further token.
 
-It continues the texts of all sequences together, greedily, before the step that verifies what it
-drafted. Its own time is a part of that step's. A text that the draft model has not followed must
+Either continues the texts of all sequences together, greedily, before the step that verifies what
+it drafted. Its own time is a part of that step's. A text that a draft model has not followed must
 first be prefilled: that is done only while drafts have saved the time that was spent, up to a small
 share.
 
@@ -18,29 +19,57 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends import Backend, Paged, Row
-from lite_runner.generation.decoding import DecodingStrategy
-from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
+from lite_runner.backends import Backend, NextTokens, Paged, Row
+from lite_runner.generation.decoding import SequenceGroup
+from lite_runner.generation.speculation import MOST_DRAFTED, PromptLookups, StepCost
 
 _FIRST_RATE = 0.7  # of acceptance, before a draft was checked
 _WEIGHT = 0.1  # of the newest observation
 _FORGOTTEN = 0.01  # of what is known of the rate, in a step without drafts
 _CHUNK = 256  # tokens of a text that are prefilled in a step, while other sequences wait
 _BEHIND = 2 * MOST_DRAFTED  # tokens that are prefilled whatever that costs
-_SHARE = 0.01  # of the time of steps without drafts, for trying again
-_MOST_CREDIT = 0.5  # seconds gained that later tries may cost
 
 
-class DraftSequence:
+class ModelRate:
+    """The rate of acceptance of what a model drafts, in all sequences."""
+
+    rate = _FIRST_RATE
+
+    def checked(self, hit: bool) -> None:
+        """Account for a drafted token, which was chosen or not."""
+        self.rate += _WEIGHT / 2 * (hit - self.rate)
+
+
+class DraftedTokens:
+    """What a model has drafted for one sequence, and their rate of acceptance."""
+
+    def __init__(self, every: ModelRate) -> None:
+        self._every = every
+        self.drafted: list[int] = []
+        self.rate = every.rate
+
+    def check(self, tokens: Sequence[int], drafted: int) -> int:
+        """Compare the first `drafted` with the tokens that were chosen, and forget all; returns how
+        many are the same."""
+        checked, self.drafted = self.drafted[:drafted], []
+        right = _shared(tokens, checked)
+        for hit in [True] * right + [False] * (right < len(checked)):
+            self.rate += _WEIGHT * (hit - self.rate)
+            self._every.checked(hit)
+        if not checked:
+            self.rate += _FORGOTTEN * (_FIRST_RATE - self.rate)
+        return right
+
+
+class DraftSequence(DraftedTokens):
     """Drafts for one sequence, by a model. See speculation.Drafter."""
 
     def __init__(self, model: DraftModel, prompt: NDArray[np.int32]) -> None:
+        super().__init__(model)
         self._model = model
         self.text: list[int] = prompt.tolist()
         self.slot: int | None = None
         self.known = 0  # first tokens of the text whose keys are in the slot
-        self.drafted: list[int] = []
-        self.rate = model.rate
 
     @property
     def behind(self) -> bool:
@@ -55,20 +84,60 @@ class DraftSequence:
 
     def extend(self, tokens: Sequence[int], drafted: int) -> None:
         """See Drafter."""
-        checked = self.drafted[:drafted]
-        right = _shared(tokens, checked)
-        for hit in [True] * right + [False] * (right < len(checked)):
-            self.rate += _WEIGHT * (hit - self.rate)
-            self._model.checked(hit)
-        if not checked:
-            self.rate += _FORGOTTEN * (_FIRST_RATE - self.rate)
-        if self.drafted and self.known == len(self.text):
-            self.known += min(right, len(self.drafted) - 1, len(tokens) - 1)
+        followed = len(self.drafted) - 1  # its keys are there, but for the last one's
+        right = self.check(tokens, drafted)
+        if followed >= 0 and self.known == len(self.text):
+            self.known += min(right, followed, len(tokens) - 1)
         self.text += tokens
-        self.drafted = []
 
 
-class DraftModel:
+class NextTokenSequence(DraftedTokens):
+    """Drafts for one sequence, by a layer. See speculation.Drafter."""
+
+    def __init__(self, model: NextTokenDrafts) -> None:
+        super().__init__(model)
+        self._model = model
+
+    def draft(self, most: int) -> list[int]:
+        """See Drafter; none before NextTokenDrafts.draft was called."""
+        self._model.asked.append((self, 0 if self.drafted else most))
+        return self.drafted[: max(0, most)]
+
+    def extend(self, tokens: Sequence[int], drafted: int) -> None:
+        """See Drafter."""
+        self.check(tokens, drafted)
+
+
+class NextTokenDrafts(ModelRate, StepCost):
+    """Drafts tokens for many sequences by a layer that predicts a further one."""
+
+    def __init__(self, layer: NextTokens) -> None:
+        super().__init__()
+        self._layer = layer
+        self.asked: list[tuple[NextTokenSequence, int]] = []
+
+    def sequence(self, prompt: NDArray[np.int32]) -> NextTokenSequence:
+        """The drafter of the tokens after a prompt."""
+        return NextTokenSequence(self)
+
+    def draft(self, most: Callable[[float], int], groups: Iterable[SequenceGroup]) -> None:
+        """See DraftModel.draft."""
+        rows: list[Row] = []
+        asked: list[tuple[NextTokenSequence, int]] = []
+        for group in groups:
+            self.asked.clear()
+            group.strategy.drafts(most)
+            if self.asked:  # by each of its sequences
+                rows += group.newest()
+                asked += self.asked
+        if any(count > 0 for _, count in asked):
+            found = self._layer.draft(rows, [count for _, count in asked])
+            for (sequence, count), tokens in zip(asked, found, strict=True):
+                if count > 0:
+                    sequence.drafted = tokens
+
+
+class DraftModel(ModelRate):
     """Drafts tokens for many sequences where that saves time. See StepCost."""
 
     most_drafted = MOST_DRAFTED
@@ -80,48 +149,31 @@ class DraftModel:
         self._used = [0] * backend.info.slots
         self._clock = 0
         self.asked: list[tuple[DraftSequence, int]] = []
-        self.rate = _FIRST_RATE  # of all sequences
         self._cost = StepCost()
-        self._credit = 0.0  # seconds gained, less those spent
-        # Of the step that is under way:
-        self._worked = False
-        self._gained = 0  # tokens
-        self._reading_s = 0.0
+        self._reading_s = 0.0  # of the step that is under way
 
     def sequence(self, prompt: NDArray[np.int32]) -> DraftSequence:
         """The drafter of the tokens after a prompt."""
         return DraftSequence(self, prompt)
 
-    def checked(self, hit: bool) -> None:
-        """Account for a drafted token, which was chosen or not."""
-        self.rate += _WEIGHT / 2 * (hit - self.rate)
-        self._gained += hit
-
     def most(self, sequences: int, rate: float) -> int:
-        """See StepCost."""
-        return self._cost.most(sequences, rate)
+        """See StepCost. What it took to read a text has to be gained again by drafts."""
+        return self._cost.worth(sequences, rate)
 
-    def took(self, sequences: int, drafted: int, seconds: float) -> None:
+    def took(self, sequences: int, drafted: int, accepted: int, seconds: float) -> None:
         """See StepCost."""
-        if not self._worked:
-            self._cost.took(sequences, 0, seconds)
-            self._earn(_SHARE * seconds)
-            return
-        if (plain := self._cost.plain(sequences)) is not None:
-            self._earn(plain * (1 + self._gained / sequences) - seconds)
-        if drafted:
-            self._cost.took(sequences, drafted, seconds - self._reading_s)
-        self._worked, self._gained, self._reading_s = False, 0, 0.0
+        self._cost.took(sequences, drafted, accepted, seconds, self._reading_s)
+        self._reading_s = 0.0
 
-    def draft(self, most: Callable[[float], int], strategies: Iterable[DecodingStrategy]) -> None:
-        """Compute what the strategies' `drafts` give for the same `most` until the next step is
-        over."""
+    def draft(self, most: Callable[[float], int], groups: Iterable[SequenceGroup]) -> None:
+        """Compute what the groups' strategies give as `drafts` for the same `most` until the next
+        step is over."""
         self.asked.clear()
-        for strategy in strategies:
-            strategy.drafts(most)
+        for group in groups:
+            group.strategy.drafts(most)
         if not (asked := self._admitted()):
             return
-        self._worked, began = True, time.perf_counter()
+        began = time.perf_counter()
         rows: list[Row] = []
         ready: list[tuple[DraftSequence, int, int]] = []
         room = self._backend.info.budget - len(asked)  # besides a token of each
@@ -148,9 +200,6 @@ class DraftModel:
             if ready:
                 logits = self._backend.forward([_newest(*one[:2]) for one in ready])
 
-    def _earn(self, seconds: float) -> None:
-        self._credit = min(_MOST_CREDIT, self._credit + seconds)
-
     def _admitted(self) -> list[tuple[DraftSequence, int]]:
         """The requested drafts that can and may be computed in this step."""
         info, reads, blocks = self._backend.info, False, 0
@@ -160,7 +209,7 @@ class DraftModel:
             new = sequence.text[sequence.known :]
             if count < 1 or len(admitted) == info.slots or max(new) >= info.vocab_size:
                 continue
-            if sequence.behind and (reads or self._credit < 0):
+            if sequence.behind and (reads or self._cost.credit < 0):
                 continue  # one at a time: what it costs is known in the next step
             if info.memory is not None:
                 needed = info.memory.blocks_of(len(sequence.text) + count)
@@ -223,3 +272,6 @@ def _newest(sequence: DraftSequence, slot: int) -> Row:
     """The row of the token that was drafted last."""
     place = len(sequence.text) + len(sequence.drafted) - 1
     return Row(slot, np.array(sequence.drafted[-1:], np.int32), place)
+
+
+Drafts = DraftModel | NextTokenDrafts | PromptLookups

@@ -42,8 +42,7 @@ from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
-    from lite_runner.generation.draft_model import DraftModel
-    from lite_runner.generation.speculation import PromptLookups
+    from lite_runner.generation.draft_model import Drafts
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class Scheduler:
         *,
         prefix_cache: bool = True,
         step_s: float | None = None,
-        drafts: DraftModel | PromptLookups | None = None,
+        drafts: Drafts | None = None,
         stored: StoredPrefixes | None = None,
     ) -> None:
         """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
@@ -458,7 +457,7 @@ class Scheduler:
         if drafts is not None and len(decoding) == len(self._running) and not self._waiting:
             sequences = sum(len(group.strategy.running()) for group in decoding)
             most = partial(self._most_drafted, drafts, sequences)
-            drafts.draft(most, [group.strategy for group in decoding])
+            drafts.draft(most, decoding)
         for group in decoding:
             rows = group.newest(most)
             step.rows += rows
@@ -482,7 +481,7 @@ class Scheduler:
                 step.scored = True
         return step
 
-    def _most_drafted(self, drafts: DraftModel | PromptLookups, sequences: int, rate: float) -> int:
+    def _most_drafted(self, drafts: Drafts, sequences: int, rate: float) -> int:
         """Tokens to draft for one of so many sequences, whose drafts are accepted at this rate."""
         room = min(self._budget, self._info.most_logits) // sequences - 1
         return max(0, min(room, drafts.most(sequences, rate)))
@@ -572,8 +571,9 @@ class Scheduler:
         if self._drafts is not None and not step.prompts:  # drafts are of steps without prompts
             drafted = sum(row.logits - 1 for row in step.rows)
             self.timing.drafted_tokens += drafted
-            self.timing.accepted_tokens += max(0, step.sampled - len(step.rows))
-            self._drafts.took(len(step.rows), drafted, seconds)
+            accepted = max(0, step.sampled - len(step.rows))
+            self.timing.accepted_tokens += accepted
+            self._drafts.took(len(step.rows), drafted, accepted, seconds)
         self.timing.prefill_s += seconds * prompts / tokens
         self.timing.decode_s += seconds * (tokens - prompts) / tokens
         for group, row in zip(groups, step.rows, strict=True):

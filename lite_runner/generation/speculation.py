@@ -23,6 +23,8 @@ _ROW_COST = 0.2  # a token's share of the time of a step with one, before a draf
 _WEIGHT = 0.2  # of the newest observation
 _FORGOTTEN = 0.01  # of what drafted tokens cost, in a step without
 _MARGIN = 1.2  # by which a draft has to be worth more than it costs
+_SHARE = 0.01  # of the time of steps without drafts, for trying again
+_MOST_CREDIT = 0.5  # seconds gained that later tries may cost
 
 
 class Drafter(Protocol):
@@ -81,31 +83,43 @@ class PromptLookup:
 
 
 class StepCost:
-    """The time of decoding steps, with drafted tokens and without, by the number of sequences."""
+    """The time of decoding steps, with drafted tokens and without, by the number of sequences, and
+    what drafts have gained."""
 
     most_drafted = MOST_DRAFTED
 
     def __init__(self) -> None:
         self._plain: dict[int, float] = {}  # sequences -> seconds of a step
         self._row: dict[int, float] = {}  # sequences -> a drafted token's share of these
+        self.credit = 0.0  # seconds gained, less those spent
 
-    def plain(self, sequences: int) -> float | None:
-        """Seconds of a step without drafts; None: none was timed."""
-        return self._plain.get(sequences)
-
-    def took(self, sequences: int, drafted: int, seconds: float) -> None:
-        """Account for a step of decoding alone."""
-        if not drafted:
-            before = self._plain.get(sequences, seconds)
-            self._plain[sequences] = before + _WEIGHT * (seconds - before)
+    def took(
+        self, sequences: int, drafted: int, accepted: int, seconds: float, reading_s: float = 0.0
+    ) -> None:
+        """Account for a step of decoding alone; `reading_s` of it were for later drafts."""
+        plain = self._plain.get(sequences)
+        if not drafted and not reading_s:
+            self._earn(_SHARE * seconds)
+            plain = seconds if plain is None else plain
+            self._plain[sequences] = plain + _WEIGHT * (seconds - plain)
             if (row := self._row.get(sequences)) is not None:  # one slow step is forgotten
                 self._row[sequences] = row + _FORGOTTEN * (_expected(sequences) - row)
-        elif (plain := self._plain.get(sequences)) is not None:
-            found = max(0.0, (seconds / plain - 1.0) / drafted)
+        elif plain is not None:
+            # Of a step that something else delayed, at most its tokens one by one count.
+            spent = min(seconds, reading_s + plain * (2 + drafted))
+            self._earn(plain * (1 + accepted / sequences) - spent)
+            if not drafted:
+                return
+            found = max(0.0, ((seconds - reading_s) / plain - 1.0) / drafted)
             before = self._row.get(sequences, found)
             self._row[sequences] = before + _WEIGHT * (found - before)
 
     def most(self, sequences: int, rate: float) -> int:
+        """Tokens to draft for one of so many sequences: none while drafts have cost more than they
+        gained."""
+        return self.worth(sequences, rate) if self.credit >= 0 else 0
+
+    def worth(self, sequences: int, rate: float) -> int:
         """Tokens worth drafting for one of so many sequences, each accepted at this rate after
         those before it."""
         if sequences not in self._plain:
@@ -118,13 +132,16 @@ class StepCost:
             most, gain = most + 1, gain * rate
         return most
 
+    def _earn(self, seconds: float) -> None:
+        self.credit = min(_MOST_CREDIT, self.credit + seconds)
+
 
 class PromptLookups(StepCost):
     """Drafts of many sequences by prompt lookup; `DraftModel` has the same methods."""
 
     sequence = PromptLookup
 
-    def draft(self, most: Callable[[float], int], strategies: Iterable[object]) -> None:
+    def draft(self, most: Callable[[float], int], groups: Iterable[object]) -> None:
         """Nothing is to be computed before the step."""
 
 

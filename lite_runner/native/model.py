@@ -147,6 +147,9 @@ class NativeModel:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
         self._caches: list[CacheArray] = []
+        # Of a layer that predicts a further token: the hidden states of the tokens of the next step
+        # [capacity, hidden_size].
+        self.joined = _zeros((0, 0), np.float32)
         self.states = _zeros((0, 0), np.float32)  # recurrent ones [slots, numbers]
         self.kept_states = self.states  # those behind the tokens that `kept` named
         self.kept = np.zeros(0, np.int32)  # [slots] a token of the next step; -1: none
@@ -169,6 +172,10 @@ class NativeModel:
         self._model.kept = self.kept.ctypes.data
         first = 0
         layers = self._bound[1:-1:2]
+        if self._config.joins is not None:
+            layers = self._bound[2:-1:2]
+            self.joined = _zeros((capacity, self._config.hidden_size), np.float32)
+            self._bound[1].state = self.joined.ctypes.data
         for bound, block in zip(layers, self._config.blocks, strict=True):
             if block.only == "feed_forward":
                 continue
@@ -249,6 +256,18 @@ class NativeModel:
         scale = np.sqrt(np.square(x).mean(axis=1, keepdims=True) + np.float32(norm.epsilon))
         scaled: NDArray[np.float32] = x / scale * weights(norm.gamma)
         return scaled + weights(norm.beta) if norm.centred else scaled
+
+    def further(self, config: Decoder, layers: Sequence[Packed]) -> NativeModel:
+        """A model of `layers` between the embedding and the head of this one, which has to stay."""
+        own, head = self._blocks[-1], layers[-1].block
+        offset = HeadLayer.from_address(own.ctypes.data).matrix_offset
+        last = aligned(head.nbytes)
+        last[:] = head
+        if offset:  # from its own address, as offsets are
+            matrix = own.ctypes.data + offset - last.ctypes.data
+            HeadLayer.from_address(last.ctypes.data).matrix_offset = matrix
+        every = [self._blocks[0], *(layer.block for layer in layers[:-1]), last]
+        return NativeModel(config, [Packed(block, None) for block in every], 0)
 
     def _time(self, recorder: Recorder | None) -> None:
         """Time the layers for a recorder from now on; None: stop."""

@@ -71,14 +71,15 @@ def pack(
     share: Share = WHOLE,
 ) -> Iterator[Packed]:
     """The layers of a model that is not `unsupported`, one after the other: embedding, attention
-    and feed-forward of each block, head. Each takes its weights, or a rank's `share` of them, when
-    it is packed, in a `room` of its own.
+    and feed-forward of each block, head; a layer that predicts a further token has what joins its
+    inputs in place of the embedding. Each takes its weights, or a rank's `share` of them, when it
+    is packed, in a `room` of its own.
 
     `rounded_input` and `dequantize`: see matrices.matrix.
     """
     layouts, local = PoolLayouts(model, lora, share), model.shard(share.count)
     packer = _Packer(local, weights, layouts, rounded_input, dequantize, room, share)
-    yield packer.embedding()
+    yield packer.embedding() if model.joins is None else packer.join(model.joins)
     for layer, block in enumerate(local.blocks):
         yield packer.mixer(layer, block)
         yield packer.feed_forward(layer, block)
@@ -142,6 +143,13 @@ class _Packer:
             table, positions, norm, layout, hidden=model.hidden_size, side=side
         )
         return Packed(block.block(self._room), layout)
+
+    def join(self, given: spec.Norm) -> Packed:
+        norms = [self._norm(given, role) for role in ("join_norm", "join_hidden_norm")]
+        embedding, hidden = norms
+        assert embedding is not None and hidden is not None
+        matrix = self._packed(self._weights.matrix(self._name("join")))
+        return Packed(packing.join(matrix, embedding, hidden).block(self._room), None)
 
     def mixer(self, layer: int, block: spec.Block) -> Packed:
         if block.only == "feed_forward":

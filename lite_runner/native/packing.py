@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import Structure, c_int64
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from lite_runner.native.structs import (
     HeadLayer,
     Kind,
     LoraPair,
+    Norm,
     NormValues,
     PoolLayout,
     RecurrentLayer,
@@ -23,6 +25,26 @@ from lite_runner.native.structs import (
     copied,
 )
 from lite_runner.records import dataclass
+
+
+class JoinLayer(Structure):
+    """The input of a layer that predicts a further token."""
+
+    __slots__ = ()
+    _fields_ = [
+        *((name, c_int64) for name in ("kind", "hidden", "matrix_offset")),
+        ("norm", Norm),
+        ("hidden_norm", Norm),
+    ]
+
+
+def join(matrix_layout: StructLayout, norm: NormValues, hidden_norm: NormValues) -> StructLayout:
+    """`matrix_layout`: a matrix [hidden, 2 * hidden] of the normed embedding and hidden state."""
+    fields = JoinLayer(kind=Kind.JOIN, hidden=len(norm.gamma))
+    layout = StructLayout(fields)
+    fields.matrix_offset = layout.add(matrix_layout)
+    fields.norm, fields.hidden_norm = layout.norm(norm), layout.norm(hidden_norm)
+    return layout
 
 
 @dataclass(frozen=True)

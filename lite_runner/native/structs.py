@@ -103,6 +103,7 @@ class Kind(IntEnum):
     EXPERTS = 3
     RECURRENT = 4
     NONE = 5
+    JOIN = 6
 
 
 class Activation(IntEnum):
@@ -501,6 +502,8 @@ class PoolLayouts:
 
     def embedding(self) -> PoolLayout | None:
         model = self._model
+        if model.joins is not None:
+            return None
         name = self._parameters["embedding", None, "weight"].name
         return self._layout([Target(name, model.vocab_size, model.hidden_size, looked_up=True)])
 

@@ -112,7 +112,7 @@ class Timing:
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
     time_to_first_token_s: float | None = None
-    drafted_tokens: int | None = None  # by speculate=ngram
+    drafted_tokens: int | None = None  # by speculate= or draft_model=
     accepted_tokens: int | None = None  # of these
     preemptions: int | None = (
         None  # sequences that were preempted and recomputed, for lack of memory

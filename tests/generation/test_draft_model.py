@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lite_runner.backends import CacheMemory
+from lite_runner.backends import CacheMemory, Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generation, Request
-from lite_runner.generation.draft_model import DraftModel, DraftSequence
+from lite_runner.generation.draft_model import DraftModel, DraftSequence, NextTokenDrafts
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 from tests.generation.mock import Logits, MockBackend, cycling_logits, hashed_logits
 from tests.generation.scenarios import LENGTH, Run, Scenario, same, scenarios
@@ -26,7 +27,7 @@ Make = Callable[..., MockBackend]
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts as long as they may be, whatever they cost."""
-    monkeypatch.setattr(StepCost, "most", lambda *_: MOST_DRAFTED)
+    monkeypatch.setattr(StepCost, "worth", lambda *_: MOST_DRAFTED)
     monkeypatch.setattr(DraftModel, "took", lambda *_: None)
 
 
@@ -126,7 +127,7 @@ def asked(model: DraftModel, *sequences: DraftSequence) -> list[int]:
         def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
             return [one.draft(most(one.rate)) for one in sequences]
 
-    model.draft(lambda _: 2, [DecodingStrategy()])  # type: ignore[list-item]
+    model.draft(lambda _: 2, [SimpleNamespace(strategy=DecodingStrategy())])  # type: ignore[list-item]
     return [len(one.drafted) for one in sequences]
 
 
@@ -134,14 +135,14 @@ def test_what_reading_costs_has_to_be_gained(backend: Make) -> None:
     model = DraftModel(backend(max_length=100), 16)
     long, late = (model.sequence(np.arange(50, dtype=np.int32) % 16) for _ in range(2))
     short = model.sequence(np.array([1, 2], np.int32))
-    model.took(3, 0, 0.01)
+    model.took(3, 0, 0, 0.01)
     assert asked(model, long, late, short) == [2, 0, 2]  # one reads at a time
-    model.took(3, 4, 1.0)  # much more than was gained
+    model.took(3, 4, 2, 1.0)  # much more than was gained
     for one in (long, short):
         one.extend([one.drafted[0]], 2)
     assert asked(model, long, late, short) == [2, 0, 2]
     for _ in range(200):
-        model.took(3, 0, 1.0)
+        model.took(3, 0, 0, 1.0)
     assert asked(model, late) == [2]
 
 
@@ -166,3 +167,26 @@ def test_tokens_that_the_draft_model_lacks_are_not_given_to_it(backend: Make) ->
     model = DraftModel(backend(logits=lambda tokens, _: np.eye(8, dtype=np.float32)[1]), 16)
     assert asked(model, model.sequence(np.array([9, 1], np.int32))) == [0]
     assert asked(model, model.sequence(np.array([7, 1], np.int32))) == [2]
+
+
+def test_a_layer_backs_off_where_its_drafts_do_not_pay() -> None:
+    class Wrong:
+        def draft(self, rows: Sequence[Row], counts: Sequence[int]) -> list[list[int]]:
+            return [[15] * count for count in counts]
+
+    model = NextTokenDrafts(Wrong())
+    sequence, drafted = model.sequence(np.array([1, 2], np.int32)), 0
+    for _ in range(3000):
+        most = model.most(1, sequence.rate)
+        sequence.draft(most)
+        sequence.drafted = [15] * most
+        sequence.extend([1], most)
+        drafted += most
+        model.took(1, most, 0, 0.01 * (1 + 0.3 * most))
+    assert 0 < 0.3 * drafted < 3000 * 0.012
+    for _ in range(500):  # of another text
+        most = max(1, model.most(1, sequence.rate))
+        sequence.drafted = [1] * most
+        sequence.extend([1] * (most + 1), most)
+        model.took(1, most, most, 0.01 * (1 + 0.3 * most))
+    assert model.most(1, sequence.rate) == MOST_DRAFTED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from lite_runner.weights.lora.adapter import Adapter
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests.generation.scenarios import begins, same
+from tests.next_token import CASES, with_layer, write_with_layer
 from tests.paths import FIXTURES
 
 REQUESTS, SLOTS, LENGTH, VOCAB = 40, 5, 64, 96
@@ -196,7 +198,7 @@ def test_with_drafts_to_the_bit(
     reference: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model drafts for itself, in other bits: some drafts are refused, also by sampling."""
-    monkeypatch.setattr(StepCost, "most", lambda *_: MOST_DRAFTED)
+    monkeypatch.setattr(StepCost, "worth", lambda *_: MOST_DRAFTED)
     monkeypatch.setattr(DraftModel, "took", lambda *_: None)
     for case in ("llama", "qwen3_next", "granitemoehybrid"):  # adapters; recurrent states
         backend, adapters = own_operators(case, "none", "fp32", reference)
@@ -205,6 +207,21 @@ def test_with_drafts_to_the_bit(
         heard = check_to_the_bit(backend, adapters, longest_prompt=40, times_new=3)
         timing = heard.engine.scheduler.timing
         assert timing.drafted_tokens > 2 * timing.accepted_tokens > 60, case
+
+
+def test_with_a_layer_that_predicts_a_further_token_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is wrong, one that is right in part, and one that always is: `agreeing_tensors`."""
+    monkeypatch.setattr(StepCost, "most", lambda *_: MOST_DRAFTED)
+    monkeypatch.setattr("lite_runner.backends.native.next_token.LATE", 6)
+    for case in CASES:
+        for share, least in ((None, 0), (0.02, 20), (0.0, 30)):
+            folder = write_with_layer(case, tmp_path / f"{case}{share}", share)
+            backend = with_layer(folder, SLOTS, LENGTH)
+            heard = check_to_the_bit(backend, [], longest_prompt=40, times_new=3)
+            timing = heard.engine.scheduler.timing
+            assert timing.drafted_tokens - 100 > timing.accepted_tokens >= least, (case, share)
 
 
 def own_operators(
@@ -237,8 +254,9 @@ def check_to_the_bit(
         )
         for one in requests
     ]
-    together = in_company(backend, requests, random, drafting=backend.draft is not None)
-    backend.draft = None
+    drafts = backend.draft is not None or backend.next_token is not None
+    together = in_company(backend, requests, random, drafting=drafts)
+    backend.draft = backend.next_token = None
     assert backend.adapters is None or backend.adapters.loads >= len(adapters) > 1
     whole = 0
     for id, request in together.requests.items():

@@ -126,16 +126,16 @@ def test_the_rate_of_acceptance_is_known_without_drafts() -> None:
 def test_drafts_have_to_pay() -> None:
     cost = StepCost()
     assert cost.most(1, 0.9) == 0  # no step has been timed
-    cost.took(1, 0, 0.01)
+    cost.took(1, 0, 0, 0.01)
     assert cost.most(1, 0.9) > cost.most(1, 0.5) > 0 == cost.most(1, 0.1)
     assert cost.most(1, 1.0) == MOST_DRAFTED
-    cost.took(8, 0, 0.02)
+    cost.took(8, 0, 0, 0.02)
     assert cost.most(8, 0.95) > 0 == cost.most(8, 0.7)  # a token of eight is worth less
     for _ in range(20):
-        cost.took(8, 4, 0.021)
+        cost.took(8, 4, 4, 0.021)
     assert cost.most(8, 0.7) > 0
-    cost.took(1, 4, 0.1)  # slow
+    cost.took(1, 4, 4, 0.1)  # slow
     assert cost.most(1, 1.0) == 0
     for _ in range(500):
-        cost.took(1, 0, 0.01)
+        cost.took(1, 0, 0, 0.01)
     assert cost.most(1, 1.0) > 0  # tried again, later

@@ -24,7 +24,7 @@ class Lite(Seat):
         if options.adapters is not None:
             reasons.append("an exported model takes no adapters beside it")
         if options.speculates:
-            reasons.append("speculate=ngram needs backend=native")
+            reasons.append(f"{options.speculates} needs backend=native")
         if options.draft is not None:
             reasons.append("draft_model= needs backend=native")
         if options.prompt_logits:

@@ -64,7 +64,7 @@ class MindSpore(Seat):
             f"kv_cache={settings.kv_cache}": is_narrow(settings.kv_cache),
             "adapter_dtype=bf16": settings.adapter_dtype == "bf16",
             "quant=a8": settings.quant == "a8",
-            "speculate=ngram": options.speculates,
+            options.speculates: bool(options.speculates),
             "draft_model=": options.draft is not None,
         }
         reasons += [

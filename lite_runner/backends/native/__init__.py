@@ -27,7 +27,7 @@ from lite_runner.config import bytes_of
 from lite_runner.model import ModelFiles
 from lite_runner.native import fingerprint
 from lite_runner.native.model import NativeOptions, unsupported
-from lite_runner.native.structs import Share
+from lite_runner.native.structs import LoraSize, Packed, Share
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE
 from lite_runner.sizing import Memory, cache_bytes
 
@@ -57,12 +57,13 @@ class Native(Seat):
             reasons.append("context.mode=1 runs MindSpore's operators one by one")
         if not settings.use_past:
             reasons.append("model.model_config.use_past=false turns off the KV cache")
-        if options.speculates:
-            model = files.model
+        if setting := options.speculates:
             if options.ranks.tensor > 1:
-                reasons.append("speculate=ngram: not supported with tensor parallelism")
-            if _keys_change(model):
-                reasons.append("speculate=ngram: this model's keys change with the text's length")
+                reasons.append(f"{setting}: not supported with tensor parallelism")
+            if _keys_change(files.model):
+                reasons.append(f"{setting}: this model's keys change with the text's length")
+            if options.predicts_next and (why := _without_next_token(files)):
+                reasons.append(f"{setting}: {why}")
         if options.draft is not None:
             if options.ranks.tensor > 1:
                 reasons.append("draft_model: not supported with tensor parallelism")
@@ -81,9 +82,14 @@ class Native(Seat):
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
         """See Seat. Measured: mapped layers take no more than those packed in memory."""
-        if options.draft is not None:
-            alone = self.memory(files, replace(options, draft=None))
-            return _together(alone, self.memory(options.draft, options.of_draft))
+        need = self._memory(files, options)
+        draft = _next_token_files(files) if options.predicts_next else options.draft
+        if draft is None:
+            return need
+        return _together(need, self._memory(draft, options.of_draft(draft)))
+
+    def _memory(self, files: ModelFiles, options: RunOptions) -> Memory:
+        """Without what drafts."""
         model, slots, length = files.model, options.slots, options.length
         share, local = _share(options), files.model.shard(options.ranks.tensor)
         cached = (
@@ -138,7 +144,9 @@ class Native(Seat):
         """See Seat."""
         settings = options.settings
         self.check(files, options)
-        draft = None if options.draft is None else self.open(options.draft, options.of_draft)
+        draft, next_token = None, None
+        if options.draft is not None:
+            draft = self.open(options.draft, options.of_draft(options.draft))
         dtype = settings.precision.rounded(options.device)
         quantized, blocks = files.quantization.rounds, files.quantization.keeps_blocks
         if dtype != "float32" and (quantized or blocks):
@@ -152,14 +160,14 @@ class Native(Seat):
             bind_to_node(options.ranks.rank % local, local)
         adapters, lora = options.rank_adapters(files.model)
         peers = _met(options) if options.ranks.tensor > 1 else None
-        layers = packed_model(
-            _as_computed(files, options),
-            lora,
-            name=settings.draft_model or "" if options.is_draft else settings.source.name,
-            cached=settings.context.cache,
-            ranks=options.ranks,
-            share=_share(options),
-        )
+        name = settings.draft_model or "" if options.is_draft else settings.source.name
+        layers = _packed(files, options, name, lora)
+        if options.predicts_next:
+            from lite_runner.backends.native.next_token import NextToken
+
+            own = _next_token_files(files)
+            packed = _packed(own, options, f"{settings.source.name}'s layer of a further token")
+            next_token = partial(NextToken, own.model, packed)
         learned = None
         if files.learned_keys is not None:
             from lite_runner.model.learned_keys import learned_keys
@@ -181,11 +189,45 @@ class Native(Seat):
             store=store,
             reproducible=settings.context.reproducible,
             draft=draft,
+            next_token=next_token,
             learned=learned,
         )
 
 
 SEAT = Native()
+
+
+def _packed(
+    files: ModelFiles, options: RunOptions, name: str, lora: LoraSize | None = None
+) -> list[Packed]:
+    return packed_model(
+        _as_computed(files, options),
+        lora,
+        name=name,
+        cached=options.settings.context.cache,
+        ranks=options.ranks,
+        share=_share(options),
+    )
+
+
+def _without_next_token(files: ModelFiles) -> str:
+    """The reason why no layer of a model predicts a further token; "" if its files may have one."""
+    from lite_runner.architectures.next_token import next_token_layer
+
+    if next_token_layer(files.model) is None:
+        return f"{files.model.architecture} has no layer that predicts a further token"
+    if files.held is not None or files.learned_keys is not None:
+        return "without a checkpoint of the model alone"
+    return ""
+
+
+def _next_token_files(files: ModelFiles) -> ModelFiles:
+    """The layer that predicts a further token."""
+    from lite_runner.architectures.next_token import next_token_layer
+
+    layer = next_token_layer(files.model)
+    assert layer is not None  # see _without_next_token
+    return replace(files, model=layer, base=None, adapter=None)
 
 
 def _keys_change(model: Decoder) -> bool:

@@ -43,6 +43,7 @@ from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
+    from lite_runner.backends.native.next_token import NextToken
     from lite_runner.backends.native.prefix_files import PrefixFiles, StoreSettings
     from lite_runner.backends.native.slot_states import SlotStates
     from lite_runner.native.peers import Peers
@@ -66,13 +67,15 @@ class NativeBackend:
         store: StoreSettings | None = None,
         reproducible: bool = False,
         draft: NativeBackend | None = None,
+        next_token: Callable[[NativeModel], NextToken] | None = None,
         learned: NDArray[np.float32] | None = None,
     ) -> None:
         """`layers`: as `pack` returns them; `adapters`: the initial ones, if `options` have adapter
         slots; `threads` None: one per processor available to this process; `peers`: the ranks that
         have the rest of each layer; `store`: where prefixes are to be kept in files;
         `reproducible`: the same bits on every processor; `draft`: a smaller model, which
-        drafts tokens; `learned`: the model's learned keys and values: see model/learned_keys.py."""
+        drafts tokens; `next_token`: makes the layer that does, from the model; `learned`: the
+        model's learned keys and values: see model/learned_keys.py."""
         native.set_threads(threads)
         native.choose_kernels(reproducible=reproducible)
         self._config, self._reproducible = config, reproducible
@@ -84,6 +87,7 @@ class NativeBackend:
         self.draft = draft
         model = NativeModel(config, layers, options.lora.slots if options.lora else 0, peers)
         self._model = model
+        self.next_token = None if next_token is None else next_token(model)
         self.adapters: AdapterSlots | None = None
         if options.lora is not None:
             from lite_runner.backends.adapter_slots import AdapterSlots
@@ -106,6 +110,8 @@ class NativeBackend:
         length = cache_length(options.length, config.seq_length)
         self._options = options = replace(options, length=length)
         memory, block_bytes = None, self._model.block_bytes(options.cache)
+        if self.next_token is not None:
+            block_bytes += self.next_token.block_bytes(options)
         if options.cache_bytes is not None:
             one = -(-length // BLOCK)  # a sequence of full length always fits
             # Every slot has the learned keys in front.
@@ -122,6 +128,9 @@ class NativeBackend:
         self._states: SlotStates | None = None  # before the new ones are allocated
         whole_length = replace(options, length=length + self._ahead)
         self._model.resize(whole_length, self._capacity, self._metadata.table)
+        if self.next_token is not None:
+            same = self._reproducible
+            self.next_token.resize(whole_length, self._capacity, reproducible=same)
         if self._learned is not None:
             for slot in range(options.slots):
                 self._model.write_keys(slot, self._learned)
@@ -191,6 +200,8 @@ class NativeBackend:
         lengths = [self._written[source] for source in sources]
         self._model.copy(sources, targets, [self._ahead + length for length in lengths])
         self._metadata.copy(sources, targets)
+        if self.next_token is not None:
+            self.next_token.copy(sources, targets, lengths)
         if self._states is not None:
             self._states.copy(sources, targets)
         for target, length in zip(targets, lengths, strict=True):
@@ -200,6 +211,8 @@ class NativeBackend:
         """Free the memory of a slot's tokens from `length` on."""
         assert self._model is not None
         self._model.release(slot, self._ahead + length)
+        if self.next_token is not None:
+            self.next_token.release(slot, length)
         if self._states is not None:
             self._states.release(slot, length)
         self._written[slot] = min(self._written[slot], length)
@@ -214,6 +227,9 @@ class NativeBackend:
             self.stored = None
         if self.draft is not None:
             self.draft.close()
+        if self.next_token is not None:
+            self.next_token.close()
+            self.next_token = None
         if self._model is not None:
             self._model.close()
             self._model = self.adapters = None
@@ -251,13 +267,18 @@ class NativeBackend:
             owner = every.owner[part]
             slots[: len(owner)] = np.array([row.adapter_slot for row in every.rows])[owner]
         if self._states is None:
-            return self._model.run(metadata, table, slots, len(wanted))
-        drafts = every.before_drafts(part)
-        self._model.kept.fill(-1)
-        for slot, (token, _) in drafts.items():
-            self._model.kept[slot] = token
-        with self._states.changed(every.ends(part), {one: end for one, (_, end) in drafts.items()}):
-            return self._model.run(metadata, table, slots, len(wanted))
+            logits = self._model.run(metadata, table, slots, len(wanted))
+        else:
+            drafts = every.before_drafts(part)
+            self._model.kept.fill(-1)
+            for slot, (token, _) in drafts.items():
+                self._model.kept[slot] = token
+            before = {slot: end for slot, (_, end) in drafts.items()}
+            with self._states.changed(every.ends(part), before):
+                logits = self._model.run(metadata, table, slots, len(wanted))
+        if self.next_token is not None:
+            self.next_token.follow(every, part)
+        return logits
 
 
 def state_bytes(model: Decoder) -> int:
@@ -340,7 +361,7 @@ class TokenBatch:
         """Slots of a part, and each one's tokens after it."""
         return {
             row.slot: row.position + min(part.stop, first + len(row.tokens)) - first
-            for row, first in self._starts()
+            for row, first in self.starts()
             if first < part.stop and part.start < first + len(row.tokens)
         }
 
@@ -348,13 +369,13 @@ class TokenBatch:
         """Slots with drafts: the index in the part of the token before them, and how many tokens
         the slot has then."""
         found = {}
-        for row, first in self._starts():
+        for row, first in self.starts():
             known = len(row.tokens) - row.logits + 1
             if row.drafts and part.start < first + known <= part.stop:
                 found[row.slot] = first + known - 1 - part.start, row.position + known
         return found
 
-    def _starts(self) -> Iterator[tuple[Row, int]]:
+    def starts(self) -> Iterator[tuple[Row, int]]:
         """The rows, and the index of each one's first token."""
         first = 0
         for row in self.rows:

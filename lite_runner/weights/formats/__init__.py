@@ -70,7 +70,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     if unknown and notes:
         progress.note(f"{where}: {_listed(unknown)}: not a field of {model_type}, and not followed")
     if notes and any(raw.get(key) for key in _FURTHER_LAYERS):
-        progress.note(f"{where}: its layers that predict a further token are left out")
+        progress.note(f"{where}: layers that predict a further token are for speculate=mtp alone")
     # A description that is registered under another name is that name's.
     return replace(model, architecture=architecture.name)
 

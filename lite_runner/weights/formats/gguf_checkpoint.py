@@ -185,9 +185,12 @@ def _is_tied(file: GGUFFile) -> bool:
 
 def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     """Canonical tensors of the file, complete and checked, or ArtifactError."""
+    from lite_runner.architectures.next_token import in_gguf
     from lite_runner.weights.formats.hugging_face import check_tied_head
     from lite_runner.weights.layouts import check_tensors
 
+    if config.joins is not None:
+        file = replace(file, tensors=in_gguf(file.tensors, str(file.path)))
     table = parameters(config)
     experts = None if config.sparse is None else config.sparse.experts
     expected: dict[str, tuple[int, ...]] = {}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures import KNOWN, Parameter, architecture_of, parameters, stored_rows
+from lite_runner.architectures.next_token import in_hugging_face
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import read_json
@@ -206,6 +207,8 @@ def from_hugging_face(
     found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
     """Canonical tensors from Hugging Face's, complete and validated. Raises ArtifactError."""
+    if config.joins is not None:
+        found = in_hugging_face(found, where)
     found = _joined(separated(found, config, where), config)
     expected = shapes_in_files(config)
     named: dict[str, LazyTensor] = {}

@@ -45,6 +45,8 @@ def with_canonical_names(
     found: Mapping[str, LazyTensor], config: Decoder, where: str
 ) -> dict[str, LazyTensor]:
     """`found` by canonical names, whether stored by those of Hugging Face or of MindFormers."""
+    if config.joins is not None:  # MindFormers' checkpoints have none
+        return from_hugging_face(found, config, where)
     found = separated(found, config, where)
     theirs, stored = shapes_in_files(config), shapes_in_mindformers(config)
     tensors = {canonical_name(name): tensor for name, tensor in found.items()}
