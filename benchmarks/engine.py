@@ -27,6 +27,8 @@ def opened(
     """The backend of a job, ready for its steps, and the config that names it."""
     device = environment.resolve_device(config.context.device_target)
     tokenizer = tokenizer_of(config.tokenizer, files)
+    for prompt in job.tokens[:1]:  # a run has texts, and the tokenizer is made when it is needed
+        tokenizer.encode(tokenizer.decode(prompt))
     options = run_options(config.settings, job, device, ranks, tokenizer)
     options = resolve_backend(files, options)
     backend = open_backend(files, options)

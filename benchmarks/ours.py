@@ -16,8 +16,6 @@ from measure import Measurement, engine_parser, seconds_since_start
 
 from lite_runner import progress
 from lite_runner.backends import Backend
-from lite_runner.backends.lite.export.opening import folder_of_run
-from lite_runner.backends.native.packed_cache import entry_of
 from lite_runner.bench.workload import Prompts, lockstep
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import GenerateOptions
@@ -34,8 +32,12 @@ def loaded(config: GenerateOptions, files: ModelFiles, job: Job) -> Path:
     """What the backend reads: the checkpoint, or what is made of it in the cache."""
     assert files.path is not None
     if config.backend == "mslite":
+        from lite_runner.backends.lite.export.opening import folder_of_run  # not for other runs
+
         return folder_of_run(config.graphs, files, job.slots, job.length)
     if config.backend == "native" and config.context.cache:
+        from lite_runner.backends.native.packed_cache import entry_of
+
         return entry_of(replace(files, rounded=config.precision.rounded("CPU")))
     return files.path
 
@@ -71,7 +73,6 @@ def main() -> None:
         length=len(prompts[0]) + arguments.new_tokens,
     )
     backend, config = opened(config, files, job)
-    path = loaded(config, files, job)
     load_s = time.perf_counter() - started - backend.compile_s
     cold = greedy(backend, prompts, arguments.new_tokens)
     next(cold)
@@ -86,7 +87,7 @@ def main() -> None:
         greedy(backend, prompts, arguments.new_tokens),
         first_token_s=first_token_s,
         load_s=load_s,
-        files=[path],
+        files=[loaded(config, files, job)],
     ).print()
     backend.close()
 

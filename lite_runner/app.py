@@ -38,6 +38,8 @@ def console(*, mindformer: bool = False) -> NoReturn:
     """The program `run-lite` and run_lite.py; `mindformer`: run_mindformer.py."""
     # Imports make objects that stay; collecting garbage among them takes 6% of the start.
     gc.set_threshold(100_000)
+    # NumPy's other threads would wait for their first product for 0.1 s of a processor's time.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
     # A terminal that lacks a character shows a question mark; the run goes on.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
