@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import prefix_error
 from lite_runner.architectures.spec import Decoder, Prefix
+from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
@@ -22,7 +23,7 @@ os.environ.setdefault("GLOG_v", "3")
 BASE = -1  # adapter slot of the base model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Row:
     """The work of one cache slot in a step."""
 
@@ -118,7 +119,7 @@ def check_rows(rows: Sequence[Row], info: BackendInfo, adapter_slots: int = 0) -
             raise ValueError(f"adapter_slot: got {row.adapter_slot}, expected {expected}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class StoredPrefix:
     """Blocks of tokens in the cache, read from files."""
 

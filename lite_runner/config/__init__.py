@@ -18,7 +18,6 @@ import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from lite_runner.errors import ConfigError
@@ -434,6 +433,8 @@ NEAR_NAME = 0.75  # how alike two names are that may be one misspelt
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The entry of `known` most like `word`, whatever the case; None where none is near."""
+    from difflib import get_close_matches  # for errors
+
     by_lower = {entry.lower(): entry for entry in known}
     found = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[found[0]] if found else None

