@@ -14,7 +14,15 @@ import pytest
 
 from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir, make_folder, sha256_of
-from lite_runner.system.user_cache import VALUES, digest_of, remembered, trim, use
+from lite_runner.system.user_cache import (
+    VALUES,
+    digest_of,
+    known_of_file,
+    of_file,
+    remembered,
+    trim,
+    use,
+)
 from tests.paths import ROOT
 
 
@@ -99,6 +107,13 @@ def test_a_large_file_is_read_once_for_each_state(
     file.write_bytes(b"abd")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert digest_of(file) == hashlib.sha256(b"abd").hexdigest()
+    monkeypatch.setattr(user_cache, "_SETTLED_NS", 100_000_000)
+    file.write_bytes(b"abe")
+    known_of_file("parts", file, [1, 2])
+    user_cache._found.clear()  # as in another process
+    assert of_file("parts", file, failing) == [1, 2]
+    file.write_bytes(b"abf")
+    assert of_file("parts", file, lambda: [3]) == [3]
 
 
 NAMES = ("graphs/new", "artifacts/old", "graphs/oldest", "artifacts/newest")

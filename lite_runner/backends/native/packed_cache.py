@@ -46,7 +46,13 @@ from lite_runner.native.structs import (
 from lite_runner.sizing import readable
 from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir, new_folder
-from lite_runner.system.user_cache import cannot_hold, digest_of, of_file, state_of
+from lite_runner.system.user_cache import (
+    cannot_hold,
+    digest_of,
+    known_of_file,
+    of_file,
+    state_of,
+)
 from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 from lite_runner.weights.formats.safetensors_file import metadata_of, stored_tensors
@@ -62,6 +68,7 @@ _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}
 _ENTRY_BYTES = 280  # of a tensor in the header, at most
 _PREFIX = 8  # bytes of the header's length
 _THREADS = 4  # hashing releases the GIL
+_DAMAGED = "damaged layers"  # what is remembered of a file
 
 
 def packed_model(
@@ -205,6 +212,7 @@ def _pack_into(entry: Path, files: ModelFiles, name: str) -> str:
             write_packed(file, files.model, lambda room: layers(room=room))
     except EnvironmentFault as error:
         return error.message
+    known_of_file(_DAMAGED, entry / FILE, [])
     size = (entry / FILE).stat().st_size
     progress.note(f"the packed {name} is in the cache from now on: {readable(size)}")
     return ""
@@ -371,7 +379,7 @@ def _check_digests(path: Path, digests: Mapping[str, str]) -> None:
             pairs = zip(stored, found, strict=True)
             return [name for name, digest in pairs if digest != digests.get(name)]
 
-    if wrong := of_file("damaged layers", path, damaged):
+    if wrong := of_file(_DAMAGED, path, damaged):
         raise ArtifactError(
             f"{path}: {', '.join(wrong[:3])}: not the bytes that were written", AGAIN
         )

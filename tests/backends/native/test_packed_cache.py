@@ -31,6 +31,7 @@ from lite_runner.model.locate import locate
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import WHOLE, pool_size
 from lite_runner.run_modes import heads, resolve
+from lite_runner.system import user_cache
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests import references
@@ -74,8 +75,11 @@ def entries(cache: Path) -> list[Path]:
     return sorted(one.relative_to(cache) for one in cache.glob("packed/[!.]*"))
 
 
-def test_layers_are_packed_once(files: ModelFiles, cache: Path, told: Told) -> None:
+def test_layers_are_packed_once(
+    files: ModelFiles, cache: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = packed(files, cached=False)
+    monkeypatch.setattr(user_cache, "LARGE", 1)
     assert not entries(cache) and KEPT not in told()
     assert packed(files) == wanted
     assert KEPT in told()
@@ -83,6 +87,8 @@ def test_layers_are_packed_once(files: ModelFiles, cache: Path, told: Told) -> N
     estimated, loading = packed_memory(files, Ranks(), WHOLE, cached=False)
     assert file.stat().st_size == pytest.approx(estimated, rel=0.2) and loading
     written = file.stat().st_mtime_ns
+    user_cache._found.clear()  # as in another process, which does not verify them
+    assert user_cache.of_file("damaged layers", file, lambda: pytest.fail("read")) == []
     assert packed(files) == wanted
     assert "pack" not in told() and file.stat().st_mtime_ns == written
 
