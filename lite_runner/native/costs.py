@@ -46,6 +46,9 @@ def layer_costs(blocks: Sequence[Block], vocabulary: int, number_bytes: int) -> 
             costs.append(_recurrent(_struct(RecurrentLayer, block), block, label))
         elif kind == Kind.NONE:
             costs.append(LayerCost(name=label, kind="none", weights=0, macs=0))
+        elif kind == Kind.JOIN:
+            macs = 2 * embedding.hidden**2
+            costs.append(LayerCost(name="join", kind="join", weights=block.nbytes, macs=macs))
         else:
             costs.append(_feed_forward(_struct(FeedForwardLayer, block), block, label, kind))
     macs = embedding.hidden * vocabulary
