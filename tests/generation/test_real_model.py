@@ -221,7 +221,8 @@ def test_with_a_layer_that_predicts_a_further_token_to_the_bit(
             backend = with_layer(folder, SLOTS, LENGTH)
             heard = check_to_the_bit(backend, [], longest_prompt=40, times_new=3)
             timing = heard.engine.scheduler.timing
-            assert timing.drafted_tokens - 100 > timing.accepted_tokens >= least, (case, share)
+            assert timing.drafted_tokens > 100
+            assert timing.drafted_tokens > timing.accepted_tokens >= least, (case, share)
 
 
 def own_operators(
