@@ -160,7 +160,11 @@ class _Fields:
     """The tokenizer's keys, type-checked."""
 
     def __init__(self, metadata: dict[str, Any], source: str) -> None:
-        self._metadata = metadata
+        self._metadata = {
+            key: value.in_memory() if isinstance(value, Array) else value
+            for key, value in metadata.items()
+            if key.startswith("tokenizer.")
+        }
         self.source = source
         self.tokens = self.strings("tokens")
         self.types = self.numbers("token_type") or [PieceType.NORMAL] * len(self.tokens)

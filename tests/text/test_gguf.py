@@ -101,6 +101,7 @@ def test_the_first_text_is_encoded_as_by_all_tokens(
         check_first_texts(_Fields(read_header(path).metadata, str(path)), texts, long)
         path = write_gguf(**{**bpe_keys, **without_a_letter, "pre": pre})
         fields = _Fields(read_header(path).metadata, str(path))
+        path.write_bytes(b"")  # what is read is not read again
         check_first_texts(fields, ["that this"], ["thes hes", *long])
 
 

@@ -16,6 +16,7 @@ import re
 import struct
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -89,6 +90,10 @@ class Array:
         start, end = self._starts[place : place + 2].tolist()
         with self._decoding():
             return bytes(self.encoded[start : end - 8]).decode()
+
+    def in_memory(self) -> Array:
+        """A copy, which the file may change under."""
+        return replace(self, encoded=memoryview(bytes(self.encoded)))
 
     def values(self) -> list[Any]:
         """Raises ArtifactError for a string that is not UTF-8."""
