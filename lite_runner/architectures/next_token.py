@@ -71,11 +71,11 @@ def _first(found: Iterable[str], pattern: str, where: str) -> str:
     matches = (re.fullmatch(pattern, name) for name in found)
     prefixes = sorted((one[1] for one in matches if one), key=lambda one: (len(one), one))
     if not prefixes:
-        raise missing(where)
+        raise no_layer(where)
     return prefixes[0]
 
 
-def missing(where: str) -> ArtifactError:
+def no_layer(where: str) -> ArtifactError:
     """The error of files without such a layer."""
     return ArtifactError(
         f"{where}: has no layer that predicts a further token",

@@ -65,6 +65,7 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     ArtifactError where it is none of them, is damaged, or does not hold exactly the tensors of
     `config`.
     """
+    from lite_runner.architectures.next_token import no_layer
     from lite_runner.weights.formats.hugging_face import from_hugging_face, open_index
     from lite_runner.weights.formats.mindformers import with_canonical_names
     from lite_runner.weights.quantization.quantized_checkpoint import (
@@ -79,6 +80,8 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
         return from_gguf(open_gguf(file), config)
     quantized = read_quantization(file)
     if quantized is not None:
+        if config.joins is not None:
+            raise no_layer(str(file))
         return open_quantized(file, quantized, config)
     left_out: list[str] = []
     found = _tensors_in(file, left_out)

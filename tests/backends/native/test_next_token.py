@@ -10,12 +10,16 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures.next_token import next_token_layer
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.backends import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ArtifactError
 from lite_runner.generation import Engine, Request
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
 from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.layouts import random_checkpoint
+from lite_runner.weights.quantization.quantize import with_quantization
+from lite_runner.weights.quantization.quantized_checkpoint import write_quantized
 from tests.newer_gguf import write_newer_gguf
 from tests.next_token import CASES, REFERENCE, config_at, with_layer, write_with_layer
 from tests.paths import FIXTURES
@@ -92,6 +96,16 @@ def test_gguf_files_have_the_same_layer(tmp_path: Path) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert np.array_equal(found[name].read(), tensor.read()), name
-    write_newer_gguf(tmp_path / "plain.gguf", REFERENCE / "glm4_moe")
-    with pytest.raises(ArtifactError, match="has no layer that predicts a further token"):
-        open_checkpoint(tmp_path / "plain.gguf", layer)
+
+
+def test_files_without_a_layer_are_refused(tmp_path: Path) -> None:
+    model, quantization = config_at(REFERENCE / "glm4_moe"), Quantization.of("a16w8", None)
+    layer = next_token_layer(model)
+    assert layer is not None
+    write_newer_gguf(tmp_path / "x.gguf", REFERENCE / "glm4_moe")
+    tensors = with_quantization(random_checkpoint(model, 0), model, quantization)
+    (tmp_path / "quantized").mkdir()
+    write_quantized(tmp_path / "quantized", tensors, model, quantization, "random")
+    for path in (REFERENCE / "glm4_moe", tmp_path / "x.gguf", tmp_path / "quantized"):
+        with pytest.raises(ArtifactError, match="has no layer that predicts a further token"):
+            open_checkpoint(path, layer)
