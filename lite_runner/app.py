@@ -10,7 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import LazyLoader
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from lite_runner import __version__, progress
@@ -31,7 +35,21 @@ if TYPE_CHECKING:
     from lite_runner.config.argv import CommandLine
     from lite_runner.config.schema import RunConfig
 
+_LATER = {"numpy.ctypeslib", "numpy.fft", "numpy.ma", "numpy.polynomial"}
 GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
+
+
+class _PartsOfNumPy(MetaPathFinder):
+    """Imports parts of NumPy when they are used, as NumPy 2 does: a quarter of its import."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _LATER or (spec := PathFinder.find_spec(fullname, path)) is None:
+            return None
+        assert spec.loader is not None
+        spec.loader = LazyLoader(spec.loader)
+        return spec
 
 
 def console(*, mindformer: bool = False) -> NoReturn:
@@ -40,6 +58,7 @@ def console(*, mindformer: bool = False) -> NoReturn:
     gc.set_threshold(100_000)
     # NumPy's other threads would wait for their first product for 0.1 s of a processor's time.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
+    sys.meta_path.insert(0, _PartsOfNumPy())
     # A terminal that lacks a character shows a question mark; the run goes on.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
