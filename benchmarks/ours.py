@@ -4,7 +4,12 @@ The same path as `run_lite.py run_mode=predict`: command line, Hydra, checkpoint
 backend, token loop. Only the prompts come as token ids, so that both sides compute the same.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+from lite_runner.app import start_quickly
+
+start_quickly()  # as the program does, before the rest is imported
 
 import time
 from collections.abc import Iterator

@@ -54,15 +54,20 @@ class _PartsOfNumPy(MetaPathFinder):
 
 def console(*, mindformer: bool = False) -> NoReturn:
     """The program `run-lite` and run_lite.py; `mindformer`: run_mindformer.py."""
+    start_quickly()
+    # A terminal that lacks a character shows a question mark; the run goes on.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    sys.exit(main(mindformer=mindformer))
+
+
+def start_quickly() -> None:
+    """Of a process that is ours alone, before NumPy is imported."""
     # Imports make objects that stay; collecting garbage among them takes 6% of the start.
     gc.set_threshold(100_000)
     # NumPy's other threads would wait for their first product for 0.1 s of a processor's time.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
     sys.meta_path.insert(0, _PartsOfNumPy())
-    # A terminal that lacks a character shows a question mark; the run goes on.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    sys.exit(main(mindformer=mindformer))
 
 
 def main(argv: Sequence[str] | None = None, *, mindformer: bool = False) -> int:
