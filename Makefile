@@ -81,6 +81,7 @@ SIZES := --prompts {prompts} --new-tokens {new_tokens} --threads {threads}
 FAST_OURS := .venv/bin/python benchmarks/ours.py $(SIZES)
 LLAMA_CPP = .venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf '$$model' \
 	--made build/gguf $(SIZES) --type
+IK_LLAMA_CPP = $(LLAMA_CPP:--type=--fork --type)
 GENAI := .venv-bench/bin/python benchmarks/peer_genai.py --huggingface build/genai/smollm2_135m \
 	--made build/genai $(SIZES) --type
 
@@ -102,9 +103,9 @@ bench: build/genai/smollm2_135m  ## measure float32, 8 and 4 bits against llama.
 	  table float32 "$(FAST_OURS) quant=none" --peer "$(LLAMA_CPP) F32" --peer "$(GENAI) fp32" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_transformers.py --gguf '$$model' $(SIZES)"; \
 	  table 8-bits "$(FAST_OURS) quant=a16w8" --peer "$(FAST_OURS) quant=a8w8" \
-	    --peer "$(LLAMA_CPP) Q8_0"; \
+	    --peer "$(LLAMA_CPP) Q8_0" --peer "$(IK_LLAMA_CPP) Q8_0"; \
 	  table 4-bits "$(FAST_OURS) quant=a16w4" \
-	    --peer "$(LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
+	    --peer "$(LLAMA_CPP) Q4_0" --peer "$(IK_LLAMA_CPP) Q4_0" --peer "$(GENAI) int4"; \
 	done
 	@.venv/bin/python benchmarks/picture.py docs/performance.svg \
 	  build/bench/float32-128.json build/bench/8-bits-128.json build/bench/4-bits-128.json
