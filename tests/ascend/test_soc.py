@@ -14,6 +14,7 @@ from lite_runner import progress
 from lite_runner.backends.mindspore import device
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import environment
+from tests.each import each
 
 WHEEL = Path(ms.__file__).resolve().parent
 # By mindspore 2.10.0, lib/plugin/libmindspore_ascend.so.2: the names of aclrtGetSocName and the
@@ -59,10 +60,11 @@ def cann(monkeypatch: pytest.MonkeyPatch, answer: Callable[[], bytes | None]) ->
     monkeypatch.setattr(ctypes, "CDLL", load)
 
 
-@pytest.mark.parametrize(("name", "kind"), NAMED)
+@each(("name", "kind"), NAMED)
 def test_fused_operators_where_there_are_some(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    environment.ascend_soc.cache_clear()
     cann(monkeypatch, lambda: name.encode())
     assert environment.ascend_soc() == name
     assert environment.has_fused_operators("Ascend") == (kind in FUSED)

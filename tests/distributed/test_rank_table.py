@@ -81,7 +81,7 @@ def _device(i: int, key: str, value: Any) -> Callable[[Any], None]:
     return _set("server_list", 0, "device", i, key, to=value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "expected"),
     [
         (_set("version", to="2.0"), 'version: got "2.0", expected "1.0" or "1.2"'),

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from lite_runner.mindir.manifest import (
 )
 from lite_runner.system.files import sha256_of
 from lite_runner.weights.manifest_file import CHECKSUM
+from tests.each import each
 from tests.models import model_named
 from tests.mutations import mutated
 
@@ -85,7 +87,7 @@ FILE = set_("graphs", "model", "file")
 BLOCK = ("model", "blocks", 0)  # the only run of equal ones
 
 
-@pytest.mark.parametrize(
+@each(
     ("how", "told"),
     [
         (FILE(True), "graphs.model.file: got true, expected a text"),
@@ -129,7 +131,8 @@ BLOCK = ("model", "blocks", 0)  # the only run of equal ones
         (set_("unknown")(1), "unknown: no such key"),
     ],
 )
-def test_what_is_wrong_is_told(folder: Path, how: Change, told: str) -> None:
+def test_what_is_wrong_is_told(folder: Path, tmp_path: Path, how: Change, told: str) -> None:
+    folder = Path(shutil.copytree(folder, Path(mkdtemp(dir=tmp_path), "x")))
     change(folder, how)
     with pytest.raises(ArtifactError) as error:
         read_manifest(folder)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, TypeAdapter
 
 from lite_runner.generation.sampling import log_softmax
+from tests.each import each
 from tests.generation.mock import MockBackend
 from tests.serving.conftest import VOCAB, Served, Start, letters
 from tests.serving.test_completions import alone, text_of
@@ -233,7 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "param", "said"), REFUSED, ids=lambda one: str(one)[:40])
+@each(("form", "param", "said"), REFUSED)
 def test_what_cannot_be_done_is_refused_by_its_name(
     served: Served, form: dict[str, Any], param: str, said: str
 ) -> None:

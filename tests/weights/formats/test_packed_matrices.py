@@ -12,6 +12,7 @@ import shutil
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ from lite_runner.weights.quantization.quantize import (
 from lite_runner.weights.read_ahead import QuantizedWeights, native_bytes
 from lite_runner.weights.sharding.partition import pieces
 from tests.backends.native.ranks import logits_of
+from tests.each import each
 from tests.packed_folders import (
     KEPT,
     LAYOUTS,
@@ -260,7 +262,7 @@ def with_state(**given: Any) -> Change:
     return changed(STATE, lambda a: np.frombuffer(text.encode(), np.uint8))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "change", "says"),
     [
         ("gptq 4 bits", without("scales"), "lacks scales"),
@@ -327,14 +329,15 @@ def with_state(**given: Any) -> Change:
     ],
 )
 def test_half_a_layout_is_refused_by_name(
-    name: str, change: Change, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, change: Change, says: str, tmp_path: Path
 ) -> None:
-    write_folder(tmp_path, name)
-    tensors = stored(tmp_path)
+    folder = Path(mkdtemp(dir=tmp_path))
+    write_folder(folder, name)
+    tensors = stored(folder)
     change(tensors)
-    write_tensors(tmp_path, tensors)
+    write_tensors(folder, tensors)
     with pytest.raises(ArtifactError, match="not a matrix of") as caught:
-        packed(opened(tmp_path))
+        packed(opened(folder))
     assert says in caught.value.message and Q in caught.value.message
     assert caught.value.hint
 

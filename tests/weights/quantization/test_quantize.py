@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from lite_runner.weights.quantization.quantize import describe, with_matrices_in
 from lite_runner.weights.quantization.quantized import VALUES_AT_ONCE, QuantizedTensor, quantize
 from lite_runner.weights.read_ahead import QuantizedWeights
 from lite_runner.weights.sharding.partition import pieces
+from tests.each import each
 
 QUANTS: list[Quant] = ["none", "a16w8", "a16w4", "a8w8"]
 
@@ -45,8 +47,7 @@ def test_schemes_of_matrices(config: Decoder) -> None:
     assert schemes(config, Quantization()) == {}
 
 
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("quant", QUANTS)
+@each(("quant", "dtype"), [*itertools.product(QUANTS, ("F32", "F16", "BF16"))])
 def test_weights_as_a_backend_takes_them(
     config: Decoder,
     quant: Quant,
@@ -55,8 +56,9 @@ def test_weights_as_a_backend_takes_them(
     tmp_path: Path,
 ) -> None:
     """Read from a file in slices, out-major, and the floats are the integers' own."""
-    write_safetensors(tmp_path / "m.safetensors", values(config, dtype), {})
-    plain = open_safetensors(tmp_path / "m.safetensors")
+    path = tmp_path / f"{quant}_{dtype}.safetensors"
+    write_safetensors(path, values(config, dtype), {})
+    plain = open_safetensors(path)
     quantization = Quantization.of(quant, None)
     tensors = with_quantization(plain, config, quantization)
     wanted = schemes(config, quantization)
