@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing
 from tests.each import each
+from tests.native.conftest import SANITIZED
 from tests.native.in_numpy import (
     Floats,
     Wide,
@@ -279,11 +280,11 @@ def test_attention_is_the_same_however_a_prompt_is_split(
         head_norms=(window is not None,) * 2,
         window=window,
     )
-    counts = [5, 131, 300]
+    counts = [5, 1, 140] if SANITIZED else [5, 131, 300]  # a token a step is slow there
     every = [(slot, p) for slot, count in enumerate(counts) for p in range(count)]
     operators.set_threads(1)
     first, held = outputs(layer, operators, [[one] for one in every])
-    assert np.isfinite(first).all() and first[2, 299].any()
+    assert np.isfinite(first).all() and first[2, counts[2] - 1].any()
     rng = np.random.default_rng(0)
     for threads, steps in (
         (2, [every]),
