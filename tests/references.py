@@ -17,7 +17,7 @@ _NAMES = {"architecture", "eos_token_id", "bos_token_id", "pad_token_id"}
 # What a step computes otherwise than a whole prompt: where its tokens are, and what they see.
 POSITIONS = (
     *("learned_positions", "position_offset", "prefix", "blocks.attention.alibi"),
-    *("blocks.attention.latent", "blocks.attention.rotary", "blocks.attention.sinks"),
+    *("blocks.attention.latent.rank", "blocks.attention.rotary", "blocks.attention.sinks"),
     "blocks.attention.window",
 )
 
