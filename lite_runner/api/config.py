@@ -8,12 +8,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from lite_runner import progress
 from lite_runner.api.context import chosen, of_these_ranks
 from lite_runner.api.settings import RUN_KEYS, WEIGHTS, assign, resolve_source, top_level_keys
 from lite_runner.config import (
     Invalid,
-    Note,
     did_you_mean,
     nearest,
     nearest_key,
@@ -184,14 +182,8 @@ class PretrainedConfig:
         raw = of_these_ranks(self._raw)
         raw["context"] = {**raw["context"], **chosen()}
         own = {field.name: raw[field.name] for field in fields(kind) if field.name in raw}
-        config = kind.from_dict({**own, **options})
-        wrong: list[Invalid] = []
-        notes: list[Note] = []
-        config = with_backend(config, wrong, notes)
-        raise_errors([*wrong, *errors(config)])
-        for note in notes:  # of an old name, told once
-            progress.note(note.text)
-            self._raw.update(engine=config.engine, backend=config.backend)
+        config = with_backend(kind.from_dict({**own, **options}))
+        raise_errors(errors(config))
         return config
 
 

@@ -16,7 +16,6 @@ from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import (
     Invalid,
-    Note,
     invalid,
     paths_of,
     raise_errors,
@@ -225,18 +224,8 @@ def unavailable(floats_only: Iterable[str], what: str, key: str) -> Iterator[Inv
         yield invalid((key, other), f"{what} is not available with {setting}{why}")
 
 
-def with_backend(config: Exported, errors: list[Invalid], notes: list[Note]) -> Exported:
-    """The config with the backend that its other settings mean: engine=native is the old name of
-    backend=native, and what only exported models have makes of auto mslite."""
-    if config.engine == "native":
-        if config.backend not in ("auto", "mslite", "native"):
-            text = f"engine=native is backend=native; got backend={config.backend}"
-            errors.append(invalid(("engine", "backend"), text))
-        if config.writes_graphs:
-            text = "engine=native is backend=native, which runs a checkpoint without an export"
-            errors.append(invalid(("engine", "run_mode"), text))
-        notes.append(Note("engine=native is backend=native now: leave engine= out"))
-        return replace(config, backend="native", engine="auto")
+def with_backend(config: Exported) -> Exported:
+    """The config with backend=mslite in place of auto where it has settings of exported models."""
     asked = not config.writes_graphs and any(offline_settings(config).values())
     return replace(config, backend="mslite") if config.backend == "auto" and asked else config
 

@@ -285,7 +285,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
     # Errors that follow from others only distract.
     errors = composed.errors + [f for f in checked if not invalid_keys.intersection(f.keys)]
     if isinstance(config, ExportedOptions):
-        config = with_backend(config, errors, composed.notes)
+        config = with_backend(config)
     if config is not None:
         typed = {setting.key for setting in line.settings}
         found = [*schemas.errors(config), *typed_errors(config, typed)]

@@ -338,13 +338,12 @@ class ExportedOptions(ComputeOptions):
     takes_parallel: ClassVar[bool] = True
     writes_graphs: ClassVar[bool] = False  # the run mode writes exported models
 
-    # native: the old name of backend=native, see checks.with_backend
-    engine: Literal["auto", "lite", "lite-worker", "graph-cell", "native"]
+    engine: Literal["auto", "lite", "lite-worker", "graph-cell"]
     export: Export
     infer: Infer
 
     @property
-    def chosen_engine(self) -> Literal["lite", "lite-worker", "graph-cell", "native"] | None:
+    def chosen_engine(self) -> Literal["lite", "lite-worker", "graph-cell"] | None:
         """None: auto."""
         return None if self.engine == "auto" else self.engine
 

@@ -98,20 +98,12 @@ def test_a_model_object_is_exported(
         pipeline(model=model, backend="mslite")
 
 
-def test_backend_of_a_pipeline(
-    ready: TextGenerationPipeline, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_backend_of_a_pipeline(ready: TextGenerationPipeline) -> None:
     """MindFormers' own is "ms"; a model object is set to what is asked for."""
     options = {"max_new_tokens": 6, "eos_token_id": []}
     assert "backend" not in repr(ready)
     native = pipeline("text_generation", "tiny_llama", backend="native", **options)
     assert not isinstance(native.model, ms.nn.Cell) and native(INPUTS) == ready(INPUTS)
-    capsys.readouterr()
-    asked = {"backend": "mslite", "engine": "native"}  # before there was backend=native
-    former = pipeline("text_generation", "tiny_llama", **asked, **options)
-    assert repr(former) == repr(native) and former(INPUTS) == ready(INPUTS)
-    said = "engine=native is backend=native now: leave engine= out"
-    assert capsys.readouterr().err.count(said) == 1
     both = pipeline("text_generation", AutoModel.from_pretrained("tiny_llama"), **options)
     assert both(INPUTS) == ready(INPUTS)
     slow = pipeline("text_generation", both.model, both.tokenizer, None, None, "ms", **options)

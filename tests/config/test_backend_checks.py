@@ -318,7 +318,7 @@ PATHS = ("infer.prefill_model_path=d/a.mindir", "infer.increment_model_path=d/b.
         (["backend=mslite", "infer.infer_seq_length=1000"], "at most the model's context of 256"),
         (
             ["backend=ms", "engine=native"],
-            "engine=native is backend=native; got backend=ms",
+            "engine: got 'native', expected one of auto, lite, lite-worker, graph-cell",
         ),
     ],
 )

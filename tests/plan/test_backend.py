@@ -76,7 +76,6 @@ def test_auto_is_the_first_without_an_objection(planned: Callable[..., dict[str,
     exported = "mslite: an exported model, in the cache or exported first"
     chosen = {
         "seed=1": own,
-        "engine=native": own,
         "quant=a8w8": own,
         "context.mode=1": mindspore,
         "model.model_config.use_past=false": mindspore,
