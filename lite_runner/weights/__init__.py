@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lite_runner.weights.formats.gguf_blocks import BlockMatrix
     from lite_runner.weights.quantization.quantized import QuantizedTensor
 
-MAPPED_AROUND = 2 << 20  # bytes beside a touched page that Linux maps with it, at most
+MAPPED_AROUND = 2 << 20  # bytes around a touched page that Linux maps along with it, at most
 
 
 def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
@@ -45,7 +45,7 @@ def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
 def drop_pages(array: NDArray[Any]) -> None:
     """Drop the pages of the mapped file that `array` is a view of from the process's memory.
 
-    They are read again when touched. Without it, all that was read once counts as resident memory.
+    They are read again when touched. Otherwise everything that was read counts as resident memory.
     Does nothing for an array that is not a view of a mapped file.
     """
     whole = array
@@ -73,8 +73,8 @@ def first_bytes(path: Path, count: int) -> bytes:
 Index = tuple[slice, ...]  # a slice an axis, without steps
 # BF16 has no NumPy type: its raw arrays are uint16, the upper half of a float32.
 DType = Literal["F32", "F16", "BF16"]
-CHUNK = 1 << 22  # bytes that are copied at a time: they stay in the processor's cache
-COMPARED_AT_ONCE = 1 << 22  # values; keeps the comparison of large tensors in little memory
+CHUNK = 1 << 22  # bytes copied at a time: they stay in the processor's cache
+COMPARED_AT_ONCE = 1 << 22  # values; bounds the memory of comparing large tensors
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class LazyIntegers:
     optional: bool = False  # fall back to the tensor's floats if they cannot be read
     block_type: str = ""  # of the file's blocks that are requantized: see LazyTensor
     ordered: bool = False  # the columns may be in another order than the inputs
-    file_bits: int = 0  # of a number in the file, where it has fewer bits than here
+    file_bits: int = 0  # bits of a number in the file, where fewer than here
 
 
 @dataclass(frozen=True)

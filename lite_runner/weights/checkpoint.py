@@ -39,8 +39,8 @@ _SLIM_INDEX = "quant_model_weight*.safetensors.index.json"  # of msModelSlim
 PICKLES = (".bin", ".pt", ".pth", ".pkl")
 FILES = ".files"  # suffix of the folder with config and tokenizer of a weights file
 LORA = re.compile(r"(.+)\.(?:mindpet_delta_)?lora_([abAB])")  # MindFormers' names
-# Of p-tuning v2 and prefix tuning: a table, a network of two layers, and indices 0, 1, ...; a layer
-# is called as what has it first, which differs between releases.
+# Of p-tuning v2 and prefix tuning: a table, a network of two layers, and indices 0, 1, ...; a
+# layer is named after its first owner, which differs between releases.
 LEARNED_KEYS = re.compile(
     r"(?:.+\.)?mindpet_delta_(?:ptuning2|prefixtuning)_"
     r"(embedding\.embedding_table|(?:trans\.[02]|dense_in|dense_out)\.(?:weight|bias)|prefix)"
@@ -87,7 +87,7 @@ def open_checkpoint(path: Path, config: Decoder) -> dict[str, LazyTensor]:
     found = _tensors_in(file, left_out)
     if left_out:
         names = f"{', '.join(left_out[:3])}{' ...' if left_out[3:] else ''}"
-        progress.note(f"{file}: {len(left_out)} tensors are no weights and are left out: {names}")
+        progress.note(f"{file}: {len(left_out)} tensors are not weights and are left out: {names}")
     if learned := next((name for name in found if LEARNED_KEYS.fullmatch(name)), None):
         raise ArtifactError(
             f"{file}: holds learned keys and values beside the model's weights, such as {learned}",
@@ -186,7 +186,7 @@ def _tensors_in(file: Path, left_out: list[str] | None = None) -> dict[str, Lazy
         integers: dict[str, StoredTensor] = {}
         floats = open_ckpt(file, integers)
         kept = {name: tensor for name, tensor in floats.items() if not ignore(name)}
-        # Counters of a training, and the like, have no layout.
+        # Training counters and the like have no layout.
         return unpack(kept, integers, file) if layout_of_names(integers) else kept
     raise ArtifactError(
         f"{file}: not a checkpoint: it starts with {first_bytes(file, 8)!r}, expected safetensors, "
@@ -236,7 +236,7 @@ def _weights_in(path: Path) -> Path:
             f"{path}: a checkpoint cut for {len(ranks)} ranks (rank_0 ...), expected a whole one",
             "merge it first: run_mode=shard parallel=single",
         )
-    # Pickles come last.
+    # Pickles are the last choice.
     for names, suffixes in (
         (("model.safetensors", INDEX, _SLIM_INDEX), (".safetensors", ".ckpt", ".gguf")),
         (("pytorch_model.bin", TORCH_INDEX), PICKLES),

@@ -1,4 +1,4 @@
-"""Downloads over HTTP: several files at a time, resumed where they broke off, ended by Ctrl-C.
+"""Downloads over HTTP: several files at a time, resumed where they broke off, stopped by Ctrl-C.
 
 A file is written to NAME.incomplete beside its target, and renamed once its size and digest fit.
 """
@@ -28,15 +28,15 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder
 from lite_runner.system.user_cache import CACHE_HINT, digest_like
 
-# What speaks to a network is imported where that begins: it takes a tenth of a run that needs none.
+# Network modules are imported on first use: their import takes a tenth of a run without a network.
 if TYPE_CHECKING:
     import http.client
     import ssl
 
 CONNECTIONS = 4
-QUIET_SECONDS = 20.0  # without a byte: the connection is given up
-ATTEMPTS = 4  # in a row that bring no byte
-_PASSING = (408, 425, 429)  # status codes below 500 that are worth another attempt
+QUIET_SECONDS = 20.0  # without a byte before the connection is given up
+ATTEMPTS = 4  # in a row that receive no byte
+_PASSING = (408, 425, 429)  # status codes below 500 that are retried
 _CHUNK = 1 << 18
 _REDRAW_S = 0.25
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*@")
@@ -54,12 +54,12 @@ class Remote:
 
     @property
     def part(self) -> Path:
-        """The file with what has arrived so far."""
+        """The partial file."""
         return self.target.with_name(f"{self.target.name}.incomplete")
 
     @property
     def here(self) -> int:
-        """Bytes that have arrived."""
+        """Bytes received so far."""
         return self.part.stat().st_size if self.part.exists() else 0
 
 
@@ -201,7 +201,7 @@ class _Transfer:
             self._waiting.put(file)
 
     def run(self) -> None:
-        """Until all files are there; the first error ends it."""
+        """Wait until all files are there; the first error ends it."""
         for _ in range(min(CONNECTIONS, self._left)):
             threading.Thread(target=self._work, name="download", daemon=True).start()
         try:
@@ -209,7 +209,7 @@ class _Transfer:
                 try:
                     error = self._ended.get(timeout=_REDRAW_S)
                 except queue.Empty:
-                    self._step.advance(0)  # the time goes on where nothing comes
+                    self._step.advance(0)  # so that the clock advances when nothing arrives
                     continue
                 if error is not None:
                     raise error
@@ -258,7 +258,7 @@ class _Transfer:
                 file.part.replace(file.target)
 
     def _receive(self, file: Remote, part: IO[bytes]) -> None:
-        """Append what one connection brings. Raises OSError where it ends early."""
+        """Append what one connection delivers. Raises OSError where it ends early."""
         at = part.tell()
         headers = dict(file.headers) | ({"Range": f"bytes={at}-"} if at else {})
         try:
@@ -281,7 +281,7 @@ class _Transfer:
                     part.write(piece)
                     part.flush()
                 self._step.advance(len(piece))
-            if answer.length:  # bytes that were announced, and did not come
+            if answer.length:  # announced bytes that did not arrive
                 raise OSError("the connection was closed early")
 
     def _restart(self, part: IO[bytes]) -> None:

@@ -22,7 +22,7 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
 from lite_runner.weights.download import open_url
 
-CONNECT_SECONDS = 4.0  # to a hub; then there is no network
+CONNECT_SECONDS = 4.0  # of connecting to a hub before it counts as unreachable
 ANSWER_SECONDS = 10.0
 MAX_LISTING = 64 << 20  # bytes
 MAX_FOLDERS = 200
@@ -50,16 +50,16 @@ class Listing:
 class Hub(ABC):
     """A hub, by its API."""
 
-    scheme: str  # of its uris
+    scheme: str  # scheme of its URIs
     title: str
     folder: str  # below cache_dir()
-    branch: str  # that a repository has unless its uri says another revision
-    variables: tuple[str, ...]  # of the address; the first one that is set
-    address: str  # without them
+    branch: str  # the default revision
+    variables: tuple[str, ...]  # environment variables of the address; the first that is set
+    address: str  # the default address
 
     @property
     def endpoint(self) -> str:
-        """The address that is asked."""
+        """The address of the API."""
         given = (os.environ.get(name, "").strip() for name in self.variables)
         found = next(filter(None, given), self.address).rstrip("/")
         return found if "://" in found else f"https://{found}"
@@ -68,12 +68,12 @@ class Hub(ABC):
         """The files of a repository: where the API lists one folder at a time those of its root,
         and with `folder` those below that. Raises OSError, ValueError."""
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-            raise OSError("HF_HUB_OFFLINE is set, so no hub is asked")
+            raise OSError("HF_HUB_OFFLINE is set, so no hub is contacted")
         check_reachable(self.endpoint)
         try:
             return self._listing(name, revision, folder)
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"the answer is none of its API: {error!r}") from error
+            raise ValueError(f"not a response of its API: {error!r}") from error
 
     @abstractmethod
     def _listing(self, name: str, revision: str, folder: str | None) -> Listing:
@@ -86,7 +86,7 @@ class Hub(ABC):
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """A hint for a repository that cannot be had."""
+        """The hint for a repository that is not available."""
 
     def _ask(self, path: str, query: Mapping[str, str]) -> Any:
         url = f"{self.endpoint}/{path}?{urllib.parse.urlencode(query)}"
@@ -138,9 +138,9 @@ class ModelScope(Hub):
                 query = urllib.parse.urlencode({"Revision": revision, "FilePath": one["Path"]})
                 url = f"{self.endpoint}/{root}?{query}"
                 files[one["Path"]] = _file(url, one.get("Size"), one.get("Sha256"))
-        if not files:  # so it answers for a revision that there is not
+        if not files:  # the API answers for revisions that do not exist
             raise OSError(f"it has no files at revision {revision}")
-        # It names no commit of all of them.
+        # The API gives no commit for the whole.
         state = "".join(f"{path}\0{file.digest}\n" for path, file in sorted(files.items()))
         return Listing(hashlib.sha1(state.encode()).hexdigest(), _safe(files))
 
@@ -199,7 +199,7 @@ def check_reachable(address: str) -> None:
         try:
             socket.create_connection(place, CONNECT_SECONDS).close()
             outcome.put(None)
-        except (OSError, UnicodeError) as error:  # a name that is no host's
+        except (OSError, UnicodeError) as error:  # not a valid host name
             outcome.put(error if isinstance(error, OSError) else OSError(str(error)))
 
     threading.Thread(target=connect, name="connect", daemon=True).start()

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import Parameter as Parameter  # users' code has it from here
+from lite_runner.architectures import Parameter as Parameter  # re-exported for users' code
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
@@ -59,7 +59,7 @@ def _text(shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
 
-SCALE = np.float32(0.02)  # standard deviation, as the families initialise their weights
+SCALE = np.float32(0.02)  # standard deviation, as the families initialize their weights
 
 
 def random_checkpoint(
@@ -80,6 +80,6 @@ def _draw(seed: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     generator = np.random.default_rng(int.from_bytes(digest, "little"))
     values = generator.standard_normal(shape, dtype=np.float32)
     values *= SCALE
-    if name.endswith(".gamma") or (len(shape) == 1 and name.endswith(".weight")):  # gains of norms
+    if name.endswith(".gamma") or (len(shape) == 1 and name.endswith(".weight")):  # norm gains
         values += np.float32(1)
     return values

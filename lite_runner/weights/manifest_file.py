@@ -21,7 +21,7 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write, read_json_object
 
 CHECKSUM = "checksum"
-MAX_FAULTS = 5  # of a message
+MAX_FAULTS = 5  # listed in a message
 MAX_NAME = 255  # bytes of a file name, on all common file systems
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _T = TypeVar("_T")
@@ -97,9 +97,7 @@ def read_manifest(
     if not has_checksum:
         _note_unchecked(what, artifact or path.parent)
     elif checksum != _checksum(raw):
-        raise ArtifactError(
-            f"{path}: edited or damaged: its checksum is not that of what it says", hint
-        )
+        raise ArtifactError(f"{path}: edited or damaged: its checksum does not match", hint)
     return found
 
 

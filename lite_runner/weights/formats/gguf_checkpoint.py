@@ -25,10 +25,10 @@ from lite_runner.weights.formats.gguf_file import Array, GGUFFile
 
 NEXT_TOKEN = "nextn_predict_layers"
 FREQUENCIES = "rope_freqs.weight"
-INSTEAD = "take the model's Hugging Face checkpoint instead"  # the hint of errors
+INSTEAD = "take the model's Hugging Face checkpoint instead"  # hint of errors
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"  # of LongRoPE
-# Metadata below the architecture's name that changes nothing, with the reason; whatever else is not
-# read is refused unless it is 0, false, empty or NEUTRAL.
+# Architecture metadata without effect, with the reason; any other key that is not read is refused
+# unless it is 0, false, empty or NEUTRAL.
 NO_EFFECT = {
     "vocab_size": "the embedding has it",
     "tensor_data_layout": "where the converter had it from",
@@ -48,7 +48,7 @@ NEUTRAL = {
 
 
 class _Hyperparameters:
-    """The metadata below the architecture's name, and which of it was read."""
+    """The architecture's metadata, and which keys were read."""
 
     def __init__(self, file: GGUFFile, architecture: str) -> None:
         self._prefix = f"{architecture}."
@@ -70,7 +70,7 @@ class _Hyperparameters:
         return shortest(found) if isinstance(found, float) else found
 
     def refuse_others(self, config: Decoder) -> None:
-        """Fail on what was not read and may change what is computed. Raises ArtifactError."""
+        """Raise ArtifactError for keys that were not read and may change the result."""
         sparse = config.sparse
         experts = None if sparse is None else sparse.experts
         width = 0 if sparse is None else sparse.width
@@ -99,7 +99,7 @@ class _Hyperparameters:
 
 
 def config_of_gguf(file: GGUFFile) -> Decoder:
-    """The model that the metadata describes, or ArtifactError where it is not one of ours."""
+    """The model that the metadata describes. Raises ArtifactError for one that is not supported."""
     architecture = file.metadata.get("general.architecture")
     named = of_gguf(architecture)
     if named is None or not isinstance(architecture, str):
@@ -144,7 +144,7 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
 def _as_hugging_face(
     file: GGUFFile, architecture: str, gguf: GGUF, value: Callable[..., Any]
 ) -> dict[str, Any]:
-    """The metadata in the words of a Hugging Face config.json, which is then checked as one."""
+    """The metadata as a Hugging Face config.json, which is then checked as one."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     embedding = file.tensors.get("token_embd.weight")
     vocab_size = tokens.count if isinstance(tokens, Array) else None
@@ -170,7 +170,7 @@ def _as_hugging_face(
 
 
 def _layers(value: Callable[..., Any]) -> Any:
-    """The model's number of layers; a file may have further ones, which predict another token."""
+    """The model's number of layers, without those for multi-token prediction."""
     every, further = value("block_count"), value(NEXT_TOKEN, 0)
     return every - further if type(further) is int and 0 <= further < every else every
 
@@ -194,7 +194,7 @@ def from_gguf(file: GGUFFile, config: Decoder) -> dict[str, LazyTensor]:
     table = parameters(config)
     experts = None if config.sparse is None else config.sparse.experts
     expected: dict[str, tuple[int, ...]] = {}
-    starts = {}  # of parameters in the tensors that fuse them, in the order of their parts
+    starts = {}  # of parameters within fused tensors, in the order of their parts
     for parameter in sorted(table, key=lambda one: one.part or 0):
         name = _name_in_file(parameter, file)
         if halves := _halves_of_latents(parameter, file):
@@ -276,7 +276,7 @@ def _same_numbers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _of_next_token(name: str, file: GGUFFile, config: Decoder) -> bool:
-    """True for a tensor of the layers behind the model's, which predict a further token."""
+    """True for a tensor of the layers for multi-token prediction, behind the model's own."""
     if f"{file.metadata['general.architecture']}.{NEXT_TOKEN}" not in file.metadata:
         return False
     block, _, layer = name.partition(".")
@@ -288,7 +288,7 @@ _KEYS = re.compile(r"blk\.(?P<layer>\d{1,5})\.attn_(k|v|k_norm)\.")
 
 
 def _of_borrowed_keys(name: str, config: Decoder) -> bool:
-    """True for keys of a layer that takes those of an earlier one."""
+    """True for keys of a layer that shares those of an earlier one."""
     found = _KEYS.match(name)
     return found is not None and config.borrows(int(found["layer"]))
 
@@ -350,14 +350,14 @@ def _halves(array: NDArray[Any], heads: int) -> NDArray[Any]:
 
 
 def tensors_of_scaling(config: Decoder) -> set[str]:
-    """The tensors of a file that hold no weights but factors, which are in `config` by now."""
+    """The tensors of a file with rotary factors, not weights; `config` has them already."""
     scaling = None if config.rotary is None else config.rotary.scaling
     is_longrope = scaling is not None and scaling.type == "longrope"
     return {FREQUENCIES, SHORT, LONG} if is_longrope else {FREQUENCIES}
 
 
 def shortest(value: float) -> float:
-    """The decimal number that was meant by a float32: 1e-5, not 9.999999747378752e-06."""
+    """The shortest decimal that rounds to this float32: 1e-5, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -365,7 +365,7 @@ def scaling_of_metadata(value: Any) -> dict[str, Any] | None:
     """A `rope_scaling` object; what is not given is as in llama.cpp: linear, by a factor of 1."""
     kind = value("rope.scaling.type", "linear")
     factor = value("rope.scaling.factor", value("rope.scale_linear"))  # the second in older files
-    factor = factor or 1.0  # 0 stands for none, too
+    factor = factor or 1.0  # 0 means none, too
     scaling = {
         "rope_type": kind,
         "factor": factor,
@@ -391,7 +391,7 @@ def longrope(file: GGUFFile, value: Callable[..., Any]) -> dict[str, Any] | None
     return {
         "rope_type": "longrope",
         "original_max_position_embeddings": original,
-        # The converter writes the usual one too, as a float32.
+        # The converter writes the default too, as a float32.
         "attention_factor": factor if factor and abs(factor / usual - 1) > 1e-6 else None,
         **{name: list(map(shortest, one)) for name, one in lists.items()},
     }
@@ -439,7 +439,7 @@ def _rotated_dims(file: GGUFFile, config: Decoder, rotary: Rotary) -> int:
     return 2 * count
 
 
-_STOP = np.float32(1e30)  # what a frequency is divided by that rotates nothing
+_STOP = np.float32(1e30)  # divisor of a frequency that rotates nothing
 
 
 def frequency_stops(size: int, dims: int) -> NDArray[np.float32]:
@@ -455,7 +455,7 @@ def llama3_factors(theta: float, head_dim: int, scaling: RopeScaling) -> NDArray
     wavelengths = 2 * math.pi * theta**exponents
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = scaling.original_seq_length / wavelengths
-    if low == high:  # none lie between
+    if low == high:  # there are none in between
         return np.where(turns < low, scaling.factor, 1.0)
     smooth = (turns - low) / (high - low)
     # Frequencies between the two bounds move smoothly from unchanged to divided by the factor.

@@ -65,7 +65,7 @@ _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 @dataclass(frozen=True, repr=False)
 class Array:
-    """`count` strings or numbers of one key, which lie in the file and are not yet decoded."""
+    """`count` strings or numbers of one key, not yet decoded from the file."""
 
     path: Path
     key: str
@@ -164,7 +164,7 @@ class TensorEntry:
 
     name: str
     shape: tuple[int, ...]
-    type: int  # GGML's number of it
+    type: int  # GGML's number
     offset: int  # bytes, from the first aligned position after the header
 
 
@@ -179,12 +179,12 @@ class GGUFHeader:
     end: int  # bytes of the header
 
     def error(self, what: str) -> ArtifactError:
-        """The error for a file that contradicts the format."""
+        """The error for a file that violates the format."""
         return _format_error(self.path, what)
 
 
-# By path and state of the file. The references are weak: the owner of a header says how long the
-# file stays mapped.
+# By path and state of the file. References are weak: the file stays mapped as long as somebody
+# holds the header.
 _held: WeakValueDictionary[tuple[Path, int, int, int], GGUFHeader] = WeakValueDictionary()
 
 
@@ -218,7 +218,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 
 class _Reader:
-    """Reads from the first byte on; every step is checked against the end of the file."""
+    """Reads sequentially; every step is checked against the end of the file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -332,7 +332,7 @@ class _Reader:
         return _NUMBERS[kind]
 
     def _skip(self, length: int) -> int:
-        """Move on by `length` bytes; the position before."""
+        """Advance by `length` bytes; returns the position before."""
         start = self._position
         if length > len(self._data) - start:
             raise self._broken(f"{length:,} bytes announced, {len(self._data) - start:,} left")
@@ -412,7 +412,7 @@ class GGUFFile:
 
     header: GGUFHeader
     tensors: dict[str, GGUFTensor]
-    others: tuple[GGUFHeader, ...] = ()  # of the other files, held like the first
+    others: tuple[GGUFHeader, ...] = ()  # of the other parts, kept mapped like the first
 
     @property
     def path(self) -> Path:
@@ -436,7 +436,7 @@ def looks_like_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of the split checkpoint that `path` is one of, in order, there or not; of another
+    """The files of the split checkpoint of `path`, in order, present or not; of another
     file it alone."""
     part = _PART.fullmatch(path.name)
     if part is None:
@@ -454,7 +454,7 @@ def is_split(files: Collection[Path]) -> bool:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Parse the file; of a split checkpoint all of its files, whichever `path` is. Raises
+    """Parse the file, or all files of a split checkpoint of which `path` is any. Raises
     ArtifactError for whatever does not follow the format, and where a part is missing."""
     header = read_header(path)
     count = header.metadata.get("split.count", 1)

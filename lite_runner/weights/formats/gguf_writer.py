@@ -34,14 +34,14 @@ GGUFKind = Literal["Q8_0", "Q4_0", "Q4_1", "Q4_K_M"]
 _FILE_TYPES: dict[GGUFKind, int] = {"Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q4_K_M": 15}
 _SIZES = {name: (block, nbytes) for name, block, nbytes in TYPES.values()}
 _FLOATS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16}
-# For rows that are no whole blocks.
+# For rows that are not whole blocks.
 _FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0", "Q8_0": "F16", "Q4_0": "F16", "Q4_1": "F16"}
 _FALLBACKS["Q5_0"] = "F16"
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the file, and the parameters that it holds one after the other."""
+    """A tensor of the file, and the parameters concatenated in it."""
 
     name: str
     shape: tuple[int, ...]  # NumPy's
@@ -121,7 +121,7 @@ def write_gguf(
             kind_of_tensor = gguf.GGMLQuantizationType[one.type_name]
             dtype: type[np.generic] = _FLOATS.get(one.type_name, np.uint8)
             row = one.nbytes // math.prod(one.shape[:-1])
-            # Of blocks the library wants the bytes of a row.
+            # For blocks the library expects the bytes of a row.
             shape = one.shape if dtype is not np.uint8 else (*one.shape[:-1], row)
             writer.add_tensor_info(one.name, shape, np.dtype(dtype), one.nbytes, kind_of_tensor)
         writer.write_header_to_file()
@@ -174,7 +174,7 @@ def _rows(parameter: Parameter) -> int:
 
 
 def _type_of(parameter: Parameter, parts: int, model: Decoder, kind: GGUFKind) -> str:
-    """The type of a tensor: in a Q4_K_M what matters most has Q6_K, as in llama.cpp."""
+    """The type of a tensor: in Q4_K_M the most sensitive have Q6_K, as in llama.cpp."""
     is_end = parameter.role in ("embedding", "head", "side_table")
     if parameter.kind != "weight" or not (parameter.is_linear or is_end):
         return "F32"
@@ -225,7 +225,7 @@ def _bytes(
         return values.astype(dtype)
     if importance is None or tensor.type_name == "Q8_0":
         return blocks_of(values, tensor.type_name)
-    if len(importance) == 1:  # of the same inputs
+    if len(importance) == 1:  # with the same inputs
         return blocks_of(values, tensor.type_name, importance[0])
     each = zip(np.split(values, len(importance)), importance, strict=True)
     return np.concatenate([blocks_of(one, tensor.type_name, sizes) for one, sizes in each])

@@ -103,7 +103,7 @@ def write_folder(
 
 
 def _layout(one: Parameter, quantization: Quantization) -> _Layout:
-    """Type and shape of the tensors of a cell, by the end of their names."""
+    """Type and shape of a cell's tensors, by the suffix of their names."""
     (rows, columns), group = one.shape, quantization.group
     shape = (rows, columns) if not group else (columns, rows // 2)
     scales = (rows,) if group in (0, columns) else (columns // group, rows)
@@ -117,7 +117,7 @@ def _layout(one: Parameter, quantization: Quantization) -> _Layout:
 def _arrays(
     read: Callable[[], QuantizedTensor], cell: str, quantization: Quantization
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The tensors of a cell by name."""
+    """The arrays of a cell by name."""
     matrix = read()
     scales = matrix.scales.astype(np.float32)
     if matrix.bits == 4:

@@ -28,12 +28,12 @@ MAX_INDEX = 100_000_000  # bytes
 # Buffers that older releases of transformers saved; the network computes them itself.
 _BUFFERS = re.compile(r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_(pos_)?emb\.inv_freq)$")
 
-# Of models that read images, too.
+# Of multimodal models.
 _OTHER_PARTS = re.compile(
     r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision"
     r"|embed_audio)\."
 )
-# Of a layer that takes the keys of an earlier one, with the prefixes that `full_name` knows.
+# Of a layer that shares the keys of an earlier one, with the prefixes that `full_name` knows.
 _KEYS = re.compile(
     r"(language_model\.)?(model\.)?(language_model\.)?layers\.(?P<layer>\d{1,5})\.self_attn\."
     r"(k_proj|v_proj|k_norm|v_norm)\."
@@ -49,7 +49,7 @@ def open_index(index: Path) -> dict[str, LazyTensor]:
     """All tensors of a sharded checkpoint, whose shards are in the folder of `index`."""
     shards = read_index(index)
     tensors: dict[str, LazyTensor] = {}
-    others: dict[str, StoredTensor] = {}  # parts of quantized matrices, maybe in several shards
+    others: dict[str, StoredTensor] = {}  # parts of quantized matrices, possibly in several shards
     for file, names in sorted(shards.items()):
         shard = index.parent / file
         if not shard.is_file():
@@ -122,7 +122,7 @@ def _is_conv1d(parameter: Parameter, config: Decoder) -> bool:
 
 
 def _is_less_one(parameter: Parameter, config: Decoder) -> bool:
-    """True if it is the weight of a norm that transformers adds 1 to."""
+    """True for the weight of a norm to which transformers adds 1."""
     is_norm = parameter.role is not None and parameter.role.endswith("norm")
     is_norm = is_norm and parameter.kind == "weight"
     return is_norm and architecture_of(config).norms_less_one
@@ -134,14 +134,14 @@ def _is_by_head(parameter: Parameter, config: Decoder) -> bool:
 
 
 def _is_of_another_part(name: str, config: Decoder) -> bool:
-    """True if a tensor is of a part besides the text model, where there are models with such."""
+    """True for a tensor of another part of a multimodal model than the text model."""
     if _OTHER_PARTS.match(name) is None:
         return False
     return any(one.text_of == config.architecture for one in KNOWN.values())
 
 
 def _is_of_next_token_layer(name: str, config: Decoder) -> bool:
-    """True for a tensor of a layer behind the model's, which predicts a further token."""
+    """True for a tensor of a layer for multi-token prediction, behind the model's own."""
     layer = re.match(r"model\.layers\.(\d{1,5})\.", name)
     further = layer is not None and int(layer[1]) >= config.num_layers
     further = further or name.startswith("mtp.")
@@ -169,7 +169,7 @@ def full_name(name: str, expected: Mapping[str, object]) -> str:
 
 
 def _in_pieces(config: Decoder) -> dict[str, list[str]]:
-    """Norms with weights of each head -> the tensors of their heads, where files have such."""
+    """Norm with weights per head -> the tensors of its heads, for files that store them apart."""
     if not architecture_of(config).tensor_by_head:
         return {}
     return {
@@ -183,7 +183,7 @@ def _in_pieces(config: Decoder) -> dict[str, list[str]]:
 
 
 def _joined(found: Mapping[str, LazyTensor], config: Decoder) -> Mapping[str, LazyTensor]:
-    """The tensors of a file, with the pieces of norms in one."""
+    """The tensors of a file, with norms stored in pieces joined."""
     joined, used = {}, set()
     for name, pieces in _in_pieces(config).items():
         held = [found[one] for one in pieces if one in found]
@@ -219,7 +219,7 @@ def from_hugging_face(
         left_out = (_is_of_another_part, _is_of_next_token_layer, _is_of_borrowed_keys)
         if not is_buffer(name) and not any(is_of(name, config) for is_of in left_out):
             named[name] = tensor
-    # Quantizing tools hold the matrices of Conv1D as those of other linear layers.
+    # Quantizing tools store Conv1D's matrices like those of other linear layers.
     table = parameters(config)
     conv1d = {one.hugging_face for one in table if _is_conv1d(one, config)}
     named = {

@@ -19,7 +19,7 @@ from lite_runner.weights.layouts import check_tensors, expected_tensors
 
 
 def stored_name(parameter: Parameter) -> str:
-    """The name of what holds a parameter."""
+    """The name of the tensor that holds a parameter."""
     return parameter.stored or parameter.name
 
 
@@ -83,7 +83,7 @@ def _alone(parts: Sequence[Parameter]) -> bool:
 
 
 def to_mindformers(tensors: Mapping[str, LazyTensor], model: Decoder) -> dict[str, LazyTensor]:
-    """Canonical tensors under MindFormers' names, with a head that the model ties if there is."""
+    """Canonical tensors under MindFormers' names, with a tied head if there is one."""
     table = by_name(model, stored_name)
     named = {
         name: fuse(parts, [tensors[part.name] for part in parts], model)

@@ -12,16 +12,16 @@ from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.system import environment
 
 IDS, LABELS = "input_ids", "labels"
-IGNORED = -100  # the label of a token that is not learned
+IGNORED = -100  # the label of a token without loss
 
 
 def is_mindrecord(path: Path) -> bool:
-    """True for a name of such a file, of which there may be several: data.mindrecord0."""
+    """True for the name of a MindRecord file, which may be one of several: data.mindrecord0."""
     return path.suffix.lower().rstrip("0123456789") == ".mindrecord"
 
 
 def read_mindrecord(path: Path) -> Iterator[dict[str, NDArray[np.int64]]]:
-    """The token ids of each record, and their labels if it has some. Raises ArtifactError."""
+    """The token ids of each record, and its labels, if any. Raises ArtifactError."""
     index = path.with_name(f"{path.name}.db")
     if not index.is_file():
         raise ArtifactError(
@@ -48,7 +48,9 @@ def read_mindrecord(path: Path) -> Iterator[dict[str, NDArray[np.int64]]]:
             found = {IDS: ids} if labels is None else {IDS: ids, LABELS: labels}
             yield {name: one.astype(np.int64) for name, one in found.items()}
     except RuntimeError as error:
-        raise ArtifactError(f"{path}: no MindRecord file: {str(error).splitlines()[0]}") from None
+        raise ArtifactError(
+            f"{path}: not a MindRecord file: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def write_mindrecord(

@@ -13,13 +13,13 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import read_json_object
 
-# quant_method of a quantization_config -> the name that its users know.
+# quant_method of a quantization_config -> the name for messages.
 _METHODS = {
     **{"gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "mxfp4": "MXFP4", "exl2": "EXL2"},
     **{"fbgemm_fp8": "FP8", "hqq": "HQQ", "aqlm": "AQLM", "bitnet": "BitNet"},
 }
 MXFP4_BLOCKS = r"\.experts\.(gate_up|down)_proj_blocks"
-# What the name of a tensor ends with -> the layout, the most telling first.
+# Suffix of a tensor's name -> the layout, the most specific first.
 _ENDINGS = {
     r"\._(handler|layer)\.weight": "Golden Stick",
     r"\.g_idx": "GPTQ",
@@ -30,23 +30,23 @@ _ENDINGS = {
     r"\.weight_scale_inv": "FP8",
     r"\.weight_scale": "compressed-tensors",
 }
-# Where a layout is described, and the quant_method that this means; "": it is in a section.
+# File that describes a layout -> its quant_method; "": in a section of the file.
 _FILES = {"config.json": "", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 _SECTIONS = ("quantization_config", "compression_config")
-# Where Ascend's tools describe each tensor, and what they are called.
+# Files in which Ascend's tools describe each tensor -> the tool's name.
 _DESCRIPTIONS = {
     "quant_model_description*.json": "msModelSlim",
     "quantization_description.json": "Golden Stick",
 }
 ASCEND_TOOLS = frozenset(_DESCRIPTIONS.values())
-# Types of tensors in them that are read; of inputs, attention and KV caches nothing is.
+# Their types of tensors that are read; scales of inputs, attention and KV caches are not.
 _ASCEND = set(
     "FLOAT W16A16S W8A16 W4A16 W8A8 W8A8_DYNAMIC W8A8_MIX W4A8_DYNAMIC W4A4_DYNAMIC"
     " WFP8AFP8_DYNAMIC W8A8_MXFP8 W4A4_MXFP4 W4A8_MXFP C8 FAQuant".split()
 )
 FLOATS = ("F32", "F16", "BF16")
 
-# Fields that are read, or say how the weights were found or are computed with elsewhere.
+# Fields that are read, or describe calibration or another engine.
 _KNOWN = {
     "gptq": "bits checkpoint_format desc_act dynamic format group_size is_marlin_format pack_dtype"
     " sym act_group_aware alpha backend batch_size block_name_to_quantize cache_block_outputs"
@@ -79,10 +79,10 @@ class PackedLayout:
     bits: int | None = None
     group: int | None = None  # -1: the whole row
     subtracted: bool = False  # zero points are stored 1 smaller
-    ordered: bool = True  # groups may be of inputs that do not lie together
+    ordered: bool = True  # a group's inputs need not be adjacent
     symmetric: bool = True  # of compressed-tensors: no zero points
     block: tuple[int, int] = (128, 128)  # of FP8: rows and columns that share a scale
-    paired: bool = False  # of msModelSlim: W4A16 by output has two codes a byte
+    paired: bool = False  # of msModelSlim: W4A16 by output has two codes per byte
     # Of Ascend's tools: name -> type of each tensor; {}: nothing describes them.
     types: Mapping[str, str] = field(default_factory=dict)
 
@@ -196,7 +196,7 @@ def layout_in(folder: Path) -> PackedLayout | None:
     for file, method in _FILES.items():
         try:
             raw = read_json_object(folder / file)
-        except ArtifactError:  # not there, or another reader's to refuse
+        except ArtifactError:  # absent, or refused by another reader
             continue
         if method:
             return layout_of({"quant_method": method} | raw, str(folder / file))

@@ -72,7 +72,7 @@ from lite_runner.weights.quantization.quantized import (
 if TYPE_CHECKING:
     from lite_runner.weights.formats.safetensors_file import StoredTensor
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight outputs
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # position in a word of each of eight outputs
 _STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 _SUFFIXES = {
     "gptq": ("qweight", "scales", "qzeros", "g_idx"),
@@ -149,7 +149,7 @@ def _with_experts(
     layout: PackedLayout,
     path: Path,
 ) -> tuple[dict[str, LazyTensor], dict[str, StoredTensor]]:
-    """The tensors of a gpt-oss with the matrices of each expert in place of those of all."""
+    """The tensors of a gpt-oss with a matrix for each expert in place of the stacked ones."""
     found, rest = dict(floats), dict(others)
     for name in [one for one in others if re.search(f"{MXFP4_BLOCKS}$", one)]:
         module = name.removesuffix("_blocks")
@@ -168,7 +168,7 @@ def _with_experts(
 def _of_expert(
     where: str, blocks: Tensor, scales: Tensor, expert: int, rows: tuple[int, int]
 ) -> PackedMatrix:
-    """The rows of an expert from the first on, in steps."""
+    """The rows of an expert: `rows` is the first one and the step."""
     part = (expert, slice(rows[0], None, rows[1]))
     count = blocks.shape[1] // rows[1]
     return PackedMatrix(
@@ -180,7 +180,7 @@ def _of_expert(
 
 
 def _told_by(every: Mapping[str, Tensor], path: Path) -> PackedLayout:
-    """The layout that names and shapes of tensors tell, where no file does. Raises
+    """The layout inferred from names and shapes of tensors, where no file has it. Raises
     ArtifactError."""
     name = layout_of_names(every)
     if name == "Golden Stick":
@@ -209,7 +209,7 @@ class _Module(ModuleParts):
     """The tensors of a quantized module."""
 
     def tensor(self) -> LazyTensor:
-        """Their matrix [out, in]. Raises ArtifactError where they are not those of the layout."""
+        """The matrix [out, in]. Raises ArtifactError where the tensors do not fit the layout."""
         if self._layout.method == "gptq":
             matrix = self._gptq()
         elif self._layout.method == "awq":
@@ -239,7 +239,7 @@ class _Module(ModuleParts):
 
         def zeros() -> NDArray[np.uint8]:
             stored = array_of(qzeros)
-            if subtracted and bits != 3:  # from whole words: what was borrowed is carried
+            if subtracted and bits != 3:  # subtracted from whole words, with the borrow
                 stored = stored + np.uint32(0xFFFFFFFF // ((1 << bits) - 1))
             codes = _codes(stored, bits).T
             return (codes + np.uint8(1)) & np.uint8(7) if subtracted and bits == 3 else codes
@@ -316,7 +316,7 @@ class _Module(ModuleParts):
         )
 
     def of_experts(self) -> tuple[Tensor, Tensor]:
-        """Blocks and scales of the matrices of all experts, in gpt-oss's MXFP4."""
+        """Blocks and scales of all experts' matrices, in gpt-oss's MXFP4."""
         blocks = self._take("blocks", "U8", dims=None)
         if len(blocks.shape) != 4 or blocks.shape[3] != 16 or blocks.shape[1] % 2:
             raise self._broken(f"blocks is {list(blocks.shape)}, not [experts, out, in / 32, 16]")
@@ -403,7 +403,7 @@ class _Module(ModuleParts):
         )
 
     def _group(self, columns: int, count: int | None = None) -> int:
-        """Columns that share a scale: as the layout says, else of `count` groups."""
+        """Columns that share a scale: as in the layout, else from `count` groups."""
         group = self._layout.group
         if group is not None:
             return columns if group == -1 else group

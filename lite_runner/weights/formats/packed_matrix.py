@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from lite_runner.weights.formats.safetensors_file import StoredTensor
 
 Tensor: TypeAlias = "StoredTensor | LazyTensor"
-MOST_GROUP, GROUP_STEP = 256, 8  # columns of a group that the native kernels take
+MOST_GROUP, GROUP_STEP = 256, 8  # group sizes that the native kernels support
 TYPES = {
     **{"I32": np.uint32, "I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8, "I64": np.int64},
-    **{"U64": np.uint64, "I4": np.uint8},  # two a byte
+    **{"U64": np.uint64, "I4": np.uint8},  # two per byte
 }
 
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix [out, in]; what it is made of is read on demand."""
+    """A matrix [out, in] whose tensors are read on demand."""
 
     where: str
     shape: tuple[int, int]
@@ -39,13 +39,13 @@ class PackedMatrix:
     # Columns in this order, or as they are (None), as QuantizedTensor has them.
     values: Callable[[NDArray[Any] | None], NDArray[Any]]
     scales: Callable[[], NDArray[Any]]  # [rows / block, groups]
-    zeros: Callable[[], NDArray[Any]] | None = None  # alike; None: the middle of all codes
+    zeros: Callable[[], NDArray[Any]] | None = None  # the same shape; None: the middle of the range
     index: Callable[[], NDArray[np.int64]] | None = None  # the group of each column
     codes: Codes = "integers"
     zero: int = 0  # where there are no zeros
     block: int = 1  # rows that share a scale
     scale_bytes: int = 2
-    table: Callable[[], NDArray[np.float32]] | None = None  # of what codes of 4 bits stand for
+    table: Callable[[], NDArray[np.float32]] | None = None  # the values of 4-bit codes
 
     def tensor(self, layout: PackedLayout) -> LazyTensor:
         """The matrix as a tensor, with its integers where the kernels take groups of that
@@ -109,7 +109,7 @@ class PackedMatrix:
         )
 
     def _order(self, layout: PackedLayout, index: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """The inputs in an order in which those of a group lie together; None: they do."""
+        """The permutation that makes each group's inputs adjacent; None: they are."""
         order = np.argsort(index, kind="stable").astype(np.int32)
         groups = np.arange(len(index)) // self.group
         if not np.array_equal(index[order], groups):
@@ -123,7 +123,7 @@ class PackedMatrix:
 
 
 class ModuleParts:
-    """The tensors that a matrix is stored as, by the last parts of their names."""
+    """The tensors that store a matrix, by the last parts of their names."""
 
     def __init__(self, where: str, parts: Mapping[str, Tensor], layout: PackedLayout) -> None:
         self._where, self._parts, self._layout = where, parts, layout
@@ -155,7 +155,7 @@ class ModuleParts:
 
 
 def unit_of(group: int) -> int:
-    """The most columns, of those that divide a group, that the kernels take."""
+    """The largest group size that the kernels support and that divides a group."""
     fitting = [size for size in range(1, min(group, MOST_GROUP) + 1) if group % size == 0]
     return max([size for size in fitting if size % GROUP_STEP == 0] or fitting)
 

@@ -29,7 +29,7 @@ from lite_runner.weights import (
 )
 
 MAX_DIMENSION = 2**48
-MAX_HEADER = 100_000_000  # bytes; the limit of the format's own library
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -117,7 +117,7 @@ def stored_tensors(path: Path, *, private: bool = False) -> dict[str, StoredTens
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """The texts of the header's __metadata__. Raises ArtifactError."""
+    """The header's __metadata__. Raises ArtifactError."""
     _, header = _read_header(path, map_file(path))
     found: dict[str, str] = header.get("__metadata__", {})
     _check_metadata(path, found)
@@ -169,7 +169,7 @@ def _check_metadata(path: Path, entry: object) -> None:
 def _check_entry(
     path: Path, name: str, entry: object, available: int
 ) -> tuple[Any, tuple[int, ...], int, int]:
-    """Type, shape, first and last byte (exclusive) of one tensor, each checked."""
+    """The validated type, shape, first and last byte (exclusive) of one tensor."""
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise _broken(path, f"tensor {name!r} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

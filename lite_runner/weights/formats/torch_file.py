@@ -46,9 +46,9 @@ STORAGES = {
 _ORDERED_DICT = "collections.OrderedDict"
 _TENSOR, _PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"
 _NAMES = {_ORDERED_DICT, _TENSOR, _PARAMETER, *(f"torch.{name}" for name in STORAGES)}
-MAX_READ = 64 * 2**20  # bytes of a pickle, of a directory of an archive
+MAX_READ = 64 * 2**20  # bytes of a pickle, and of an archive's directory
 MAX_LINE = 4096  # bytes of a name in a pickle
-MAX_OPCODES = 4_000_000  # about a hundred thousand tensors
+MAX_OPCODES = 4_000_000  # enough for about 100,000 tensors
 
 
 def looks_like_torch(path: Path) -> bool:
@@ -165,7 +165,7 @@ def _read_legacy(path: Path) -> tuple[Any, dict[str, NDArray[np.uint8]]]:
     data = map_file(path)
     with _Bounded(io.FileIO(path)) as file:
         if interpret(file) != _LEGACY_MAGIC or interpret(file) != _LEGACY_VERSION:
-            raise NotTensors("it is none of PyTorch's")
+            raise NotTensors("it is not one of PyTorch's")
         system = interpret(file)
         if not isinstance(system, dict) or system.get("little_endian") is not True:
             raise NotTensors("its numbers are not little-endian")
@@ -175,7 +175,7 @@ def _read_legacy(path: Path) -> tuple[Any, dict[str, NDArray[np.uint8]]]:
     if not isinstance(keys, list) or {key for key in keys if isinstance(key, str)} != set(needed):
         raise NotTensors("its storages are not those of its tensors")
     storages = {}
-    for key in keys:  # each behind the number of its values
+    for key in keys:  # each preceded by its number of values
         size = needed[key].numel * ITEM_BYTES[needed[key].dtype]
         count = int.from_bytes(data[position : position + 8].tobytes(), "little")
         storages[key] = data[position + 8 : position + 8 + size]
@@ -289,7 +289,7 @@ class _Machine:
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
-        self.marks: list[int] = []  # lengths of the stack
+        self.marks: list[int] = []  # stack lengths at marks
         self.memo: dict[int, Any] = {}
 
     def push(self, value: Any) -> None:
@@ -324,7 +324,7 @@ class _Machine:
 
     def recall(self, index: int) -> None:
         if index not in self.memo:
-            raise NotTensors(f"it is broken: nothing was remembered as {index}")
+            raise NotTensors(f"it is broken: the memo has no {index}")
         self.push(self.memo[index])
 
     def append(self, values: list[Any]) -> None:
@@ -376,7 +376,7 @@ class _Machine:
 
 
 def _strided(storage: Storage, offset: Any, shape: Any, strides: Any) -> Strided:
-    """A tensor validated to lie inside its storage, and to have at most as many values."""
+    """A tensor, validated to lie inside its storage and to have no more values than it."""
     plain = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
     if not plain or len(shape) > 32:
         raise NotTensors("a tensor without a plain shape")

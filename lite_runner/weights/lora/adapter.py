@@ -45,7 +45,7 @@ class LoraPair:
         return self.a.shape[0]
 
     def values(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """A [r, in] and scale * B [out, r], of which nothing stays in memory but these."""
+        """A [r, in] and scale * B [out, r]; nothing else stays in memory."""
         a, b = self.a.read(), self.b.read()
         found = widened(a).copy(), widened(b) * np.float32(self.scale)
         for stored in (a, b):
@@ -69,7 +69,7 @@ class Adapter:
 
     @property
     def bfloat16(self) -> bool:
-        """True if A and scale * B are held as bfloat16 without a loss."""
+        """True if A and scale * B fit bfloat16 without loss."""
         return all(
             pair.a.dtype == pair.b.dtype == "BF16" and abs(math.frexp(pair.scale)[0]) == 0.5
             for pair in self.pairs.values()
@@ -105,9 +105,9 @@ class Adapter:
             if all(values.any() for values in pair.values()):
                 return
         raise ArtifactError(
-            f"adapter {self.name}: {self.folder}: changes nothing, the products of all "
+            f"adapter {self.name}: {self.folder}: has no effect: the products of all "
             f"{len(self.pairs)} pairs of A and B are zero",
-            "an adapter begins so; this one was saved before it was trained",
+            "adapters are initialized so; this one was saved before training",
         )
 
     def check_copies(self, base: Mapping[str, LazyTensor]) -> None:
@@ -127,11 +127,11 @@ class TargetModule:
     """A canonical weight that A [r, width_in] and B [width_out, r] target."""
 
     weight: str  # canonical name
-    width_in: int  # of an embedding: the vocabulary
+    width_in: int  # for an embedding: the vocabulary
     width_out: int
     mindformers: str  # name of the module
     hugging_face: str
-    fused: Parameter | None = None  # whose rows are elsewhere in what the module stores
+    fused: Parameter | None = None  # set if the stored tensor reorders its rows
     is_embedding: bool = False
     transposed: bool = False  # the weight is [in, out], else [out, in]
 
@@ -142,7 +142,7 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
     table = parameters(config)
     for parameter in table:
         is_embedding = parameter is table[0]
-        is_head = parameter.role == "head" and parameter.kind == "weight"  # it may have a bias
+        is_head = parameter.role == "head" and parameter.kind == "weight"  # may have a bias
         if not parameter.is_linear and not is_embedding and not is_head:
             continue
         transposed = is_embedding or parameter.transposed
@@ -172,7 +172,7 @@ def linear_sites(config: Decoder) -> list[TargetModule]:
 
 
 def by_module(config: Decoder, *, hugging_face: bool) -> dict[str, list[TargetModule]]:
-    """Module name -> its weights: one, or the three that are fused."""
+    """Module name -> its weights: one, or three if fused."""
     found: defaultdict[str, list[TargetModule]] = defaultdict(list)
     for site in sites(config):
         if hugging_face:

@@ -23,16 +23,16 @@ from lite_runner.system.regex_cost import check_cost
 Number = TypeVar("Number", int, float)
 NAMES = ("adapter_config.json", "config.json")
 MAX_PATTERN = 2000  # characters of a regular expression
-MAX_REPEATS = 6  # unbounded ones on one way through it, which bounds what a hostile one can cost
-MAX_WAYS = 1 << 20  # of bounded repeats and of alternatives
+MAX_REPEATS = 6  # unbounded repeats on one path through it, which bounds the cost of a hostile one
+MAX_WAYS = 1 << 20  # of bounded repeats and alternatives
 
-# Of no effect on a trained adapter.
+# Without effect on a trained adapter.
 _NO_EFFECT = {
     *("auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out"),
     *("inference_mode", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core"),
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 }
-# Initializations that leave the base weights alone; the others subtract from them.
+# Initializations that leave the base weights unchanged; others subtract from them.
 _INITIALIZATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
 _ABSENT: tuple[Any, ...] = (None, False, 0, "", [], {})
 _UNSUPPORTED = {
@@ -175,7 +175,7 @@ def _check_kind(fields: Fields) -> None:
 
 
 def _check_others(fields: Fields) -> None:
-    """Raise ArtifactError for a key that nobody read, unless it is off."""
+    """Raise ArtifactError for a key that was not read, unless it is off."""
     for key in fields.unread():
         value = fields.raw[key]
         if key in _NO_EFFECT or value in _ABSENT:
@@ -196,7 +196,7 @@ def _by_pattern(patterns: Mapping[str, Number], module: str, default: Number) ->
 
 
 def _matches(wanted: str | Collection[str], module: str) -> bool:
-    """A string is a regular expression of the full name, an entry of a list its suffix."""
+    """A string is a regular expression for the full name, a list entry a suffix of it."""
     if isinstance(wanted, str):
         return re.fullmatch(wanted, module) is not None
     return any(module == name or module.endswith(f".{name}") for name in wanted)
@@ -258,7 +258,7 @@ def _rank(fields: Fields, key: str, value: Any) -> int:
 
 
 def _alpha(fields: Fields, key: str, value: Any) -> float:
-    # A huge integer is no float at all.
+    # A huge integer overflows float.
     if type(value) not in (int, float) or not abs(value) < 1e30 or value == 0:
         raise fields.invalid(key, value, "a number other than 0")
     return float(value)

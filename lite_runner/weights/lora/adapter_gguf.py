@@ -105,7 +105,7 @@ def _architecture(model: Decoder) -> str:
 
 
 def _check_kind(file: GGUFFile, model: Decoder) -> None:
-    """Raise ArtifactError for a file of something else."""
+    """Raise ArtifactError for a file that is not an adapter."""
     expected = {
         "general.type": "adapter",
         "adapter.type": "lora",
@@ -122,11 +122,11 @@ def _check_kind(file: GGUFFile, model: Decoder) -> None:
 
 
 def _by_name(model: Decoder) -> dict[str, list[Parameter]]:
-    """The matrices that adapters may target by their tensors in a file, which may fuse some."""
+    """The targetable matrices by their tensors in a file, which may fuse some."""
     found, gguf = defaultdict(list), _gguf(model)
     for one in parameters(model):
         is_matrix = one.is_linear or one.role in ("embedding", "head")
-        # Inputs in another order, or rows among others': A and B alone do not have that.
+        # Reordered inputs or interleaved rows cannot be expressed in A and B alone.
         moved = gguf.columns(one, model) is not None or gguf.fused_rows(one, model) is not None
         if is_matrix and not moved and one.kind == "weight" and one.expert is None:
             found[one.gguf].append(one)
@@ -134,14 +134,14 @@ def _by_name(model: Decoder) -> dict[str, list[Parameter]]:
 
 
 def _sizes(parameter: Parameter) -> tuple[int, int]:
-    """Outputs and inputs; an embedding takes tokens in."""
+    """Outputs and inputs; those of an embedding are tokens."""
     first, second = parameter.shape
     turned = parameter.transposed or parameter.role == "embedding"
     return (second, first) if turned else (first, second)
 
 
 def _misfit(base: str, a: GGUFTensor, b: GGUFTensor, parts: Sequence[Parameter]) -> str:
-    """A validation error of the tensors; "": none."""
+    """The validation error of the tensors; "": none."""
     outputs, inputs = sum(_sizes(one)[0] for one in parts), _sizes(parts[0])[1]
     rank = b.shape[-1]
     expected_a = (inputs, rank) if base == _EMBEDDING else (rank, inputs)
@@ -187,7 +187,7 @@ def _products(adapter: Adapter, model: Decoder) -> dict[str, Product]:
 
 
 def _product(parts: Sequence[tuple[Parameter, LoraPair | None]], model: Decoder) -> Product:
-    """A and B of a tensor, which share A; where the parts have several, one beside the other."""
+    """A and B of a tensor; A of its parts is shared, or concatenated where they have several."""
     pairs = [pair for _, pair in parts if pair is not None]
     first, widths = pairs[0], [_sizes(one)[0] for one, _ in parts]
     alone = all(one.scale == first.scale and same_values(one.a, first.a) for one in pairs)

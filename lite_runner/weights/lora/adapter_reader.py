@@ -30,8 +30,8 @@ from lite_runner.weights.lora.adapter_gguf import SUFFIX as GGUF
 from lite_runner.weights.lora.adapter_gguf import open_lora_gguf
 
 PEFT_FILE, MINDFORMERS_FILE = "adapter_model.safetensors", "adapter_model.ckpt"
-FILES = (*NAMES, PEFT_FILE, MINDFORMERS_FILE)  # that may be read in an adapter's folder
-PREFIX = "base_model.model."  # of every name in PEFT's files
+FILES = (*NAMES, PEFT_FILE, MINDFORMERS_FILE)  # files that may be read in an adapter's folder
+PREFIX = "base_model.model."  # prefix of every name in PEFT's files
 LISTING, CUT = "lora_adapter.json", "slora"
 _PEFT = re.compile(r"(.+)\.(?:lora_([AB])\.weight|lora_embedding_([AB])|base_layer\.weight)")
 _NAME = re.compile(r"\w[\w .+@-]*")  # also the name of a folder
@@ -89,7 +89,7 @@ def fitted(
     modules = by_module(model, hugging_face=is_peft)
     stored = tensors_by_module(found, is_peft)
     errors = [f"{tensor}: not a tensor of plain LoRA" for tensor in stored.pop("", {})]
-    # An adapter that was trained on the bare model lacks the first part of all names.
+    # An adapter trained on the bare model lacks the first part of all names.
     short = {n: full_name(n, modules) for n in stored}
     if any(n not in modules and full in modules for n, full in short.items()):
         start = next(full.removesuffix(n) for n, full in short.items() if full != n)
@@ -132,7 +132,7 @@ def _misfits(
     settings: LoraSettings,
     model: Decoder,
 ) -> list[str]:
-    """Validation errors of the tensors of a module, which targets these weights."""
+    """Validation errors of the tensors of a module that targets these weights."""
     rank, site = settings.rank(module), targeted[0]
     width_out = sum(one.width_out for one in targeted)  # of q, k and v, where they are fused
     expected = {"a": (rank, site.width_in), "b": (width_out, rank)}
@@ -184,11 +184,11 @@ def folder_of(name: str, entry: object, base: Path, root: Path | None, where: st
         )
     if not isinstance(entry, str) or not entry or "\0" in entry:
         raise ArtifactError(f"{where}: {name}: got {entry!r}, expected the path of a folder")
-    folder = base / entry  # an absolute path stays as it is
+    folder = base / entry  # an absolute path is kept
     try:
         inside = _is_inside(folder, root)
-        folder.is_dir()  # to resolve a name that is too long is no error
-    except (OSError, RuntimeError) as error:  # a name too long, a link to itself
+        folder.is_dir()  # resolving a name that is too long does not fail
+    except (OSError, RuntimeError) as error:  # name too long, or a link to itself
         raise ArtifactError(f"{where}: {name}: {entry}: {error}") from error
     if not inside:
         raise ArtifactError(
@@ -264,7 +264,7 @@ def weights_of(folder: Path) -> Path:
             f"{folder}: no weights, expected {PEFT_FILE} or {MINDFORMERS_FILE} beside {NAMES[0]}"
         )
     file = weights_file(there[0])
-    # The first byte of a safetensors file is one of a length, and may be a pickle's.
+    # A safetensors file begins with a length, whose first byte may look like a pickle's.
     if not looks_like_safetensors(file) and looks_like_torch(file):
         raise refused(file, f"an adapter's are expected in {PEFT_FILE}")
     return file

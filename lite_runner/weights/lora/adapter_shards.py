@@ -118,7 +118,7 @@ def _intact(own: Path, cut: Mapping[str, Any]) -> dict[str, AdapterEntry]:
 
 
 def _cut(model: Decoder, ranks: Ranks, vocab_parallel: bool) -> dict[str, Any]:
-    """The layout of a rank's shards, as the manifest has it."""
+    """The layout of a rank's shards, for the manifest."""
     return {
         "tensor_index": ranks.tensor_index,
         "tp": ranks.tensor,
@@ -160,7 +160,7 @@ def open_shards(
 def _open(
     own: Path, name: str, entry: AdapterEntry, shapes: Mapping[str, tuple[int, int]]
 ) -> Adapter:
-    """One adapter of a manifest whose names were checked, [in, out] of each weight in `shapes`."""
+    """One adapter of a manifest with validated names; `shapes` has [in, out] of each weight."""
     file = own / f"{name}.safetensors"
     if file.parent != own or not file.is_file() or not entry.scale:
         raise ArtifactError(f"{own}: the adapter {name!r} is not as {MANIFEST} says", AGAIN)
@@ -189,7 +189,7 @@ def _read_manifest(folder: Path) -> AdapterManifest:
     return read_manifest(
         folder / MANIFEST,
         AdapterManifest,
-        f"the manifest of adapters that are cut (schema {SCHEMA})",
+        f"the manifest of sharded adapters (schema {SCHEMA})",
         schema=SCHEMA,
         most=MAX_BYTES,
         hint=AGAIN,
@@ -229,7 +229,7 @@ def _layouts(
     weights = strategy_of(model, ranks, vocab_parallel=vocab_parallel).layouts
     table, found = parameters(model), {}
     for site in sites(model):
-        # A tied head is sharded as the embedding; adapters have a name of its own for it.
+        # A tied head is sharded as the embedding; adapters name it on its own.
         layout = weights.get(site.weight, weights[table[0].name])
         inputs, outputs = layout.tensor_map if site.transposed else layout.tensor_map[::-1]
         if site.is_embedding:

@@ -26,7 +26,7 @@ from lite_runner.weights.lora.adapter_gguf import SUFFIX, write_lora_gguf
 from lite_runner.weights.lora.adapter_reader import LISTING, MINDFORMERS_FILE, PEFT_FILE, PREFIX
 from lite_runner.weights.write import check_folder, check_free, replaced_folder, write_files
 
-# Files of another conversion in a folder, which would be read in place of those written.
+# Files left by another conversion, which would be read in place of those written.
 _OURS = {PEFT_FILE, MINDFORMERS_FILE, LISTING, *NAMES}
 
 
@@ -114,7 +114,7 @@ def _peft_names(module: str, site: TargetModule) -> tuple[str, str]:
 
 
 def _joined(module: str, places: list[TargetModule], adapter: Adapter, model: Decoder) -> LoraPair:
-    """The pair of a module; of one that fuses q, k and v, where the three have one A."""
+    """The pair of a module; a fused q, k and v must share one A."""
     pairs = [adapter.pairs[site.weight] for site in places if site.weight in adapter.pairs]
     first = pairs[0]
     kinds = {(pair.a.dtype, pair.b.dtype, pair.scale) for pair in pairs}
@@ -174,7 +174,7 @@ def _settings(
 def _alpha(pair: LoraPair) -> float:
     """The alpha whose alpha / r is the pair's scale."""
     alpha = pair.scale * pair.rank
-    # Rounding may be one step off; one of the neighbours is exact.
+    # Rounding may be one step off; a neighbour is exact.
     near = (alpha, float(np.nextafter(alpha, 0)), float(np.nextafter(alpha, 2 * alpha)))
     return next((value for value in near if value / pair.rank == pair.scale), alpha)
 
@@ -184,7 +184,7 @@ def _plain(alpha: float) -> int | float:
 
 
 def _targets(held: Mapping[str, LoraPair], modules: list[str]) -> list[str]:
-    """The last names of the modules, or whole ones where the last would match others, too."""
+    """The last parts of the modules' names, or whole names where those would match others."""
     last = {name.rpartition(".")[2] for name in held}
     matched = {name for name in modules if name.rpartition(".")[2] in last}
     return sorted(last if matched == held.keys() else held)

@@ -20,7 +20,7 @@ from lite_runner.weights import LazyTensor
 Floats = NDArray[np.float32]
 # a [m, k] @ b [k, n], of strided arrays: np.matmul, or the native kernels'
 Product: TypeAlias = Callable[[Floats, Floats], Floats]
-ROWS = 1024  # of inputs, whose gram matrix is one product: few enough for sums in float32
+ROWS = 1024  # of inputs per product of a gram matrix: few enough for sums in float32
 
 
 def layers_on(
@@ -50,11 +50,11 @@ def layers_on(
         if whole:
             seen = [layer.run(text, state) for text, state in zip(texts, states, strict=True)]
         states = seen
-        layer.clear()  # before the next is read, which the caller may hold this one beside
+        layer.clear()  # now: the caller may still hold this layer when the next is read
 
 
 class Layer:
-    """A layer of a model as a model of its own, which `reference.forward` computes."""
+    """A layer of a model as a model of its own, for `reference.forward`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Layer:
         later = replace(alone, embedding_scale=1.0, learned_positions=False, embedding_norm=None)
         self._first, self._later = alone, later
         self._tensors = tensors
-        self._before: dict[str, Floats] = {}  # of what lies before the first layer
+        self._before: dict[str, Floats] = {}  # activations before the first layer
 
     def _operand(self, one: Parameter, tensor: LazyTensor) -> Any:
         values = tensor.float32()
@@ -89,7 +89,7 @@ class Layer:
         return WatchedMatrix(values, self.watch)
 
     def clear(self) -> None:
-        """Free its floats and their inputs."""
+        """Free the floats and their inputs."""
         self._operands.clear()
         self._before.clear()
 
@@ -99,13 +99,13 @@ class Layer:
         return found
 
     def values(self, parameter: Parameter) -> Floats:
-        """As they are now, of matrices [out, in]."""
+        """The current values; matrices are [out, in]."""
         found = self._operands[_key(parameter)]
         values: Floats = found.values if isinstance(found, WatchedMatrix) else found
         return values
 
     def set(self, parameter: Parameter, values: Floats) -> None:
-        """Compute with these from now on; what a matrix has seen stays."""
+        """Replace the values; the inputs collected so far stay."""
         key = _key(parameter)
         if isinstance(self._operands[key], WatchedMatrix):
             self._operands[key].values = values
@@ -146,7 +146,7 @@ class Watch:
         self._latest: Inputs | None = None
 
     def end(self) -> None:
-        """Collect no more; the inputs are the matrices' own from now on."""
+        """Stop collecting, and hand the inputs to the matrices."""
         self.on, self._latest = False, None
 
     def inputs(self, x: NDArray[Any]) -> Inputs:
@@ -163,12 +163,12 @@ class Inputs:
     def __init__(self, columns: int, whole: bool, product: Product) -> None:
         """`whole`: their gram matrix is added up, else its diagonal."""
         self.latest: NDArray[Any] | None = None
-        self.largest = np.zeros(columns, np.float32)  # with a whole gram matrix alone
+        self.largest = np.zeros(columns, np.float32)  # only with a whole gram matrix
         self._product, self._waiting, self._rows = product, list[Floats](), 0
         self._sum = np.zeros((columns,) * (2 if whole else 1))
 
     def add(self, x: NDArray[Any], rows: Floats) -> None:
-        """Rows, x in float32; once, however many matrices multiply them."""
+        """Add rows x in float32, once for all matrices that multiply them."""
         if x is self.latest:
             return
         self.latest = x
@@ -194,7 +194,7 @@ class Inputs:
         return self._sum
 
     def divide(self, scales: Floats) -> None:
-        """What they are once their channels are divided by `scales`; of a gram matrix."""
+        """The gram matrix once the channels are divided by `scales`."""
         # By rows: the gram matrix of wide inputs is as large as the rest of a layer.
         for row, scale in zip(self.gram, scales, strict=True):
             row /= scale * scales
@@ -220,10 +220,10 @@ class WatchedMatrix(_Operand):
 
     def __init__(self, values: Floats, watch: Watch) -> None:
         self.values, self._watch = values, watch
-        self.inputs: Inputs | None = None  # none yet, as of an expert that no token was sent to
+        self.inputs: Inputs | None = None  # stays None for an expert without tokens
 
     def replace(self, values: Floats) -> None:
-        """Compute with other values from now on."""
+        """Replace the values."""
         self.values, self.inputs = values, None
 
     def __rmatmul__(self, x: NDArray[Any]) -> Floats:

@@ -24,34 +24,34 @@ from lite_runner.weights.quantization.calibration import Floats, Inputs, Layer, 
 from lite_runner.weights.quantization.quantized import QuantizedTensor
 
 Scaling = Literal["awq", "smoothquant"]
-POWERS = np.linspace(0, 1, 11)[:-1]  # of the sizes of inputs, that AWQ tries
-ROWS = 256  # of a matrix at most, evenly, whose errors tell which power is best
-MIGRATED = 0.5  # the power of SmoothQuant, of inputs and of weights
-LEAST = 1e-4  # of the largest size, what every other counts at least
+POWERS = np.linspace(0, 1, 11)[:-1]  # of the input magnitudes, tried by AWQ
+ROWS = 256  # sampled evenly from a matrix at most, to choose the power by their errors
+MIGRATED = 0.5  # SmoothQuant's power of inputs and weights
+LEAST = 1e-4  # of the largest magnitude: the lower bound of all others
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where channels are scaled."""
+    """A place where channels are scaled."""
 
-    before: tuple[Parameter, ...]  # their source: weight and bias of a norm, or of a matrix
-    after: tuple[Parameter, ...]  # the matrices whose inputs they are
+    before: tuple[Parameter, ...]  # weight and bias of the norm or matrix before them
+    after: tuple[Parameter, ...]  # the matrices that multiply them
     heads: tuple[int, int] = (1, 1)  # those that share each channel: groups, of so many
 
     def shared(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sizes of the inputs as those of the channels of `before`."""
+        """Magnitudes of the inputs reduced to the channels of `before`."""
         groups, each = self.heads
         found: NDArray[np.float64] = sizes.reshape(groups, each, -1).max(1).reshape(-1)
         return found
 
     def repeated(self, scales: Floats) -> Floats:
-        """The reverse of `shared`."""
+        """The inverse of `shared`."""
         groups, each = self.heads
         return np.repeat(scales.reshape(groups, 1, -1), each, axis=1).reshape(-1)
 
 
 def _places(model: Decoder, layer: int) -> Iterator[_Place]:
-    """Of a layer, its last first: a matrix that is `after` one is scaled before its rows are."""
+    """The places of a layer, the last first: a matrix's columns are scaled before its rows."""
     block, table = model.blocks[layer], by_role(model)
     given, inner = block.attention, block.feed_forward
 
@@ -98,7 +98,7 @@ def scale_channels(
     for place in _places(model, index):
         every = *place.before, *place.after
         inputs = layer.matrix(place.after[0]).inputs
-        # SmoothQuant has norms scaled alone.
+        # SmoothQuant scales only norms.
         if method == "smoothquant" and place.before[0].is_linear:
             continue
         if inputs is None or any(one.name in fixed for one in every):
@@ -108,7 +108,7 @@ def scale_channels(
         else:
             scales = _migrated(place, layer, inputs)
         gain = layer.values(place.before[0])
-        if gain.ndim == 1:  # a norm's, which some formats have in 16 bits: it is exact in these
+        if gain.ndim == 1:  # a norm's weights; rounded, as some formats store them in 16 bits
             short = widened(narrowed(gain / scales, "BF16"))
             scales = np.divide(gain, short, out=scales, where=short != 0)
         wide = place.repeated(scales)

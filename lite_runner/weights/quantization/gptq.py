@@ -53,11 +53,11 @@ from lite_runner.weights.quantization.quantized import (
 
 T = TypeVar("T")
 Method = Literal["gptq", Scaling]
-NAMES = "names"  # of the arrays of a kept layer, beside them in its file
-DAMPING = 0.01  # of the mean of the gram's diagonal, added to it
-SCALE_BYTES = 2  # of a group in the form of compressed-tensors
-BLOCK = 32  # columns whose errors reach the rest together
-PASSES = 2  # over the integers, each of which moves to what is best beside the others
+NAMES = "names"  # metadata of the arrays of a kept layer
+DAMPING = 0.01  # share of the mean of the gram's diagonal that is added to it
+SCALE_BYTES = 2  # of a group's scale in compressed-tensors
+BLOCK = 32  # columns whose errors are propagated together
+PASSES = 2  # passes of coordinate descent over the integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ def calibrated(
     `advance` is told of each layer. Raises ArtifactError and EnvironmentFault.
     """
 
-    @lru_cache(maxsize=1)  # of matrices that multiply the same inputs
+    @lru_cache(maxsize=1)  # by matrices that multiply the same inputs
     def feedback(inputs: Inputs) -> Feedback:
         return Feedback.of(inputs.gram)
 
@@ -169,7 +169,7 @@ def calibrated(
         return gptq(matrix.values, feedback(inputs), found, product)
 
     wanted = schemes(model, quantization)
-    fixed = set()  # linear layers that stay as they are, floats or integers without an error
+    fixed = set()  # linear layers that stay unchanged: floats, or exact integers
     for one in parameters(model):
         held, scheme = tensors[one.name].integers, wanted.get(one.name)
         if one.is_linear and (
@@ -188,7 +188,7 @@ def calibrated(
             changed = scale_channels(layer, model, index, method, nearest, product, fixed)
             floats = {one.name: layer.values(one) for one in changed if not one.is_linear}
         linear = [one for one in ours if one.is_linear and one.name not in fixed]
-        places: dict[int, int] = {}  # of inputs: what multiplies the same follows each other
+        places: dict[int, int] = {}  # by inputs, so that matrices with the same ones are adjacent
         linear.sort(key=lambda one: places.setdefault(id(layer.matrix(one).inputs), len(places)))
         for one in linear:
             matrix, scheme = layer.matrix(one), wanted[one.name]
@@ -211,7 +211,7 @@ def calibrated(
             found[one.name] = LazyTensor(shape, "F32", partial(_same, values))
         if kept and index >= done:
             kept.keep(index, quantized, floats)
-        feedback.cache_clear()  # as large as the matrices, and of no use to the next layer
+        feedback.cache_clear()  # as large as the matrices, and not needed by the next layer
         advance(1)
     return found
 
@@ -256,7 +256,7 @@ class KeptLayers:
 
     @property
     def count(self) -> int:
-        """Layers from the first on that are here."""
+        """The number of kept layers, from the first on."""
         return next(index for index in itertools.count() if not self._file(index).is_file())
 
     def chosen(self, measure: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
@@ -268,18 +268,18 @@ class KeptLayers:
                 written.write(json.dumps(measure()).encode())
         names = read_json(file)
         if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-            raise self.broken(f"{file.name} is no list of names")
+            raise self.broken(f"{file.name} is not a list of names")
         return tuple(names)
 
     def layer(self, index: int) -> tuple[dict[str, QuantizedTensor], dict[str, Floats]]:
-        """The matrices of a layer by name, and floats that have changed. Raises ArtifactError."""
+        """The matrices of a layer by name, and the changed floats. Raises ArtifactError."""
         found: dict[str, QuantizedTensor] = {}
         floats: dict[str, Floats] = {}
         try:
             with np.load(self._file(index), allow_pickle=False) as held:
                 written = held[NAMES].tolist()
                 if set(held.files) != {*written, NAMES}:
-                    raise ValueError(f"layer {index} has not the arrays that were written")
+                    raise ValueError(f"layer {index} does not have the arrays that were written")
                 for key in written:
                     name, _, part = key.rpartition("|")
                     if part == "floats":
@@ -305,7 +305,7 @@ class KeptLayers:
         shape: tuple[int, ...],
         scheme: Scheme,
     ) -> QuantizedTensor:
-        """The matrix of that name. Raises ArtifactError."""
+        """The matrix of this name. Raises ArtifactError."""
         found = layer.get(name)
         if found is None:
             raise self.broken(f"{name} is missing")
@@ -321,7 +321,7 @@ class KeptLayers:
         return found
 
     def broken(self, what: str) -> ArtifactError:
-        """The error about files that are something else."""
+        """The error for files that are not kept layers."""
         return ArtifactError(
             f"{self._folder}: not the layers of a calibration: {what}",
             "remove the folder, and calibrate again",
@@ -348,7 +348,7 @@ class KeptLayers:
             np.savez(file, **arrays)
 
     def remove(self) -> None:
-        """Remove the files of a calibration that has ended."""
+        """Remove the files of a finished calibration."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, index: int) -> Path:

@@ -25,7 +25,7 @@ from lite_runner.weights import LazyTensor
 from lite_runner.weights.formats.gguf_file import looks_like_gguf, open_gguf
 from lite_runner.weights.quantization.calibration import Product, layers_on
 
-Importance = dict[str, NDArray[np.float32]]  # name of a GGUF file -> [experts or 1, in]
+Importance = dict[str, NDArray[np.float32]]  # name in a GGUF file -> [experts or 1, in]
 MAX_BYTES = 1 << 30
 _HINT = "write it again with llama-imatrix, or leave it out: quantize.data= may be a text"
 
@@ -44,7 +44,7 @@ def measured_importance(
         for one in ours:
             if one.is_linear and one.gguf:
                 matrix = layer.matrix(one)
-                # Of an expert that no token was sent to nothing is known.
+                # Nothing is known of an expert that no token was routed to.
                 squares = np.ones(matrix.values.shape[1], np.float32)
                 if matrix.inputs is not None:
                     squares = matrix.inputs.gram.astype(np.float32) / texts.size
@@ -64,7 +64,7 @@ def read_importance(path: Path, model: Decoder) -> Importance:
     for name, values in read.items():
         one = known.get(name)
         if one is None:
-            continue  # of layers that a model has besides
+            continue  # of layers for multi-token prediction
         columns = one.shape[0] if one.transposed else one.shape[1] if len(one.shape) == 2 else 0
         rows = 1 if one.expert is None else experts
         if values.size not in (columns, rows * columns) or not columns:
@@ -72,7 +72,7 @@ def read_importance(path: Path, model: Decoder) -> Importance:
             raise _broken(path, f"{name} has {values.size:,} inputs, expected {wanted}")
         found[name] = values.reshape(-1, columns)
         if not np.isfinite(values).all() or values.min() < 0:
-            raise _broken(path, f"{name} has values that are no means of squares")
+            raise _broken(path, f"{name} has values that cannot be means of squares")
     if not found:
         raise _broken(path, f"none of its {len(read)} matrices is of the model")
     return found
@@ -116,7 +116,7 @@ def _of_gguf(path: Path) -> Importance:
         counts = tensors[f"{name}.counts"].lazy().float32().reshape(-1, 1)
         if counts.size not in (1, len(sums)):
             raise _broken(path, f"{name} has {counts.size} counts for {len(sums)} matrices")
-        # Of an expert that no token was sent to nothing is known.
+        # Nothing is known of an expert that no token was routed to.
         found[name] = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
     return found
 

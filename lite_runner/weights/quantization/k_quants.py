@@ -27,7 +27,7 @@ from lite_runner.weights.quantization.quantized import (
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 _TINY = np.float32(1e-30)
-_UNSEEN = 1e-15  # products of two such weights are above _TINY
+_UNSEEN = 1e-15  # so that products of two such weights exceed _TINY
 
 
 def blocks_of(values: Floats, type_name: str, importance: Floats | None = None) -> Bytes:
@@ -58,7 +58,7 @@ def _grouped(values: Floats, importance: Floats | None, block: int) -> tuple[Flo
 
 
 def _each(importance: Floats, values: Floats, group: int) -> Floats:
-    """The importance of columns for each of the values [n, group]."""
+    """The importance of the column of each value [n, group]."""
     return np.broadcast_to(importance.astype(np.float32), values.shape).reshape(-1, group)
 
 
@@ -76,7 +76,7 @@ def _by_library(type_name: str) -> Callable[[Floats, Floats | None], Bytes]:
 
 
 def blocks_of_integers(matrix: QuantizedTensor) -> tuple[str, Bytes]:
-    """Integers in groups of 32 as the blocks that they are: 4 bits as Q4_1, 8 as Q8_0."""
+    """Integers in groups of 32 as blocks: 4 bits as Q4_1, 8 as Q8_0."""
     rows = len(matrix.values)
     scales = matrix.scales.astype("<f2").reshape(-1, 1).view(np.uint8)
     if matrix.minimums is None:
@@ -104,7 +104,7 @@ def _q4_1(values: Floats, importance: Floats | None) -> Bytes:
 
 
 def _halves(q: NDArray[Any]) -> Bytes:
-    """Codes [n, 32], 0 to 15, two a byte, those of the first half in the lower bits."""
+    """Codes [n, 32], 0 to 15, two per byte, the first half in the lower bits."""
     codes = q.astype(np.uint8)
     pairs: Bytes = codes[:, :16] | codes[:, 16:] << np.uint8(4)
     return pairs
@@ -119,7 +119,7 @@ def _q4_k(values: Floats, importance: Floats | None) -> Bytes:
     scale = (d[:, None] * steps)[..., None]
     q = (x + (d_minimum[:, None] * minimum_steps)[..., None]) * _inverse(scale)
     q = np.clip(np.rint(q), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
-    # The upper two bits of the last four steps are those of the first four bytes.
+    # The upper two bits of the last four steps lie in those of the first four bytes.
     first, last = (np.concatenate([one[:, part] for one in (steps, minimum_steps)], 1)
                    for part in (slice(4), slice(4, 8)))  # fmt: skip
     first, last = first.astype(np.uint8), last.astype(np.uint8)
@@ -162,7 +162,7 @@ def _with_minimum(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
 
 
 def _steps(values: Floats) -> tuple[Floats, Floats]:
-    """Numbers [n, 8] from 0 up as integers up to 63 times a float16 [n]."""
+    """Non-negative numbers [n, 8] as integers up to 63 times a float16 [n]."""
     largest = values.max(-1)
     d = (largest / 63).astype(np.float16).astype(np.float32)
     steps = np.minimum(np.rint(63 / np.maximum(largest, _TINY)[:, None] * values), 63)

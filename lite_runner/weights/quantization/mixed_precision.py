@@ -56,7 +56,7 @@ def measured_costs(
     `texts` [n, T]. A layer at a time is in memory as floats, beside what comes out of it of each
     layer rounded before; `advance` is told of each. Raises ArtifactError."""
     table, wanted = parameters(model), schemes(model, quantization)
-    streams: list[Sequence[Floats | None]] = [[None] * len(texts)]  # exact; of each layer rounded
+    streams: list[Sequence[Floats | None]] = [[None] * len(texts)]  # exact; with each layer rounded
     shares: list[_Costs] = []
     for index, block in enumerate(model.blocks):
         own = {one: tensors[one.name] for one in table if one.layer == index}
@@ -102,10 +102,9 @@ def _divergences(
     streams: Sequence[Sequence[Floats | None]],
     product: Product,
 ) -> list[float]:
-    """Of the distributions after hidden states, of each stream but the first, from those of the
-    first."""
+    """KL divergences of each stream's distributions over the vocabulary from the first stream's."""
     end = replace(model, blocks=())
-    unread = np.empty((1, 1), np.float32)  # tables, of which one is read below
+    unread = np.empty((1, 1), np.float32)  # tables; the one needed is read below
     weights = Weights(
         end,
         {

@@ -34,13 +34,13 @@ from lite_runner.weights.quantization.quantized import (
     quantize_rows,
 )
 
-PIECE_BYTES = 1 << 24  # of float32 that is read at a time, where slices of a tensor are cheap
+PIECE_BYTES = 1 << 24  # bytes of float32 read at a time, where slices of a tensor are cheap
 _SHORT: dict[sections.DType, DType] = {"float16": "F16", "bfloat16": "BF16"}
-# From here on the nearest number of the type is infinite.
+# From here on values round to infinity.
 _LIMITS = {"F16": np.float32(65520), "BF16": np.float32(2.0**128 * (1 - 2.0**-9))}
 
 
-# Matrices that the native operators multiply as one: what they are there -> the name of the whole.
+# Matrices that the native operators fuse: role -> name of the fused matrix.
 TOGETHER: dict[Role | None, str] = {
     **dict.fromkeys(("query", "key", "value"), "inward"),
     **dict.fromkeys(("gate", "up"), "wide"),
@@ -107,7 +107,7 @@ def _foreign_scheme(tensor: LazyTensor) -> Scheme | None:
 
 
 def _is_foreign(tensor: LazyTensor) -> bool:
-    """True if the integers are of another tool's layout."""
+    """True if the integers have another tool's layout."""
     return tensor.integers is not None and tensor.integers.scheme.group_bytes > 0
 
 
@@ -149,7 +149,7 @@ def describe(tensors: Mapping[str, LazyTensor], quantization: Quantization) -> s
     rounded = len(found) - taken
     parts = [f"{taken} matrices as the checkpoint holds them"] if taken else []
     parts += [f"{rounded} matrices rounded as they are read"] if rounded else []
-    if not found:  # a part of a layer, as ranks have it
+    if not found:  # a rank's shard of a layer
         parts = ["every matrix falls back to dequantized weights"]
     line = f"quant={quantization}: {', '.join(parts)}"
     again = [

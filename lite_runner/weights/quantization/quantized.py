@@ -16,9 +16,9 @@ from lite_runner.architectures.quantization import Scheme
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 
-REFITS = 2  # of the scales of a group of 4 bits, at most
-STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)  # of 4 bits around zero: what lies beyond is cut
-UNSEEN = 1e-4  # of the mean in a group: what an input counts at least that a text never has
+REFITS = 2  # of a group's scales, at most
+STEPS_TO_LARGEST = (7.0, 7.5, 8.0, 8.5, 9.0)  # 4 bits around zero; values beyond are clipped
+UNSEEN = 1e-4  # of a group's mean: the least importance of an input that a text never has
 VALUES_AT_ONCE = 1 << 18  # a working set that stays in the L2 cache
 
 
@@ -77,7 +77,7 @@ class QuantizedTensor:
         return bool(finite) and (self.bits == 4 or self.values.min(initial=0) > -128)
 
     def alike(self, other: QuantizedTensor) -> bool:
-        """True if both can be packed as one: all is stored alike, and inputs are in one order."""
+        """True if both can be packed as one: the same layout and order of inputs."""
         mine, theirs = (
             (one.bits, one.group, one.scales.dtype, one.zero, one.zeros is None, one.codes)
             for one in (self, other)
@@ -93,12 +93,12 @@ class QuantizedTensor:
 
     @property
     def is_own_bytes(self) -> bool:
-        """True if it is of 8 bits as this project and GGUF files have them."""
+        """True for the 8 bits of this project and GGUF files."""
         plain = self.zeros is None and self.order is None and self.codes == "integers"
         return plain and self.bits == 8 and self.group in (0, 32)
 
     def with_more_rows(self, others: Sequence[QuantizedTensor]) -> QuantizedTensor:
-        """The rows of matrices that are `alike`, one after the other."""
+        """The concatenated rows of matrices that are `alike`."""
         names = ("values", "scales", "minimums", "zeros")
         arrays = {name: [getattr(one, name) for one in (self, *others)] for name in names}
         present = {name: each for name, each in arrays.items() if each[0] is not None}
@@ -151,7 +151,7 @@ class QuantizedTensor:
         return result
 
     def _numbers(self, rows: slice) -> NDArray[Any]:
-        """q of some rows."""
+        """The values q of some rows."""
         values: NDArray[Any] = self.values[rows]
         if self.codes == "e4m3":
             return float8(values)
@@ -160,7 +160,7 @@ class QuantizedTensor:
         return unpacked(values) if self.bits == 4 else values
 
 
-# What codes of 4 bits stand for in MXFP4: floats of two bits of exponent and one of fraction.
+# Values of MXFP4's 4-bit codes: floats with two bits of exponent and one of fraction.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = np.array([*_E2M1, *(-one for one in _E2M1)], np.float32)
 
@@ -182,14 +182,14 @@ def _listed(array: NDArray[Any] | None) -> NDArray[Any]:
 
 
 def _widened(scales: NDArray[Any]) -> NDArray[np.float32]:
-    """Scales as float32; of bfloat16 they are the upper halves."""
+    """Scales as float32; bfloat16 are the upper halves of float32."""
     if scales.dtype == np.uint16:
         return (scales.astype(np.uint32) << 16).view(np.float32)
     return scales.astype(np.float32)
 
 
 def packed(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Values 0..15 [..., n] two a byte [..., n / 2], the even one in the low nibble."""
+    """Pack values 0..15 [..., n] into bytes [..., n / 2], the even one in the low nibble."""
     pairs = np.ascontiguousarray(nibbles).view("<u2")
     bytes_: NDArray[np.uint8] = (pairs | pairs >> 4).astype(np.uint8)
     return bytes_
@@ -331,7 +331,7 @@ def _around_zero(
     numbers = np.zeros(x.shape, np.uint8)
     for steps in STEPS_TO_LARGEST:
         scale = (largest / np.float32(steps)).astype(np.float16)
-        for _ in range(2):  # the second time with the scale that is best for these integers
+        for _ in range(2):  # the second time with the best scale for these integers
             q, error = _nearest(x, scale, -8 * scale.astype(np.float32), shares)
             better = ~(error >= least) | ~np.isfinite(scale)
             scales[better], numbers[better], least[better] = scale[better], q[better], error[better]
@@ -349,7 +349,7 @@ def _symmetric(
     largest = np.maximum(x.max(-1), -x.min(-1))
     scales = (largest / np.float32(127)).astype(dtype)
     q = np.rint(x * _inverse(scales))
-    # A scale that was rounded down to float16 would make 128 of the largest.
+    # With a scale rounded down to float16 the largest value would become 128.
     np.clip(q, -127, 127, out=q)
     return scales, q.astype(np.int8).reshape(-1, columns)
 
@@ -402,7 +402,7 @@ def _nearest(
 def _inverse(scales: NDArray[Any]) -> NDArray[np.float32]:
     """1 / scale [n, groups, 1]; 0 for a scale of 0."""
     wide = scales.astype(np.float32)[..., None]
-    # The smallest float32 scales have no finite inverse: such weights count as 0.
+    # The smallest float32 scales have no finite inverse: such weights become 0.
     safe = wide > np.float32(1e-38)
     return np.divide(1, wide, out=np.zeros_like(wide), where=safe)
 

@@ -43,7 +43,7 @@ from lite_runner.weights.quantization.quantized import QuantizedTensor, check_co
 MANIFEST, WEIGHTS = "quantization.json", "model.safetensors"
 SCHEMA = 1
 MAX_BYTES = 16 << 20
-_LARGE = 1 << 28  # bytes of a file whose hashing takes long enough to be shown
+_LARGE = 1 << 28  # bytes of a file from which hashing shows progress
 _HASHING = threading.Lock()
 _HINT = "write it again (run_mode=quantize), or copy the whole folder again"
 
@@ -59,14 +59,14 @@ class QuantizationManifest:
     sha256: Sha256  # of the weights
     files: Mapping[FileName, Sha256]  # beside the weights
     modules_to_not_convert: tuple[str, ...] = ()
-    finer: tuple[str, ...] = ()  # linear layers of 8 bits, where others have 4
+    finer: tuple[str, ...] = ()  # linear layers with 8 bits, where others have 4
 
     @property
     def quantization(self) -> Quantization:
         return Quantization(self.quant, self.group, self.modules_to_not_convert, self.finer)
 
     def check_files(self, folder: Path) -> None:
-        """Raise ArtifactError where a file beside the weights is another than was written."""
+        """Raise ArtifactError where a file beside the weights has changed."""
         for name, expected in self.files.items():
             path = folder / name
             if not path.is_file() or sha256_of(path) != expected:
@@ -98,7 +98,7 @@ def _check_schemes(manifest: QuantizationManifest) -> None:
     groups = get_args(QuantGroup) if manifest.quant == "a16w4" else (0,)
     if manifest.group not in groups:
         raise ValueError(f"quant {manifest.quant!r} with group {manifest.group}")
-    # Blocks of 8 bits that the source had were taken as they are.
+    # 8-bit blocks of the source were kept.
     allowed = (quantization.linear, quantization.table, Scheme(8, 32))
     for name, scheme in manifest.tensors.items():
         if scheme not in allowed:
@@ -147,7 +147,7 @@ class _Weights:
     sha256: str
 
     def check(self) -> None:
-        """Raise ArtifactError where the bytes are others than those written."""
+        """Raise ArtifactError where the bytes have changed."""
         state = self.file.stat()
         with _HASHING:  # tensors are read by several threads: the first one hashes for all
             found = _sha256_of(self.file, state.st_size, state.st_mtime_ns)
@@ -161,14 +161,14 @@ class _Weights:
 
 @lru_cache(maxsize=16)
 def _sha256_of(file: Path, size: int, changed_ns: int) -> str:
-    """Once a process for each state of a file; the bytes are read from the page cache then."""
+    """The SHA-256, computed once for each state of a file; later reads come from the page cache."""
     large = size >= _LARGE
     with progress.step(f"verify {file.name}") if large else nullcontext():
         return digest_of(file)
 
 
 def _layout(parameter: Parameter, scheme: Scheme | None) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> type and shape of what holds a parameter in the file, in its order there."""
+    """Name -> type and shape of a parameter's tensors in the file, in file order."""
     name = parameter.name
     if scheme is None:
         return {name: ("F32", parameter.shape)}
@@ -204,7 +204,7 @@ def _tensor(
 def _integers(
     name: str, scheme: Scheme, stored: Mapping[str, StoredTensor], source: _Weights
 ) -> QuantizedTensor:
-    """The matrix, in views of the file."""
+    """The matrix, as views of the file."""
     source.check()
     scales = _array(stored[f"{name}.scales"], np.float16 if scheme.group else np.float32)
     minimums = _array(stored[f"{name}.minimums"], np.float16) if scheme.bits == 4 else None

@@ -101,7 +101,7 @@ def _layout(parameter: Parameter, model: Decoder, ranks: Ranks, vocab_parallel: 
     if parts == ranks.tensor:
         axes[axis] = (0,)
         return Layout((ranks.data, parts), tuple(axes))
-    axes[axis] = (1,)  # with fewer key/value heads than ranks, neighbours have the same shard
+    axes[axis] = (1,)  # with fewer key/value heads than ranks, neighbours hold the same shard
     return Layout((ranks.data, parts, ranks.tensor // parts), tuple(axes))
 
 

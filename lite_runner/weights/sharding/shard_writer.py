@@ -30,7 +30,7 @@ from lite_runner.weights.write import check_free, write_files
 
 ShardFormat = Literal["ckpt", "safetensors"]
 STRATEGY_FOLDER = "strategy"
-SMALL_FILES = 1 << 20  # bytes of manifest, strategy and headers of a rank, amply
+SMALL_FILES = 1 << 20  # bytes, an upper bound for a rank's manifest, strategy and headers
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Cutting:
 
     strategy: Strategy  # of one stage
     format: ShardFormat
-    prefix: str = "checkpoint_"  # of the names of the shards
+    prefix: str = "checkpoint_"  # prefix of the shards' names
     model: Decoder | None = None  # None: unknown, and the shards get no manifests
     ranks: Ranks = Ranks()
     vocab_parallel: bool = True
@@ -139,7 +139,7 @@ def write_shards(
             write_files(fresh, extra)
             for one in as_completed(waiting):
                 one.result()
-        except BaseException:  # an error or Ctrl-C does not wait for the rest
+        except BaseException:  # on an error or Ctrl-C, do not wait for the rest
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -178,7 +178,7 @@ def _check_neighbours(target: Path, cutting: Cutting) -> None:
 def _counted(
     tensors: Mapping[str, LazyTensor], advance: Callable[[int], None], stop: threading.Event
 ) -> dict[str, LazyTensor]:
-    """The tensors, whose reading counts bytes, and reading raises once `stop` is set."""
+    """The tensors; reading one counts its bytes, and raises once `stop` is set."""
 
     def count(array: NDArray[Any]) -> None:
         if stop.is_set():

@@ -34,7 +34,7 @@ from lite_runner.weights.sharding.strategy import read_strategy
 HASH_THREADS = 4
 COPY_AGAIN = "copy the whole set again, or cut the checkpoint again (run_mode=shard)"
 MOST_COMPARED = 1 << 20  # bytes; larger replicated tensors are not compared between ranks
-MOST_PARTS = 128  # tensor-parallel degrees that are tried to match shapes
+MOST_PARTS = 128  # tensor-parallel degrees tried when matching shapes
 _SUFFIXES = (".ckpt", ".safetensors")
 
 
@@ -166,7 +166,7 @@ class ShardSet:
     strategy: Strategy
     shapes: Mapping[str, tuple[int, ...]]  # of the full tensors
     manifests: tuple[ShardManifest, ...]  # none, or one a rank
-    layout_source: str  # where the layout is from
+    layout_source: str  # source of the layout, for messages
 
     def whole(self) -> dict[str, LazyTensor]:
         """Every tensor of the model, assembled from its shards when it is read."""
@@ -218,7 +218,7 @@ class ShardSet:
 
     def describe(self) -> str:
         """The layout in short: tp=2 dp=1."""
-        # The most shards of any tensor: there are fewer where ranks share key/value heads.
+        # The largest number of shards: ranks may share key/value heads.
         tensor = max(math.prod(self.strategy.layouts[name].parts) for name in self.shapes)
         stages = f" pp={self.strategy.stages}" if self.strategy.stages > 1 else ""
         return f"tp={tensor} dp={self.strategy.devices // tensor}{stages}"
@@ -397,7 +397,7 @@ def find_layouts(
     manifests: tuple[ShardManifest, ...],
     path: Path | None,
 ) -> tuple[Strategy, str]:
-    """The layouts of the tensors, and where they are from."""
+    """The layouts of the tensors, and their source."""
     own = None
     if manifests:
         first = manifests[0]
@@ -479,7 +479,7 @@ def _of_model(strategy: Strategy, shapes: Mapping[str, tuple[int, ...]], path: P
 def _from_shapes(
     folder: Path, model: Decoder, held: tuple[Mapping[str, LazyTensor], ...]
 ) -> Strategy:
-    """The layout of ours that gives the shapes of rank 0."""
+    """This project's layout that gives the shapes of rank 0."""
     shapes = expected_tensors(model)
     found = {name: tensor.shape for name, tensor in held[0].items()}
     for tensor in range(1, MOST_PARTS + 1):

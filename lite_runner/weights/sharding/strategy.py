@@ -25,8 +25,8 @@ from lite_runner.weights.sharding.partition import Layout, Strategy
 HINT = "give src_strategy_path_or_dir= the ckpt_strategy_rank_N.ckpt that the training wrote"
 MAX_BYTES = 64 * 2**20
 MAX_RANKS = 1 << 16
-# The part of MindSpore's node_strategy.proto that is read or written. Every list of numbers is the
-# same message on the wire, whatever it is called there.
+# The part of MindSpore's node_strategy.proto that is read or written. All lists of numbers have
+# the same encoding, whatever their message is called there.
 _PROTO = """
 message Numbers { repeated int64 dim = 1; }
 message ParallelStrategys { required int64 stage = 1; repeated Numbers parallel_strategy = 2; }
@@ -48,7 +48,7 @@ message ParallelStrategyMap {
   repeated ParallelLayoutItem parallel_layout_item = 3;
 }
 """
-_LISTS = ("dev_matrix", "param_split_shape", "indices_offset")  # of a layout, one each
+_LISTS = ("dev_matrix", "param_split_shape", "indices_offset")  # fields of a layout, one each
 _NUMBERS = ("field", "opt_weight_shard_step", "opt_weight_shard_size")
 
 
@@ -103,7 +103,7 @@ def _layouts(parsed: Any, file: Path) -> Iterator[tuple[str, Layout]]:
         name = merged[2] if merged else item.param_name
         stage = int(merged[1]) if merged else _stage(parsed)
         held = item.parallel_layouts
-        # A size alone says nothing.
+        # A size without a step has no meaning.
         if held.opt_weight_shard_size and held.opt_weight_shard_step:
             raise ArtifactError(
                 f"{file}: {name} is also cut for the optimizer (enable_parallel_optimizer), which "
@@ -136,7 +136,7 @@ def _stage(content: Any) -> int:
 def write_strategy(path: Path, strategy: Strategy) -> None:
     """Write a strategy of one stage, as MindSpore and MindFormers read it."""
     content = _strategy_map()(current_stage=0)
-    # MindSpore takes the stage from the first operator, so there has to be one.
+    # MindSpore takes the stage from the first operator, so one is required.
     operator = content.parallel_strategy_item.add(node_name="model")
     operator.parallel_strategys.stage = 0
     for name, layout in strategy.layouts.items():
@@ -154,7 +154,7 @@ def merge_strategies(folder: Path, out: Path) -> None:
 
     Raises ArtifactError for files that are no strategies or do not belong together.
     """
-    read_strategy(folder)  # says what is wrong with any of them
+    read_strategy(folder)  # reports the error of any of them
     joined = _strategy_map()(current_stage=1)
     seen: set[int] = set()
     for file in _files(folder):
@@ -236,14 +236,14 @@ def _tensor_map(held: Any) -> list[tuple[int, ...]]:
 
 
 def _of_json(raw: Any) -> Any:
-    """Raises ValueError and TypeError for what is another JSON."""
+    """Raises ValueError and TypeError for JSON of another kind."""
     found = _strategy_map()(current_stage=_get(raw, "current_stage", 0))
     for name, item in _get(raw, "parallel_strategy_item", {}).items():
         operator = found.parallel_strategy_item.add(node_name=name).parallel_strategys
         operator.stage = _get(item, "stage", 0)
         for axes in _get(item, "parallel_strategy", []):
             if isinstance(axes, list) and all(isinstance(axis, int) for axis in axes):
-                operator.parallel_strategy.add(dim=axes)  # nested ones have no place in a message
+                operator.parallel_strategy.add(dim=axes)  # a message has no nested lists
     for name, item in _get(raw, "parallel_layout_item", {}).items():
         held = found.parallel_layout_item.add(param_name=name).parallel_layouts
         for field in _LISTS:

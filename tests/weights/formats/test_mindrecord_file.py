@@ -43,5 +43,5 @@ def test_broken_files(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"its index .* is missing"):
         next(read_mindrecord(path))
     path.with_name("a.mindrecord.db").write_bytes(bytes(100))
-    with pytest.raises(ArtifactError, match="no MindRecord file"):
+    with pytest.raises(ArtifactError, match="not a MindRecord file"):
         next(read_mindrecord(path))

@@ -189,7 +189,7 @@ HOSTILE = {
     "a key of a dictionary is neither": b"})K\x01s",
     "it changes a int": b"K\x01K\x02a",
     "a reference that is no storage": b"K\x01Q",
-    "nothing was remembered as 7": b"h\x07",
+    "the memo has no 7": b"h\x07",
     "it takes more than it has made": b"\x87\x87",
     "a mark is missing": b"t",
     "reaches beyond its storage of 4": tensor(storage("0", "FloatStorage", 4), (2, 2), (2, 2)),

@@ -191,5 +191,5 @@ def test_what_has_8_bits_is_measured_once(tmp_path: Path) -> None:
     assert KeptLayers(folder, "a").chosen(lambda: names) == names
     assert KeptLayers(folder, "a").chosen(lambda: pytest.fail("measured again")) == names
     (folder / "finer.json").write_text("{}")
-    with pytest.raises(ArtifactError, match=r"finer\.json is no list of names"):
+    with pytest.raises(ArtifactError, match=r"finer\.json is not a list of names"):
         KeptLayers(folder, "a").chosen(lambda: names)
