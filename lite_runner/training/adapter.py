@@ -1,4 +1,4 @@
-"""The adapter that is trained: where it goes, its first values, and its folder."""
+"""The trained adapter: its target modules, initial values and folder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NAME = "finetune"
 
 @dataclass(frozen=True)
 class TrainedLora:
-    """The trained arrays by name, and the weights that they change."""
+    """The trained arrays by name, and the weights that they update."""
 
     arrays: Mapping[str, Array]
     deltas: Mapping[str, Delta]
 
     def adapter(self) -> Adapter:
-        """As it is now, to be written."""
+        """The current adapter, for writing."""
         pairs = {
             weight: LoraPair(
                 in_memory(self.arrays[one.a]), in_memory(self.arrays[one.b]), one.scale
@@ -41,7 +41,7 @@ class TrainedLora:
 
 
 def in_memory(array: Array) -> LazyTensor:
-    """An array as a tensor to write."""
+    """An array as a tensor, for writing."""
     return LazyTensor(array.shape, "F32", lambda: array)
 
 
@@ -117,7 +117,7 @@ def _chosen(model: Decoder, targets: str | Sequence[str] | None) -> dict[str, li
         names = modules if own or not _matched(theirs, targets) else theirs
         found = settings.targets(names, HEAD)
         wanted = {place.weight for name in found for place in names[name]}
-        if targets == "all-linear":  # as in PEFT: neither a table nor experts are linear layers
+        if targets == "all-linear":  # as in PEFT: embeddings and experts are not linear layers
             wanted -= {
                 place.weight for places in names.values() for place in places if _fixed(place)
             }
@@ -128,22 +128,22 @@ def _chosen(model: Decoder, targets: str | Sequence[str] | None) -> dict[str, li
             continue
         if targets is not None:
             _check(module, places, held)
-        chosen[module] = places  # one A for all that a module fuses
+        chosen[module] = places  # one A for all parts of a fused module
     return chosen
 
 
 def _matched(modules: Mapping[str, object], targets: str | Sequence[str]) -> bool:
-    """True if one of the names is that of a module."""
+    """True if one of the names matches a module."""
     if isinstance(targets, str):
         try:
             return any(re.fullmatch(targets, name) for name in modules)
         except re.error:
-            return True  # said by who reads it
+            return True  # reported when it is read
     return any(name == one or name.endswith(f".{one}") for one in targets for name in modules)
 
 
 def _fixed(place: TargetModule) -> str:
-    """Why LoRA does not train a module; "": it does."""
+    """The reason why LoRA cannot train a module; "": it can."""
     role = None if place.fused is None else place.fused.role
     if place.is_embedding or role in (None, "head"):
         return "the embedding and the head are"
@@ -151,7 +151,7 @@ def _fixed(place: TargetModule) -> str:
 
 
 def _check(module: str, places: Sequence[TargetModule], held: Sequence[TargetModule]) -> None:
-    """Raise ConfigError for a module that is not trained, or only in part."""
+    """Raise ConfigError for a module that cannot be trained, or is named only in part."""
     if what := _fixed(held[0]):
         raise ConfigError(
             f"finetune.lora.targets: {module}: {what} not trained as LoRA",

@@ -1,4 +1,4 @@
-"""Memory and operations of a training."""
+"""Memory and floating-point operations of a training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lite_runner.training.options import FinetuneOptions
 from lite_runner.training.tape import LOGIT_ROWS, Bfloat16Matrix, PanelMatrix, Value
 from lite_runner.training.trainer import CHUNK
 
-PROCESS = 120 << 20  # Python with NumPy and the tokenizer
+PROCESS = 120 << 20  # of Python with NumPy and the tokenizer
 
 
 def memory_of(
@@ -38,7 +38,7 @@ def memory_of(
     wide = width * (3 if experts is None else 3 * experts.chosen)
     heads = (2 * attention.heads + 4 * attention.kv_heads) * attention.head_dim
     tokens = max(longest, CHUNK)
-    kept = 1 if asked.checkpoint else model.num_layers  # layers whose values are kept
+    kept = 1 if asked.checkpoint else model.num_layers  # layers whose activations are kept
     per_token = kept * (5 * model.hidden_size + 2 * heads + wide)
     per_token += (model.num_layers - kept) * model.hidden_size
     workers = 1 if asked.full else threads or cores()
@@ -53,7 +53,7 @@ def memory_of(
 
 
 def _weights(dtype: str, model: Decoder, *, panels: bool) -> int:
-    """Bytes of the weights as they are held."""
+    """Bytes of the weights in memory."""
     count, names = parameter_count(model), matrices(model)
     table = model.vocab_size * model.hidden_size if model.tie_word_embeddings else 0
     if dtype == "stored":
@@ -70,14 +70,14 @@ def operations_of(asked: FinetuneOptions, model: Decoder, data: ExampleSet) -> f
     share = 1.0 if experts is None else experts.chosen / experts.count
     names = matrices(model)
     head = model.vocab_size * model.hidden_size
-    weights = 0.0  # of the layers, that a token is multiplied with
+    weights = 0.0  # of the layers, used by a token
     for one in parameters(model):
         if one.name in names and one.role != "head":
             size = math.prod(one.shape)
             weights += size * share if (one.role or "").startswith("expert_") else size
     again = 1 if asked.checkpoint else 0
-    passes = 3 if asked.full else 2  # forwards, to inputs, and to weights
-    # Each token sees half of its text, in two products; backwards these are four.
+    passes = 3 if asked.full else 2  # forward pass, gradients of inputs, gradients of weights
+    # Each token attends to half of its text, in two products forwards and four backwards.
     seen = sum(len(text.ids) ** 2 / 2 for text in data.texts)
     width = sum(block.attention.heads * block.attention.head_dim for block in model.blocks)
     work = data.tokens * weights * (passes + again) + data.targets * head * passes

@@ -1,4 +1,4 @@
-"""Examples to learn from: files of records, and their token ids.
+"""Training examples: files of records, and their token ids.
 
 A record is told apart by its keys: text; prompt and completion; instruction, input and output (as
 Alpaca and BELLE have them); messages, with tools if there are some. An example is the ids of the
@@ -45,26 +45,26 @@ ALPACA = (
 )
 BELLE = "Human: {instruction}\n\nAssistant: "
 Template: TypeAlias = Literal["alpaca", "belle", "none"]
-Pieces: TypeAlias = list[tuple[str, bool]]  # texts, and whether each is learned
+Pieces: TypeAlias = list[tuple[str, bool]]  # texts, and whether each is a target
 
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """Examples, and what happened to the records that they are of."""
+    """Examples, and how many records were cut or dropped."""
 
     texts: Sequence[Example]
     records: int
-    truncated: int  # longer than max_length, and cut
-    dropped: int  # nothing of them is left to learn
+    truncated: int  # longer than max_length, truncated
+    dropped: int  # without a target
 
     @property
     def tokens(self) -> int:
-        """Of all examples."""
+        """Tokens of all examples."""
         return sum(len(text.ids) for text in self.texts)
 
     @property
     def targets(self) -> int:
-        """Tokens that are learned."""
+        """Target tokens of all examples."""
         return sum(text.targets for text in self.texts)
 
     def packs(self, length: int | None) -> list[list[Example]]:
@@ -139,7 +139,7 @@ def _read(
         count += 1
         truncated += len(ids) > max_length
         ids, learned = ids[:max_length], learned[:max_length]
-        learned[:1] = [False] * len(learned[:1])  # it follows nothing
+        learned[:1] = [False] * len(learned[:1])  # it has no predecessor
         if True not in learned:
             dropped += 1
             continue
@@ -188,7 +188,7 @@ def _recorded(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], lis
 
 
 def _ids(pieces: Pieces, tokenizer: Tokenizer, where: str) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them are learned; one eos is the last."""
+    """Token ids, and which of them are targets; one eos is the last."""
     eos = tokenizer.eos_token_ids
     if not eos:
         raise ArtifactError(
@@ -212,7 +212,7 @@ def _ids(pieces: Pieces, tokenizer: Tokenizer, where: str) -> tuple[list[int], l
 def pieces_of(
     record: Any, where: str, tokenizer: Tokenizer, template: Template = "alpaca"
 ) -> Pieces:
-    """The texts of a record. Raises ConfigError for one that is no example."""
+    """The texts of a record. Raises ConfigError for one of no known kind."""
     if not isinstance(record, Mapping):
         raise _no_example(where, "is no object")
     if "messages" in record:
@@ -276,7 +276,7 @@ def _chat(record: Mapping[str, Any], where: str, tokenizer: Tokenizer) -> Pieces
         done = after
     if not pieces:
         raise ConfigError(f"{where}: messages: none has the role assistant")
-    answer, _ = pieces[-1]  # what a template writes behind its end token is no answer
+    answer, _ = pieces[-1]  # what a template writes after its end token is not the answer's
     return [*pieces[:-1], (answer.rstrip("\n") if answer.strip() else answer, True)]
 
 
@@ -309,7 +309,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
 
 
 def _list(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    """A list of records; a file with one object a line is JSON lines, whatever its name."""
+    """A list of records; a file with one object per line is JSON lines, whatever its name."""
     if not text.lstrip().startswith("["):
         yield from _lines(path, text)
         return

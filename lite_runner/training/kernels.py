@@ -23,12 +23,12 @@ _POINTER, _NUMBER, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _LINE = 64  # bytes of the cache
 _BLOCK = 1 << 26  # bytes
-_PANEL = 32  # columns of a product that are computed together
+_PANEL = 32  # columns of a product computed together
 _threads = 1
 
 
 def use_threads(count: int) -> None:
-    """The threads of one product, or of one attention, from now on."""
+    """Set the number of threads of each product and attention."""
     global _threads
     _threads = count
 
@@ -74,7 +74,7 @@ class _Turned(ctypes.Structure):
 
 
 def _at(array: NDArray[Any] | None) -> int | None:
-    # Not .ctypes.data, which takes twice as long; a step asks 16,000 times.
+    # Not .ctypes.data, which takes twice as long; a step calls this 16,000 times.
     return None if array is None else array.__array_interface__["data"][0]
 
 
@@ -96,7 +96,7 @@ class Room:
         self._block, self._used = np.empty((1, 0), np.uint8), 0
 
     def taken(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An array of it."""
+        """An array in this memory."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if self._used + size > self._block.size:
             self._block, self._used = empty(1, max(_BLOCK, size), np.uint8), 0
@@ -105,7 +105,7 @@ class Room:
         return taken.reshape(shape)
 
     def copied(self, matrix: NDArray[Any]) -> NDArray[Any]:
-        """The same values."""
+        """A copy of the array in this memory."""
         copy = self.taken(matrix.shape, matrix.dtype)
         copy[...] = matrix
         return copy
@@ -196,7 +196,7 @@ class Attention:
         return out
 
     def gradients(self, grad: Array) -> tuple[Array, Array, Array, Array]:
-        """Of queries, keys, values, and sinks [heads]."""
+        """Gradients of queries, keys, values, and sinks [heads]."""
         query, key, value = self._kept
         found = np.empty_like(query), np.zeros_like(key), np.zeros_like(value)
         to_sinks = np.zeros(self._sizes[1], np.float32)
@@ -223,7 +223,7 @@ def softmax(rows: Array, weight: float) -> float:
 
 
 def gated(x: Array, times: Array | None, rate: float) -> Array:
-    """x * sigmoid(rate * x), times an array if there is one; each as it lies in memory."""
+    """x * sigmoid(rate * x), times an array if given; all contiguous in memory."""
     assert x.flags.c_contiguous and (times is None or times.flags.c_contiguous)
     out = np.empty_like(x)
     library().lite_runner_gated(_at(x), _at(times), x.size, rate, _at(out))
@@ -233,7 +233,7 @@ def gated(x: Array, times: Array | None, rate: float) -> Array:
 def gated_gradients(
     x: Array, times: Array | None, grad: Array, rate: float
 ) -> tuple[Array, Array | None]:
-    """Of x, and of `times`."""
+    """Gradients of x and of `times`."""
     grad = np.ascontiguousarray(grad)
     to_x, to_times = np.empty_like(x), None if times is None else np.empty_like(x)
     library().lite_runner_gated_gradients(
@@ -259,7 +259,7 @@ class Normed:
         return self._run(None)
 
     def gradient(self, grad: Array) -> Array:
-        """Of x."""
+        """The gradient of x."""
         return self._run(np.ascontiguousarray(grad))
 
     def plain(self) -> Array:

@@ -1,4 +1,4 @@
-"""Latent attention (MLA) on the tape: its queries, keys and values as those of plain heads."""
+"""Latent attention (MLA) on the tape, as queries, keys and values of plain heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _filled(zeros: Columns, *parts: Columns) -> Columns:
 
 
 def own_rotary(rotary: Rotary) -> Rotary:
-    """The rotary embedding of the rotated numbers alone."""
+    """The rotary embedding of only the rotated numbers."""
     return replace(rotary, dims=None)
 
 

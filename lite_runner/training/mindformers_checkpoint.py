@@ -30,10 +30,10 @@ from lite_runner.weights.lora.adapter_config import lora_settings
 from lite_runner.weights.lora.adapter_reader import fitted
 from lite_runner.weights.lora.adapter_writer import adapter_content
 
-FOLDER = "checkpoint"  # of rank_0, as CheckpointMointor has it
+FOLDER = "checkpoint"  # of rank_0, as in CheckpointMointor
 _MOMENTS = re.compile(r"(adam_m|adam_v|exp_avg|exp_avg_sq)\.(.+)")
 _FIRST = ("adam_m", "exp_avg")
-_COUNTERS = ("global_step", "step_num")  # the first is 0 with optimizers that do not count
+_COUNTERS = ("global_step", "step_num")  # the first is 0 for optimizers that do not count
 
 
 @dataclass(frozen=True)

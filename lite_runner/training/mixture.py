@@ -1,4 +1,4 @@
-"""Mixtures of experts on the tape: the router's choice, and the sum of what the chosen give."""
+"""Mixtures of experts on the tape: routing, and the sum of the chosen experts' outputs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def routed(
 
 
 def _allowed(scores: Array, given: Experts) -> Array:
-    """The scores of experts in the best groups; the others cannot be chosen."""
+    """The scores with experts outside the best groups masked."""
     if given.groups == 1:
         return scores
     grouped = scores.reshape(len(scores), given.groups, -1)

@@ -1,4 +1,4 @@
-"""The network of a model with gradients: `architectures.reference` on a tape, for texts at once."""
+"""The network of a model with gradients: `architectures.reference` on a tape, for several texts."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Delta:
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids, of which those from `first_target` on are learned."""
+    """Token ids; those from `first_target` on are targets."""
 
     ids: NDArray[np.int64]
-    first_target: int  # at least 1: the first token follows nothing
-    # Which tokens from there on are targets; None: all. Of a chat with several answers.
+    first_target: int  # at least 1: the first token has no predecessor
+    # Mask of the targets from there on, of a chat with several answers; None: all.
     mask: NDArray[np.bool_] | None = None
 
     def rows(self) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ class Example:
 
     @property
     def targets(self) -> int:
-        """Their number."""
+        """The number of targets."""
         return len(self.ids) - self.first_target if self.mask is None else int(self.mask.sum())
 
 
@@ -88,7 +88,7 @@ def frozen(
     arrays, others = dict[str, Array](), dict[str, FrozenMatrix]()
     for name, array in weights:
         if kind is None or name not in turned:
-            # What is mapped from a file would be in memory twice.
+            # Arrays mapped from a file would be in memory twice.
             copied = name in turned and array.flags.writeable
             arrays[name] = room.copied(array) if copied else array
             continue
@@ -98,11 +98,11 @@ def frozen(
     return arrays, others
 
 
-Dropout = Callable[[str, int], Array]  # factors [n, in] of an A's input, of a width
+Dropout = Callable[[str, int], Array]  # dropout factors [n, in] of an A's input, by width
 
 
 class TrainedNetwork:
-    """A model's weights, and what of them is trained."""
+    """A model's weights, frozen and trained."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class TrainedNetwork:
         self._experts = {kind: by_expert(model, kind) for kind in _KINDS}
 
     def packed(self, name: str) -> FrozenMatrix | None:
-        """A tensor that is multiplied in another form than float32 rows."""
+        """A tensor whose products use another form than float32 rows."""
         return self._others.get(name)
 
     def gradients(
@@ -162,13 +162,13 @@ class TrainedNetwork:
         return self._parameters[role, layer, kind].name
 
     def matrix(self, name: str, transposed: bool = False) -> Array:
-        """A tensor as it is now; matrices are [out, in]."""
+        """The current tensor; matrices are [out, in]."""
         known = self.trained if name in self.trained else self._weights
-        array = known.get(name, _NOTHING)  # nothing: it is another matrix
+        array = known.get(name, _NOTHING)  # LoRA of another matrix
         return array.T if transposed else array
 
     def transposed(self, role: Role, layer: int | None) -> bool:
-        """True for a matrix that is held as [in, out]."""
+        """True for a matrix stored as [in, out]."""
         return self._parameters[role, layer, "weight"].transposed
 
     def experts(self, role: Role, layer: int, kind: Part = "weight") -> list[str]:
@@ -219,7 +219,7 @@ class _Pass:
         )
 
     def hidden(self, rows: NDArray[np.int64] | None = None) -> Value:
-        """[n, hidden_size], as the head takes it; of some `rows` alone."""
+        """The head's input [n, hidden_size], or only some `rows` of it."""
         model, tape = self.model, self.tape
         x = ops.rows_of(tape, self.value("embedding"), self.ids)
         x = ops.scaled(tape, x, model.embedding_scale)
@@ -253,7 +253,7 @@ class _Pass:
         return ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
 
     def recomputed(self, given: Block, x: Value, layer: int) -> Value:
-        """The same, computed again for its gradients."""
+        """As `block`, but computed again for its gradients."""
         tape = self.tape
         self.tape, self.learns = Tape(), False
         y = self.block(given, Value(x.array), layer)
@@ -428,19 +428,19 @@ class _Pass:
         return ops.low_rank(tape, y, x, a, b, delta.scale, kept)
 
     def linear_of_rows(self, x: Value, role: Role, layer: int, bias: bool) -> Value:
-        """The same of a matrix that ranks have rows of: the bias is of their sum."""
+        """As `linear`, with a row-parallel matrix: the bias is added to the sum."""
         if self.network.shard is None:
             return self.linear(x, role, layer, bias)
         y = self.summed(self.linear(x, role, layer, bias=False))
         return ops.shifted(self.tape, y, self.value(role, layer, "bias")) if bias else y
 
     def entered(self, x: Value) -> Value:
-        """The input of matrices of which ranks have columns."""
+        """The input of column-parallel matrices."""
         shard = self.network.shard
         return x if shard is None else shard.entered(self.tape, x)
 
     def summed(self, x: Value) -> Value:
-        """The output of matrices of which ranks have rows."""
+        """The output of row-parallel matrices."""
         shard = self.network.shard
         return x if shard is None else shard.summed(self.tape, x)
 
@@ -452,7 +452,7 @@ class _Pass:
         layer: int | None = None,
         width: int | None = None,
     ) -> Value:
-        """Over all of x, or each `width` of it; None: x itself."""
+        """The norm over all of x, or each `width` of it; None: x itself."""
         if given is None:
             return x
         if given.gain:
@@ -463,16 +463,16 @@ class _Pass:
         shift = self.value(role, layer, "bias") if has_shift else None
         if width is None or gain.array.size == width:
             return ops.norm(self.tape, given, x, gain, shift, width)
-        ones = Value(np.ones(width, np.float32))  # each head has a gain of its own
+        ones = Value(np.ones(width, np.float32))  # each head has its own gain
         return ops.weighted(self.tape, ops.norm(self.tape, given, x, ones, None, width), gain)
 
     def value(self, role: Role, layer: int | None = None, kind: Part = "weight") -> Value:
-        """A tensor of the model, with the gradient's place if it is trained."""
+        """A tensor of the model, with a gradient slot if it is trained."""
         transposed = kind == "weight" and self.network.transposed(role, layer)
         return self.tensor(self.network.name(role, layer, kind), transposed)
 
     def tensor(self, name: str, transposed: bool = False) -> Value:
-        """The same by name."""
+        """As `value`, by name."""
         slot = None
         if self.learns and name in self.network.trained:
             slot = self.slots.setdefault(name, Slot())
@@ -500,7 +500,7 @@ def _part(whole: Value, place: Index) -> Value:
 
 
 class _Turned(Slot):
-    """The place of a gradient whose matrix is held as [in, out]."""
+    """The gradient slot of a matrix stored as [in, out]."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__()

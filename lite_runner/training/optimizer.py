@@ -27,7 +27,7 @@ def rate(schedule: Schedule, base: float, step: int, steps: int, warmup: int) ->
 
 
 def squares(arrays: Iterable[Array]) -> float:
-    """The sum of the squares of all values."""
+    """The sum of squares of all values."""
     return sum(float(np.vdot(one, one)) for one in arrays)
 
 
@@ -45,22 +45,22 @@ class AdamW:
     """The optimizer, and its state."""
 
     def __init__(self, trained: Mapping[str, Array], weight_decay: float) -> None:
-        """Changes the arrays of `trained`."""
+        """The arrays of `trained` are updated in place."""
         self.trained, self.weight_decay = trained, weight_decay
         self.steps = 0
         self.first = {name: np.zeros_like(array) for name, array in trained.items()}
         self.second = {name: np.zeros_like(array) for name, array in trained.items()}
 
     def step(self, gradients: Mapping[str, Array], learning_rate: float) -> None:
-        """Update what is trained."""
+        """Update the trained arrays."""
         self.steps += 1
         small, large = BETAS
         size = learning_rate / (1 - small**self.steps)
         root = math.sqrt(1 - large**self.steps)
         for name, array in self.trained.items():
-            grad = gradients.get(name, np.float32(0))  # none: of an expert that nothing chose
+            grad = gradients.get(name, np.float32(0))  # 0 for an expert without tokens
             first, second = self.first[name], self.second[name]
-            if array.ndim > 1:  # not of norms and biases, as transformers' and MindFormers'
+            if array.ndim > 1:  # no decay of norms and biases, as in transformers and MindFormers
                 array *= np.float32(1 - learning_rate * self.weight_decay)
             first += (grad - first) * np.float32(1 - small)
             second *= np.float32(large)

@@ -32,17 +32,17 @@ class LoraOptions:
     r: Count
     alpha: Positive
     dropout: Annotated[float, Range(0, 0.99)]
-    # Names of Hugging Face or MindFormers, or a regular expression; null: of query and value
+    # Names of Hugging Face or MindFormers, or a regular expression; null: query and value
     targets: str | tuple[str, ...] | None
     rslora: bool  # the scale is alpha / sqrt(r), not alpha / r
 
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """The data, the optimizer, and what of the model is trained."""
+    """The data, the optimizer, and the trained part of the model."""
 
     data: InputPath
-    skip: Index  # records of data that are left out at its start
+    skip: Index  # leading records of data to skip
     take: Count | None  # records of data after them; null: all
     eval_data: InputPath  # "": none
     eval_steps: Count | None  # null: an epoch
@@ -51,18 +51,18 @@ class FinetuneOptions:
     steps: Count | None  # null: epochs
     epochs: Positive  # where steps is null
     batch_size: Count
-    accumulate: Count  # batches of a step
+    accumulate: Count  # batches per step
     learning_rate: NotNegative
     schedule: Schedule
     warmup_steps: Index
     weight_decay: NotNegative
     clip: NotNegative  # 0: not
-    max_length: Count | None  # tokens of an example; null: 1024, or the model's context
-    packing: bool  # texts together as one example, up to max_length
+    max_length: Count | None  # tokens per example; null: 1024, or the model's context
+    packing: bool  # several texts per example, up to max_length
     shuffle: bool
     full: bool
-    dtype: Literal["float32", "bfloat16", "stored"]  # of matrices that are not trained
-    checkpoint: bool  # activations of a block are computed again, not kept
+    dtype: Literal["float32", "bfloat16", "stored"]  # of frozen matrices
+    checkpoint: bool  # a block's activations are recomputed, not kept
     lora: LoraOptions
     init_adapter: InputPath  # "": none
     save_steps: Count | None  # null: only at the end
@@ -70,7 +70,7 @@ class FinetuneOptions:
     resume: bool
 
     def errors(self) -> Iterator[Invalid]:
-        """Settings that contradict each other."""
+        """Validation errors of settings that contradict each other."""
         if self.full and self.init_adapter:
             yield invalid(
                 ("finetune.full", "finetune.init_adapter"),
@@ -116,7 +116,7 @@ def _exists(path: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(OverwriteOptions):
-    """A fine-tuning."""
+    """Options of a fine-tuning."""
 
     on_ranks: ClassVar[bool] = True
     takes_parallel: ClassVar[bool] = True
@@ -127,7 +127,7 @@ class TrainOptions(OverwriteOptions):
 
     @property
     def form(self) -> AdapterFormat | CheckpointFormat:
-        """The kind of output; of a model after LoRA: with the adapter merged."""
+        """The output format; a model after LoRA has the adapter merged."""
         return self.convert_format or ("huggingface" if self.finetune.full else "peft")
 
     @property
@@ -147,5 +147,5 @@ class TrainOptions(OverwriteOptions):
 
     @property
     def source(self) -> ModelSource:
-        """The sources of the model; an adapter of its config is one to make, not to merge."""
+        """The sources of the model; an adapter in its config is to be trained, not merged."""
         return replace(super().source, pet=None)

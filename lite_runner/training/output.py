@@ -48,7 +48,7 @@ class TrainingOutput:
             if self.lora is None:
                 tensors = {**tensors, **_held(trained)}
             else:
-                # As the first step of a warm-up leaves it.
+                # It is zero after the first step of a warm-up.
                 adapter = replace(self.lora.adapter(), may_be_zero=True)
                 tensors, model = merged(tensors, adapter, model), merged_model(model, adapter)
             target = folder if form == "huggingface" else folder / f"{self.name}.{form}"
@@ -65,7 +65,7 @@ class TrainingOutput:
             write_adapters(adapters, self.model, folder, form, overwrite=True, listed=False)
 
     def _clean(self, folder: Path) -> None:
-        """Remove what a training wrote there in another format."""
+        """Remove files of a training in another format."""
         weights = {form: f"{self.name}.{form}" for form in ("ckpt", "safetensors", "gguf")}
         for form, names in {
             "peft": ADAPTER_FILES,
@@ -80,7 +80,7 @@ class TrainingOutput:
     def write_checkpoint(
         self, folder: Path, state: Sequence[Mapping[str, Array]], step: int, steps_per_epoch: int
     ) -> Path:
-        """Write what MindFormers goes on from, as it names it, in place of the one before."""
+        """Write the checkpoint that MindFormers resumes, in place of the previous one."""
         trained, *moments = state
         own = {} if self.lora else _held(trained)
         tensors = dict(with_head({**self.tensors(), **own}, self.model))

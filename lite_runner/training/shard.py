@@ -1,4 +1,4 @@
-"""Tensor parallel training: a rank's part of a model's layers, and what the ranks add up."""
+"""Tensor-parallel training: a rank's shard of a model's layers, and the sums over ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lite_runner.training.tape import Slot, Tape, Value
 from lite_runner.weights import Index
 from lite_runner.weights.sharding.partition import strategy_of
 
-# Of tensors that a rank's heads alone give gradients.
+# Tensors whose gradients come from a rank's own heads.
 _HEADS = ("query", "key", "value", "query_norm", "key_norm", "sinks")
 
 AllGather: TypeAlias = Callable[[Array], Array]  # [n] of each rank of the model: [ranks, n]
@@ -44,16 +44,16 @@ class ModelShard:
         }
 
     def bounds(self, name: str) -> Index:
-        """The part of a tensor as it is held."""
+        """The bounds of this rank's part of a stored tensor."""
         return self._bounds[name][self._own]
 
     def divides(self, name: str) -> bool:
-        """True where each rank has a part of a tensor of its own."""
+        """True where each rank has a different part of a tensor."""
         first, *others = self._bounds[name]
         return any(one != first for one in others)
 
     def owns(self, name: str) -> bool:
-        """True for the first of the ranks that have the same part."""
+        """True for the first of the ranks with the same part."""
         return self._bounds[name].index(self.bounds(name)) == self._own
 
     def sharing(self, name: str) -> list[int]:
@@ -64,14 +64,14 @@ class ModelShard:
         return [rank for rank in self._ranks if self._bounds[name][rank] == self.bounds(name)]
 
     def joined(self, name: str, parts: Sequence[Array]) -> Array:
-        """A tensor of its parts, by rank."""
+        """A tensor assembled from its parts by rank."""
         whole = np.empty(self._shapes[name], np.float32)
         for bounds, part in zip(self._bounds[name], parts, strict=True):
             whole[bounds] = part
         return whole
 
     def sides(self, name: str) -> tuple[slice, slice]:
-        """The part of a matrix [out, in]."""
+        """The bounds of this rank's part of a matrix [out, in]."""
         first, second = self.bounds(name)
         return (second, first) if name in self._turned else (first, second)
 
@@ -85,7 +85,7 @@ class ModelShard:
         return found
 
     def entered(self, tape: Tape, x: Value) -> Value:
-        """x as each rank's columns take it: its gradient is the sum of theirs."""
+        """x as the input of column-parallel matrices: its gradient is summed over the ranks."""
         to_x = x.slot
 
         def backward(grad: Array) -> None:
@@ -95,7 +95,7 @@ class ModelShard:
         return tape.record(x.array, [x], backward)
 
     def summed(self, tape: Tape, x: Value) -> Value:
-        """The sum of what the ranks' rows give."""
+        """The sum of row-parallel outputs over the ranks."""
         to_x = x.slot
 
         def backward(grad: Array) -> None:
@@ -106,7 +106,7 @@ class ModelShard:
 
 
 class PartOf(Slot):
-    """The place of the gradient of a part of an array, whose rest has none here."""
+    """The gradient slot of a part of an array."""
 
     def __init__(self, slot: Slot, shape: tuple[int, ...], place: Index) -> None:
         super().__init__()

@@ -31,12 +31,12 @@ from lite_runner.training.kernels import (
 from lite_runner.weights import narrowed
 
 BLOCK = 64  # rows of an elementwise operation
-LOGIT_ROWS = 256  # whose logits are computed at a time
+LOGIT_ROWS = 256  # rows whose logits are computed at a time
 _RATES: dict[str, float] = {"silu": 1.0, "quick_gelu": 1.702}  # of x * sigmoid(rate * x)
 
 
 class Slot:
-    """The gradient of a value, the sum of what is added."""
+    """The gradient slot of a value: a sum."""
 
     def __init__(self) -> None:
         self.grad: Array | None = None
@@ -100,7 +100,7 @@ FrozenMatrix: TypeAlias = PanelMatrix | Bfloat16Matrix | StoredMatrix
 
 
 class Value:
-    """An array, and its gradient if it has one."""
+    """An array, with a gradient slot if it needs one."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Tape:
         return Value(array, slot)
 
     def backward(self) -> None:
-        """Compute all gradients, the last operation's first; what it kept is released."""
+        """Compute all gradients, the last operation first, releasing what each kept."""
         while self._steps:
             slot, backward = self._steps.pop()
             if slot.grad is not None:
@@ -234,7 +234,7 @@ def shifted(tape: Tape, x: Value, bias: Value) -> Value:
 
 
 def scaled(tape: Tape, x: Value, factor: float) -> Value:
-    """x times a number."""
+    """x times a scalar."""
     if factor == 1.0:
         return x
 
@@ -260,7 +260,7 @@ def clipped(tape: Tape, x: Value, low: float | None, high: float, plus: float = 
 
 
 def weighted(tape: Tape, x: Value, gain: Value) -> Value:
-    """x [n, width] times a vector of width values, of whatever shape."""
+    """x [n, width] times a vector of `width` values in any shape."""
 
     def backward(grad: Array) -> None:
         if x.slot is not None:
@@ -383,7 +383,7 @@ def attention(
 
 
 def _activated(function: Activation, x: Array) -> tuple[Array, Array]:
-    """f(x), and its slope."""
+    """f(x), and its derivative."""
     if function in ("relu", "relu_squared"):
         positive: Array = np.maximum(x, 0)
         if function == "relu":

@@ -1,4 +1,4 @@
-"""The training loop: batches in their order, gradients in threads, checkpoints, metrics."""
+"""The training loop: batches in order, gradients in threads, checkpoints, metrics."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from lite_runner.weights.formats.safetensors_file import (
 from lite_runner.weights.sharding.partition import sliced
 
 CHECKPOINT = "checkpoint.safetensors"
-BUCKET = 1 << 24  # bytes of gradients that ranks exchange at a time, or one that is larger
-CHUNK = 256  # tokens of whole texts that a thread computes at a time; a longer text is one alone
+BUCKET = 1 << 24  # bytes of gradients exchanged at a time, or a single larger one
+CHUNK = 256  # tokens of whole texts that a thread computes at a time; longer texts are alone
 ALONE = Ranks()
 _KINDS = ("trained", "first", "second")
 
-Gather = Callable[[bytes], list[bytes]]  # this rank's bytes: those of all ranks, by rank
+Gather = Callable[[bytes], list[bytes]]  # this rank's bytes -> those of all ranks, by rank
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,19 @@ class StepMetrics:
 
 
 def step_size(options: FinetuneOptions, ranks: Ranks) -> int:
-    """The examples of a step, on all ranks."""
+    """Examples per step, over all ranks."""
     return options.batch_size * options.accumulate * ranks.data
 
 
 def step_count(options: FinetuneOptions, examples: int, ranks: Ranks) -> int:
-    """The steps of a training."""
+    """The number of steps of a training."""
     if options.steps is not None:
         return options.steps
     return max(1, math.ceil(options.epochs * examples / step_size(options, ranks)))
 
 
 class Trainer:
-    """A training that may be stopped after each step."""
+    """A training that can be stopped after each step."""
 
     def __init__(
         self,
@@ -105,21 +105,21 @@ class Trainer:
         self.epoch_steps = max(1, len(packs) // step_size(options, ranks))
         self.eval_steps = options.eval_steps or self.epoch_steps
         self.best_loss, self.best_step = math.inf, 0  # of an evaluation
-        self.done = self.began = 0  # steps; those of another training before it
+        self.done = self.began = 0  # steps, and those of a training that it resumes
 
     @property
     def stopped(self) -> bool:
-        """True where a rank was interrupted before the last step."""
+        """True if a rank was interrupted before the last step."""
         return self._stops and self.done < self.steps and not self.gains_nothing
 
     @property
     def divided(self) -> bool:
-        """True where ranks train parts, which all of them together make whole."""
+        """True if each rank trains a part."""
         return self._parts is not None
 
     def run(self) -> Generator[StepMetrics, None, None]:
-        """The steps that are left; each is complete when it is yielded."""
-        # A full gradient a thread would take as much memory as the model: products are shared.
+        """Run the remaining steps; each is complete when it is yielded."""
+        # A full gradient per thread would take as much memory as the model: threads share products.
         # Ranks that share a model compute the same chunk at a time.
         workers = 1 if self.options.full or self.ranks.tensor > 1 else self.threads
         use_threads(self.threads // workers)
@@ -171,7 +171,7 @@ class Trainer:
             return self.network.gradients([texts[i] for i in chunk], 1 / count, dropout)
 
         loss, gradients = 0.0, dict[str, Array]()
-        # In the order of the chunks: the sum is the same however many threads there are.
+        # In the order of the chunks: the sum does not depend on the number of threads.
         for found, some in self._mapped(pool)(work, _chunks(texts, CHUNK)):
             loss += found
             _add(gradients, some)
@@ -198,15 +198,15 @@ class Trainer:
         return map if self.ranks.tensor > 1 else pool.map
 
     def _totals(self, loss: float, interrupted: bool) -> tuple[float, bool]:
-        """The loss of all ranks, and whether one of them is interrupted."""
+        """The loss over all ranks, and whether one of them is interrupted."""
         said = [np.frombuffer(one) for one in self._gather(np.array([loss, interrupted]).tobytes())]
-        once = said[:: self.ranks.tensor]  # ranks that share a model say the same
+        once = said[:: self.ranks.tensor]  # ranks that share a model report the same loss
         return float(sum(one[0] for one in once)), any(one[1] for one in said)
 
     def _add_up(self, gradients: dict[str, Array]) -> None:
         """Put the sums of all ranks in place of this one's. They are added in the order of the
         ranks, so that all have the same bits."""
-        for name, array in self.network.trained.items():  # a rank's texts may not reach an expert
+        for name, array in self.network.trained.items():  # an expert may have no tokens on a rank
             gradients[name] = np.ascontiguousarray(gradients.get(name, np.zeros_like(array)))
         shared = {
             name: array
@@ -225,7 +225,7 @@ class Trainer:
                 gradients[name][...] = total.reshape(gradients[name].shape)
 
     def _adding(self, name: str) -> list[int]:
-        """The ranks whose gradients of a tensor are parts of one sum."""
+        """The ranks whose gradients of a tensor are summed."""
         ranks, shard = self.ranks, self._parts
         if shard is None:
             return list(range(ranks.size))
@@ -263,7 +263,7 @@ class Trainer:
         if shard is None or not shard.divides(name):
             return array
         said = self._gather(np.ascontiguousarray(array).tobytes())[: self.ranks.tensor]
-        if self.ranks.rank > 0:  # which writes nothing
+        if self.ranks.rank > 0:  # which does not write
             return array
         parts = [np.frombuffer(one, np.float32).reshape(array.shape) for one in said]
         return shard.joined(name, parts)
@@ -308,7 +308,7 @@ class Trainer:
         return factors
 
     def is_best(self, step: StepMetrics) -> bool:
-        """True if its evaluated loss is the lowest."""
+        """True if its evaluation loss is the lowest so far."""
         return step.eval_loss is not None and self.best_step == step.step
 
     def is_saved(self, step: StepMetrics) -> bool:
@@ -317,7 +317,7 @@ class Trainer:
         return every is not None and step.step % every == 0 and step.step < self.steps
 
     def save(self, path: Path, state: Sequence[Mapping[str, Array]]) -> None:
-        """Write all that a resumed training needs, atomically. Raises EnvironmentFault."""
+        """Write the state for resuming, atomically. Raises EnvironmentFault."""
         tensors = {
             f"{kind}.{name}": in_memory(array)
             for kind, arrays in zip(_KINDS, state, strict=True)
@@ -328,7 +328,7 @@ class Trainer:
         write_safetensors(path, tensors, metadata)
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint. Raises ArtifactError for one of another training."""
+        """Resume from a checkpoint. Raises ArtifactError for one of another training."""
         metadata, tensors = metadata_of(path), open_safetensors(path)
         expected = {
             f"{kind}.{name}": array
@@ -371,7 +371,7 @@ class Trainer:
 
 
 def _chunks(texts: Sequence[Example], size: int) -> Iterator[list[int]]:
-    """Indices of texts that are computed together."""
+    """Indices of texts computed together."""
     chunk: list[int] = []
     total = 0
     for index, text in enumerate(texts):
@@ -384,7 +384,7 @@ def _chunks(texts: Sequence[Example], size: int) -> Iterator[list[int]]:
 
 
 def _buckets(arrays: Mapping[str, Array]) -> Iterator[list[str]]:
-    """Names of arrays of BUCKET bytes, or of one that is larger."""
+    """Names of arrays of up to BUCKET bytes together, or of a single larger one."""
     names: list[str] = []
     size = 0
     for name, array in arrays.items():
