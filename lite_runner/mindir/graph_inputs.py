@@ -38,7 +38,7 @@ Ints = NDArray[np.int32]
 class InputsOfInfer:
     """The inputs of one kind of decoder; those of MindFormers' own decoders are given by name."""
 
-    names: tuple[str, ...]  # in order; they identify the graphs that take them
+    names: tuple[str, ...]  # in order; they identify the kind of graph
 
     def get_inputs(
         self,
@@ -86,7 +86,7 @@ class _IdsOfInfer(InputsOfInfer):
 
 COMMON, LLAMA = CommonInputsOfInfer(), LlamaInputsOfInfer()
 IDS = _IdsOfInfer()
-# By the `inputs` of an architecture, or by any name for foreign graphs.
+# By an architecture's `inputs`, or any name for foreign graphs.
 MAPPING: dict[str, InputsOfInfer] = {"common": COMMON, "llama": LLAMA}
 
 
@@ -290,7 +290,7 @@ class InputArrays:
         self._arrays: dict[str, NDArray[Any]] = {}
 
     def bind(self, arrays: Sequence[NDArray[Any]], shape: Shape) -> None:
-        """Use `arrays` in the graph's order, and fill those that depend on the shape only."""
+        """Use `arrays` in the graph's order, and fill those that depend only on the shape."""
         specs = inputs_of(self._model, shape)
         self._arrays = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         self.past = list(arrays[-2 * self._model.num_layers :])

@@ -65,7 +65,7 @@ class GraphInfo:
     parameters: tuple[TensorSpec, ...]
     constants: frozenset[tuple[int, ...]]  # integer tuples: target shapes of reshapes
     mind_ir_version: int
-    producer: str  # the MindSpore that wrote it
+    producer: str  # version of the MindSpore that wrote it
 
 
 def read_graph(path: Path) -> GraphInfo:
@@ -99,7 +99,7 @@ def foreign_manifest(
     or to `model`.
     """
     graphs = {name: read_graph(path) for name, path in paths.items()}
-    inputs: dict[GraphName, tuple[TensorSpec, ...]]  # with the names that the backends use
+    inputs: dict[GraphName, tuple[TensorSpec, ...]]  # with the backends' names
     if "model" in graphs:
         layout, batch, length, single = _single(graphs["model"], model)
         inputs = {"model": single}
@@ -242,7 +242,7 @@ def _single(graph: GraphInfo, model: Decoder) -> tuple[Layout, int, int, tuple[T
         wanted = specs_of(style, role, batch, positions)
         if _matches(graph.inputs, wanted):
             if role == "prefill" and not has_cache(graph.parameters):
-                # What MindSpore 2.0 wrote runs in MindSpore Lite 2.0 alone.
+                # Graphs written by MindSpore 2.0 run only in MindSpore Lite 2.0.
                 layout: Layout = "no_cache" if graph.mind_ir_version <= 1 else "full"
                 return layout, batch, length, _with_shapes(wanted, graph)
             raise ArtifactError(
@@ -292,7 +292,7 @@ def _is_pair(
 
 
 def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
-    """True if inputs match `wanted` by order, type and shape, and no name contradicts."""
+    """True if inputs match `wanted` by order, type and shape, and no known name contradicts."""
     if len(found) != len(wanted):
         return False
     names = {spec.name for spec in wanted}
@@ -309,7 +309,7 @@ def _matches(found: Sequence[TensorSpec], wanted: Sequence[TensorSpec]) -> bool:
 
 
 def _known_suffix(name: str, known: Iterable[str]) -> str | None:
-    """The longest of the `known` names that this one ends in."""
+    """The longest of the `known` names that is a suffix of this one."""
     ends = [one for one in known if re.search(rf"(?:^|[^A-Za-z0-9]){re.escape(one)}$", name)]
     return max(ends, key=len, default=None)
 

@@ -63,17 +63,17 @@ class Graph:
     file: FilePath  # below the manifest's folder; of a model above 1 GB the .._graph.mindir
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    others: tuple[FilePath, ...] = ()  # files of the ranks behind the first that share the model
+    others: tuple[FilePath, ...] = ()  # files of the further ranks that share the model
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Of all ranks."""
+        """The files of all ranks."""
         return (self.file, *self.others)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
-    """The fields of a manifest but the model."""
+    """The fields of a manifest, without the model."""
 
     layout: Layout
     model_name: str
@@ -82,11 +82,11 @@ class _Description:
     model_type: Literal["MINDIR", "MINDIR_LITE"]
     precision: Literal["float32", "float16", "bfloat16"]  # of the weights
     batch_size: Annotated[int, Range(1, MAX_ROWS)]
-    # Positions a row has at most, prompt and new tokens together.
+    # Maximum positions of a row, prompt and new tokens together.
     seq_length: Annotated[int, Range(1, MAX_LENGTH)]
     graphs: Mapping[GraphName, Graph]
     files: Mapping[FilePath, Sha256]  # every file of the artifact, and its sha256
-    tokenizer: tuple[FileName, ...]  # those of the files that are the tokenizer's
+    tokenizer: tuple[FileName, ...]  # the tokenizer's among the files
     versions: Mapping[str, str]
     encrypted: bool = False
     sampled: bool = False  # the graphs return the argmax token, not logits

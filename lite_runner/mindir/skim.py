@@ -11,8 +11,8 @@ from lite_runner.errors import ArtifactError
 from lite_runner.system.protobuf import field, fields, parse_message, read_varint
 
 MAX_KEPT = 64 * 2**20  # bytes of a graph without its values
-MAX_NODE = 64 * 2**10  # a larger node is a table, whose values are not needed
-_CUSTOM = b"func_type"  # an attribute that each operator of a library, or of Python code, has
+MAX_NODE = 64 * 2**10  # a larger node is a constant table, which is not needed
+_CUSTOM = b"func_type"  # an attribute of every custom operator, in a library or Python code
 _CIPHER = b"\x5e\x3a\x7f"  # bytes 1 to 3 of a file that MindSpore encrypted
 # Numbers of fields in MindSpore's mind_ir.proto, whose classes import all of MindSpore.
 _GRAPH, _MODEL_VERSION, _MIND_IR_VERSION = 7, 5, 13  # of ModelProto
@@ -77,9 +77,9 @@ def has_custom_operators(path: Path) -> bool:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
                 return any(data.find(_CUSTOM, *part) >= 0 for part in _beside_parameters(data))
-            except ValueError:  # encrypted, or no message that we can read
+            except ValueError:  # encrypted, or not a readable message
                 return data.find(_CUSTOM) >= 0
-    except (OSError, ValueError):  # missing or empty: MindSpore says so
+    except (OSError, ValueError):  # missing or empty: MindSpore reports it
         return False
 
 

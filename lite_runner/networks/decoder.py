@@ -117,7 +117,7 @@ class Parts:
         """None where the model has no such norm."""
         if norm is None:
             return None
-        if not norm.gain:  # of heads
+        if not norm.gain:  # norm of heads
             return self.layers.norm(np.ones(self.model.head_dim, np.float32), norm.eps)
         gain = self.tensor(role, layer)
         if norm.kind == "layer":
@@ -283,7 +283,7 @@ class BlockCell(nn.Cell):
         self.norm_by_head, self.norm_late = attention.qk_norm_by_head, attention.qk_norm_late
         self.query_gain = self.key_gain = None
         if attention.qk_norm_apart:
-            # The heads' own weights are a factor behind a norm that has none.
+            # Weights per head are a factor after a norm without weights.
             self.query_norm, self.query_gain = parts.apart(attention, "query_norm", layer)
             self.key_norm, self.key_gain = parts.apart(attention, "key_norm", layer)
         else:
@@ -482,7 +482,7 @@ class DecoderCell(nn.Cell):
             ends = prefix[:, 0]
         positions, rows, bias = self.inputs[0](tokens, position, length, slot, ends)
         biases: tuple[Tensor, ...] = (bias,)
-        for inputs in self.inputs[1:]:  # other windows; positions and rows are the same
+        for inputs in self.inputs[1:]:  # for other windows; positions and rows are the same
             biases = (*biases, inputs(tokens, position, length, slot, ends)[2])
         blocks = None
         rotated = positions

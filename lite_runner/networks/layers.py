@@ -55,7 +55,7 @@ class BuildOptions:
     lora: LoraSize | None = None  # None: no adapters
     fused: bool = False  # use Ascend's fused operators: see decoder.layers_for
     integer_input: bool = False  # a8w8: the inputs of int8 weights are quantized too
-    stored: ms.Type | None = None  # of the matrices' Parameters, where it is not `dtype`
+    stored: ms.Type | None = None  # of the matrices' Parameters, if not `dtype`
 
 
 @runtime_checkable
@@ -462,7 +462,7 @@ class Attention(nn.Cell):
 
 
 class Router(nn.Cell):
-    """The experts of each token, of E."""
+    """Chooses each token's experts, of E."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Prefixes(nn.Cell):
         end = self.first(ops.select(tokens == self.end, index, nowhere), 1)
         end = ops.select(end == size, ops.zeros_like(end), end)
         mask = ops.zeros_like(end)
-        for token in self.masks[::-1]:  # the first that occurs wins
+        for token in self.masks[::-1]:  # the first one wins
             before = ops.logical_and(tokens == token, index < end)
             where = self.first(ops.select(before, index, nowhere), 1)
             mask = ops.select(where == size, mask, where)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SpecialTokens", "StreamDecoder", "Tokenizer", "byte_tokenizer", "load_tokenizer"]
 
-# The readers of the kinds of files are imported when there is such a file.
+# Readers of each kind of file are imported when there is such a file.
 _MERGES = "merges.txt"
 _JSON, _MODEL, _CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 CHAT_FORMS: Mapping[str, ChatForm] = {  # by tokenizer_class
@@ -83,7 +83,7 @@ def _load(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         return load_gguf(path)
     if path.suffix in (".json", ".model"):
         return _load_file(path, chat_form)
-    raise ArtifactError(f"{path} is no tokenizer: its name ends in {path.suffix!r}", hint=_HINT)
+    raise ArtifactError(f"{path} is not a tokenizer: its name ends in {path.suffix!r}", hint=_HINT)
 
 
 def _file_in(folder: Path) -> Path | None:
@@ -104,7 +104,7 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
 
     config = _Config(path.parent)
     form = chat_form or config.chat_form
-    template = None  # of a tokenizer that was published without one
+    template = None  # for tokenizers published without one
     ranked = False
     if path.name == _VOCAB:
         backend, defaults = _read_vocab_and_merges(path, config.is_qwen2)
@@ -112,13 +112,13 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         backend = _read_json(path)
         defaults = SpecialTokens()
     elif tiktoken.is_ranks(data := _read(path)):
-        form, ranked = None, True  # its chats are a template's
+        form, ranked = None, True  # its chats use a template
         backend, defaults = tiktoken.read_ranks(data, str(path)), SpecialTokens()
     else:
         vocabulary = read_model(path, space_after_special=config.legacy)
         if chatglm.is_chatglm_6b(vocabulary):
             config.check_chatglm()
-            form = None  # its class has the name of ChatGLM2's
+            form = None  # its class has ChatGLM2's name
             backend = chatglm.build_6b(vocabulary, source=str(path))
             defaults, template = chatglm.SPECIAL_6B, chatglm.TEMPLATE_6B
         else:
@@ -239,7 +239,7 @@ class _Config:
         """Raise ArtifactError for settings of ChatGLM-6B's tokenizer that are not followed."""
         for name in ("remove_space", "do_lower_case", "num_image_tokens"):
             if self._values.get(name):
-                # The last is of the first release, whose ids were 20,000 larger.
+                # The last is the first release's, whose ids were 20,000 larger.
                 raise self._error(name, self._values[name], "none: ids would be others")
 
     @property

@@ -33,10 +33,10 @@ from lite_runner.text.template_worker import LENGTH, NO_MEMORY
 
 MAX_TEMPLATE_CHARS = 1 << 20
 _HINT = "check the roles and their order, or run_mode=predict without chat=true"
-# Signals that the kernel's lack of memory and other programs send, but no template.
+# Signals sent by the kernel's OOM killer and other programs, never caused by a template.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_LOOK_S = 0.25  # between two looks whether a process that does not answer is stopped
-_ENVIRONMENT = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")  # that it sees of ours
+_LOOK_S = 0.25  # interval of checking whether a silent process is stopped
+_ENVIRONMENT = ("LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")  # passed on to it
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class TemplateLimits:
     """Limits of one rendering."""
 
     seconds: int = 5  # of a processor
-    wall_seconds: float = 60.0  # where processors are busy
+    wall_seconds: float = 60.0  # of the clock, for busy processors
     memory: int = 512 << 20  # bytes of address space, of which Python and jinja2 take some 60 MiB
-    chars: int = 16 << 20  # of what it writes
+    chars: int = 16 << 20  # of its output
 
 
 LIMITS = TemplateLimits()
@@ -78,7 +78,7 @@ def render_template(
         try:
             try:
                 return _started(limits).render(template, values, of_task=of_task)
-            except TemplateProcessError:  # it was not the template: once more
+            except TemplateProcessError:  # not the template's fault: retry
                 return _started(limits).render(template, values, of_task=of_task)
         except ValueError as error:
             raise ArtifactError(f"{source}: the {kind} {error}", hint) from None
@@ -107,7 +107,7 @@ def render_template(
 
 
 def _started(limits: TemplateLimits) -> TemplateProcess:
-    """The process of this one; after a fork, the other's is left alone."""
+    """This process' renderer; after a fork, the parent's is left alone."""
     global _process
     if _process is None or not _process.is_alive or _process.limits != limits:
         _close()
@@ -142,18 +142,18 @@ class TemplateProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            cwd="/",  # no folder of the user's is kept busy
+            cwd="/",  # so that no folder of the user's stays in use
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
 
     @property
     def is_ours(self) -> bool:
-        """True if this process started it, and not one that forked this one."""
+        """True if this process started it, rather than its parent before a fork."""
         return os.getpid() == self._owner
 
     @property
     def is_alive(self) -> bool:
-        """True if it can be asked."""
+        """True if it can answer."""
         return self.is_ours and self._process.poll() is None
 
     @property
@@ -181,7 +181,7 @@ class TemplateProcess:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise self._ended() from None
         except BaseException:
-            self.close()  # the answer would come later, and be taken for the next one's
+            self.close()  # a late answer would be taken for the next one's
             raise
         if "error" in answer:
             where = f" at line {answer['line']}" if answer["line"] else ""
@@ -190,7 +190,7 @@ class TemplateProcess:
         return text
 
     def close(self) -> None:
-        """End the process; once is enough."""
+        """End the process; idempotent."""
         if self.is_ours:
             self._process.kill()
             self._process.wait()
@@ -242,12 +242,12 @@ class TemplateProcess:
 
 
 class TemplateLimitError(Exception):
-    """A template took more than it may; the text says of what."""
+    """A template exceeded a limit; the text says which."""
 
 
 class TemplateProcessError(Exception):
-    """Somebody else ended or stopped the process, whatever the template."""
+    """Something else than the template ended or stopped the process."""
 
 
 class _Stopped(Exception):
-    """The process has a SIGSTOP, and would answer once somebody continues it."""
+    """The process was stopped by SIGSTOP, and would answer once continued."""

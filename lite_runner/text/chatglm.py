@@ -27,7 +27,7 @@ DEFAULTS = SpecialTokens(eos=("</s>",), pad="<unk>", unk="<unk>")
 ENDING_6B = ("[gMASK]", "<sop>")
 _PIECES_6B = {"<n>", "<|tab|>", "<|blank_2|>", "<eop>", "<pad>", *ENDING_6B}
 SPECIAL_6B = SpecialTokens(bos="<sop>", eos=("<eop>",), pad="<pad>", unk="<unk>")
-# Runs of spaces are their own spelling, but for the longest, which is taken first.
+# Runs of spaces spell themselves, except the longest, which is matched first.
 _RUNS = {f"<|blank_{count}|>": " " * count for count in range(2, LONGEST_RUN)}
 # The first query is the prompt as it is; later ones follow the rounds before.
 TEMPLATE_6B = """\
@@ -91,7 +91,7 @@ def build_6b(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokenizer:
     patterns = [*map(re.escape, longest_first), f" {{2,{LONGEST_RUN}}}"]
     backend.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(patterns)), "isolated")
     if isinstance(backend.model, models.BPE):
-        backend.model.ignore_merges = True  # a whole piece is one, whatever it is merged from
+        backend.model.ignore_merges = True  # a whole piece is one token, whatever its merges
     backend.decoder = chatglm_decoder()
     enclose(backend, (), ENDING_6B, source=source)
     return backend

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from lite_runner.errors import ConfigError
 
 ChatForm = Literal["chatglm2", "chatglm3"]
-PREFIX = ("[gMASK]", "sop")  # of every prompt
-# The words that ChatGLM3 has learned before a list of tools.
+PREFIX = ("[gMASK]", "sop")  # starts every prompt
+# The words before a list of tools that ChatGLM3 was trained with.
 _TOOLS = (
     "Answer the following questions as best as you can. You have access to the following tools:"
 )
@@ -19,7 +19,7 @@ ROLES = ("system", "user", "assistant", "observation")
 
 
 class Tag(str):
-    """A token by its name; other parts of a chat are texts, each encoded by itself."""
+    """A special token by name; other parts of a chat are texts, each encoded separately."""
 
 
 def role_tag(role: str) -> Tag:
@@ -57,7 +57,7 @@ def parts(
 def _with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """With the functions at the end of the system's message, which is the first."""
+    """The messages with the functions appended to the system message, which is the first."""
     listed = json.dumps([tool["function"] for tool in tools], indent=4, ensure_ascii=False)
     told = f"{_TOOLS}\n{listed}"
     if messages and messages[0]["role"] == "system":

@@ -112,7 +112,7 @@ _QWEN2_NAMES = ("qwen2", "deepseek-r1-qwen")
 
 
 def byte_level_bpe(model: models.BPE, pre: str) -> tokenizers.Tokenizer:
-    """A tokenizer that spells bytes as GPT-2's does; `pre`: one of PRE_TOKENIZERS."""
+    """A byte-level BPE tokenizer as GPT-2's; `pre`: one of PRE_TOKENIZERS."""
     backend = tokenizers.Tokenizer(model)
     if pre in _QWEN2_NAMES:
         backend.normalizer = normalizers.NFC()
@@ -211,7 +211,7 @@ class _Fields:
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
     def end_tokens(self) -> tuple[str, ...]:
-        """The end tokens that the file names, and those without a key."""
+        """The end tokens that the file names, and known ones without a key."""
         named = self.tokens_of("eos_token_id", "eot_token_id", "eom_token_id")
         apart = self.tokens_of_type(PieceType.CONTROL, PieceType.USER_DEFINED)
         return tuple(dict.fromkeys((*named, *(one for one in _CALL_ENDS if one in apart))))
@@ -247,7 +247,7 @@ def _strings(
 
 
 def _merged_bpe(fields: _Fields) -> tokenizers.Tokenizer:
-    """Of Gemma 4: a sentencepiece vocabulary with the merges of a BPE."""
+    """Gemma 4's tokenizer: a sentencepiece vocabulary with BPE merges."""
     model = _bpe(
         fields, byte_fallback=True, fuse_unk=True, unk_token=fields.token("unknown_token_id")
     )
@@ -397,7 +397,7 @@ class LazyTokenizer:
 
 
 def _with_special(backend: tokenizers.Tokenizer, fields: _Fields) -> tokenizers.Tokenizer:
-    """With the tokens that are found in texts as they are spelled."""
+    """Add the tokens that are matched in texts as they are spelled."""
     backend.add_special_tokens(special_tokens(fields.tokens_of_type(PieceType.CONTROL)))
     own = fields.tokens_of_type(PieceType.USER_DEFINED)
     backend.add_tokens([AddedToken(token, normalized=False) for token in own])
@@ -417,7 +417,7 @@ def _sentencepiece_bpe(fields: _Fields) -> tokenizers.Tokenizer:
     return build_tokenizer(vocabulary, source=fields.source)
 
 
-# Tells the pre-tokenizers apart.
+# A text that all pre-tokenizers split differently.
 _PROBE = (
     "Hello world's 12345 3.14, don't DON'T 7th\t x_y\u00c4\u00d6\u00e9e\u0301 \u4f60\u597d\u3002"
     "\n\n  \r\n ...!! (a)[b] 'll I'VE\n   end "
@@ -441,7 +441,7 @@ def gguf_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
         or not (spelled or decoder.get("type") == "ByteLevel")
         or not merges
     ):
-        raise _unwritable(tokenizer, "it is no BPE of bytes, or of spelled spaces")
+        raise _unwritable(tokenizer, "it is neither a byte-level BPE nor a sentencepiece BPE")
     tokens = [f"[PAD{id}]" for id in range(tokenizer.vocab_size)]
     types = [int(PieceType.UNUSED)] * len(tokens)
     for token, id in model["vocab"].items():

@@ -92,7 +92,7 @@ def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> No
     once = vocabulary.add_space_prefix and not vocabulary.space_after_special
     if vocabulary.remove_extra_spaces:
         # Only spaces: the rules above may have turned a line break into one.
-        leading = "" if once else r"\A +|"  # one is kept where it can be the prefix
+        leading = "" if once else r"\A +|"  # one is kept, as the possible prefix
         steps.append(normalizers.Replace(Regex(rf"{leading}[ {SPACE}]+\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     if vocabulary.add_space_prefix and not once:

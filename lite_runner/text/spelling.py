@@ -20,9 +20,9 @@ from lite_runner.records import dataclass
 if TYPE_CHECKING:
     from lite_runner.text.tokenizer import Tokenizer
 
-SPACE = "\u2581"  # how sentencepiece spells a space
+SPACE = "\u2581"  # sentencepiece's spelling of a space
 LONGEST_RUN = 80  # of spaces, in ChatGLM-6B's vocabulary
-# How ChatGLM-6B spells white space; shorter runs spell themselves.
+# ChatGLM-6B's spelling of white space; shorter runs spell themselves.
 CHATGLM_SPELLING = {"<n>": "\n", "<|tab|>": "\t", f"<|blank_{LONGEST_RUN}|>": " " * LONGEST_RUN}
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
@@ -85,7 +85,7 @@ def byte_alphabet() -> list[str]:
 
 
 def byte_spellings(text: str) -> tuple[list[str], list[str]]:
-    """The tokens of the bytes of a text: sentencepiece's, and GPT-2's."""
+    """The byte tokens of a text: sentencepiece's, and GPT-2's."""
     data, alphabet = text.encode(), byte_alphabet()
     return [f"<0x{byte:02X}>" for byte in data], [alphabet[byte] for byte in data]
 
@@ -136,7 +136,7 @@ class StreamDecoder:
         self._pending: list[int] = []
 
     def put(self, token_id: int) -> str:
-        """The text that is final now; empty while a character is incomplete."""
+        """The newly final text; empty while a character is incomplete."""
         if self._tokenizer.spelling is not None:
             data = self._tokenizer.token_bytes(token_id, self._skip_special_tokens)
             return self._strip_space(self._utf8.decode(data))
@@ -181,22 +181,22 @@ class StopChecker:
     ) -> None:
         """`continues`: see StreamDecoder."""
         self.text = ""
-        self.stop_string: str | None = None  # that has ended it
+        self.stop_string: str | None = None  # the stop string that was found
         self._decoder = StreamDecoder(tokenizer, skip_special_tokens, continues=continues)
         self._stop = tuple(stop)
         self._buffer = ""  # may be the start of a stop string
 
     @property
     def stopped(self) -> bool:
-        """True behind a stop string."""
+        """True once a stop string was found."""
         return self.stop_string is not None
 
     def put(self, token_id: int) -> str:
-        """The text that this token makes final; empty after a stop string."""
+        """The newly final text; empty after a stop string."""
         return "" if self.stopped else self._take(self._decoder.put(token_id))
 
     def finish(self) -> str:
-        """The buffered text, when no token follows."""
+        """The buffered text, once no token follows."""
         if self.stopped:
             return ""
         final = self._take(self._decoder.finish())

@@ -40,7 +40,7 @@ def serve(seconds: int, most_chars: int) -> None:
 
 
 def _allow(seconds: int) -> None:
-    """Let the process compute for so long from now on."""
+    """Allow so many further seconds of processor time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     until = math.ceil(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (until, resource.getrlimit(resource.RLIMIT_CPU)[1]))
@@ -132,10 +132,10 @@ def main() -> None:
     """Set the limits, which children and threads would inherit, and serve."""
     told = json.loads(sys.argv[1])
     sys.path[:] = told["path"]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the runner's, which ends our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
     for limit, most in (
         (resource.RLIMIT_AS, told["bytes"]),
-        (resource.RLIMIT_CORE, 0),  # SIGXCPU would write one
+        (resource.RLIMIT_CORE, 0),  # SIGXCPU would write a core dump
         (resource.RLIMIT_FSIZE, 0),
     ):
         resource.setrlimit(limit, (most, most))

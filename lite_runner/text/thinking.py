@@ -1,4 +1,4 @@
-"""Thinking: what a model writes before its answer, between marks of its own."""
+"""Thinking: the text before a model's answer, between marks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lite_runner.records import dataclass
 from lite_runner.text.tokenizer import reads
 
 _SPACE = " \t\r\n"
-Stage = Literal["open", "inside", "over"]  # it may begin; has begun; has ended, or does not come
+Stage = Literal["open", "inside", "over"]  # may begin; has begun; has ended, or is absent
 
 
 @dataclass(frozen=True)
 class ThinkingMarks:
-    """The texts around it."""
+    """The marks around thinking."""
 
     begin: str
     end: str
-    label: str = ""  # at the head of the thinking, and no part of it
+    label: str = ""  # a label before the thinking, not part of it
 
 
 # gpt-oss, whose answers are messages in channels: see HarmonyReader.
@@ -35,7 +35,7 @@ _KNOWN = (
 
 
 def thinking_marks(template: str | None) -> ThinkingMarks | None:
-    """The marks that a chat template knows; None: its model does not think."""
+    """The marks in a chat template; None: the model does not think."""
     if HARMONY.begin in (template or ""):
         return HARMONY
     return next((marks for marks in _KNOWN if marks.end in (template or "")), None)
@@ -116,7 +116,7 @@ class ThinkingReader:
         return thinking
 
     def _taken(self, text: str) -> str:
-        """A text that is told now, and taken off."""
+        """Take a certain text off the buffer."""
         self._text = ""
         text = text if self._begun else text.lstrip(_SPACE)
         self._begun = self._begun or bool(text)
@@ -136,7 +136,7 @@ class HarmonyReader:
     def __init__(self) -> None:
         self._text = ""  # not yet certain
         self._kind: Literal["thinking", "text", "call"] | None = (
-            None  # of a message; None: a header
+            None  # channel of the message; None: within a header
         )
         self._any = False  # a message has begun
 
@@ -185,13 +185,13 @@ class HarmonyReader:
         if to.startswith("functions."):
             self._kind = "call"
             return f"<|channel|>commentary to={to} <|constrain|>json<|message|>"
-        # A message to a tool of the model's own, such as python, is none for the user.
+        # Messages to built-in tools, such as python, are not for the user.
         silent = to or (channel is not None and channel[1] == "analysis")
         self._kind = "thinking" if silent else "text"
         return ""
 
     def _body(self, last: bool) -> tuple[str, bool]:
-        """The parts of a message that are certain now, and True if it has ended."""
+        """The certain parts of a message, and True if it has ended."""
         places = {self._text.find(end): end for end in _ENDS if end in self._text}
         if places:
             place, end = min(places.items())
@@ -205,6 +205,6 @@ class HarmonyReader:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Characters at the end of `text` that may begin `mark`."""
+    """Length of the longest suffix of `text` that is a prefix of `mark`."""
     sizes = range(min(len(text), len(mark) - 1), 0, -1)
     return next((size for size in sizes if mark.startswith(text[-size:])), 0)

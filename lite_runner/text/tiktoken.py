@@ -26,7 +26,7 @@ _LLAMA3_ADDED = (  # with the ids behind the ranks, unless tokenizer_config.json
     "<|eot_id|>",
     *(f"<|reserved_special_token_{i}|>" for i in range(5, 251)),
 )
-# For a GLM-4's folder without a template of its own: the roles of ChatGLM3.
+# For a GLM-4 folder without a template: the roles of ChatGLM3.
 _GLM4_TEMPLATE = """\
 [gMASK]<sop>
 {%- for message in messages -%}
@@ -37,12 +37,12 @@ _GLM4_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]{1,9}\r?")
-_MOST_BYTES = 1024  # of a token; all ways to cut it in two are looked up
+_MOST_BYTES = 1024  # bytes of a token; all ways to split it in two are looked up
 _ALPHABET = byte_alphabet()
 
 
 def is_ranks(data: bytes) -> bool:
-    """True if a file has tokens with ranks; a sentencepiece model has none."""
+    """True for a file of tokens with ranks, rather than a sentencepiece model."""
     return _LINE.fullmatch(data.partition(b"\n")[0]) is not None
 
 
@@ -57,7 +57,7 @@ def read_ranks(data: bytes, source: str) -> tokenizers.Tokenizer:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise ArtifactError(f"{source}: no token for {len(missing)} of 256 bytes")
-    # GLM-4's pre-tokenizer is the same.
+    # GLM-4 has the same pre-tokenizer.
     return byte_level_bpe(models.BPE(vocab, _merges(ranks), ignore_merges=True), "llama3")
 
 
@@ -114,7 +114,7 @@ def _ranks(data: bytes, source: str) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
-    """Every way to cut a token into two others, by the token's rank."""
+    """Every way to split a token into two others, by the token's rank."""
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
         pairs = ((token[:place], token[place:]) for place in range(1, len(token)))

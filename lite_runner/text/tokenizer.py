@@ -28,21 +28,21 @@ _CLASSES = {  # tokenizer_class of tokenizer_config.json, by chat form
     "chatglm3": "ChatGLM3Tokenizer",
 }
 
-# Characters of private use, which no vocabulary has in a token with others.
+# Private-use characters, which no vocabulary has in a token with others.
 _MARKS = ("\ue000", "\uf8ff", "\U000f0000", "\U0010fffd")
-_STAND_IN = 0x100000  # the first of those for tokens of a single character
+_STAND_IN = 0x100000  # the first stand-in for single-character tokens
 
 
 _BEGIN, _END = re.compile(r"\{[%{]"), re.compile(r"[%}]\}")  # of a template's blocks
-# Texts in blocks; without its end one takes the rest, so that no character is read twice.
+# String literals in blocks; an unterminated one takes the rest, so that no character is read twice.
 _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)""", re.DOTALL)
 _CHAT_VARIABLES = {"messages", "tools", "add_generation_prompt"}
-_PART = 1 << 15  # characters of a text that are looked at together
-_USUAL_CHARS = 4  # of a token in a text that fits: up to these for each, only encoding tells
+_PART = 1 << 15  # characters of a text that are encoded at a time
+_USUAL_CHARS = 4  # per token, of a text that fits; longer ones are counted in parts
 
 
 class TooManyTokens(ConfigError):
-    """A text has many more tokens than it may."""
+    """A text has far more tokens than fit."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SpecialTokens:
     """Special tokens from a tokenizer's files; None: not specified."""
 
     bos: str | None = None
-    eos: tuple[str, ...] = ()  # any of them ends the sequence
+    eos: tuple[str, ...] = ()  # each ends the sequence
     pad: str | None = None
     unk: str | None = None
     add_bos: bool | None = None  # None: keep the post-processor of tokenizer.json
@@ -94,7 +94,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special_texts = {id: one.content for id, one in added.items() if one.special}
         self._special_ids = frozenset(self._special_texts)
-        # Added tokens, such as <tool_call>, are as special as those, but for runs of spaces.
+        # Added tokens, such as <tool_call>, count as special too, except runs of spaces.
         texts = [one.content for one in added.values() if one.special or one.content.strip()]
         self._control_texts = [text for text in texts if len(text) > 1]
         single = sorted(text for text in texts if len(text) == 1)
@@ -187,7 +187,7 @@ class Tokenizer:
         """`value` with a mark within all control tokens that are written out in its texts."""
         if isinstance(value, Mapping):
             return {
-                # Templates look at these, and find values by keys.
+                # Templates compare these, and look values up by keys.
                 key if key.isidentifier() else self._marked(key, mark): one
                 if key in ("role", "type")
                 else self._marked(one, mark)
@@ -353,7 +353,7 @@ class Tokenizer:
         split at them as at those that begin or end it. Raises ArtifactError if a token is not in
         the vocabulary.
         """
-        if len(changes.keys() & {"add_bos", "add_eos"}) == 1:  # the other stays as it is
+        if len(changes.keys() & {"add_bos", "add_eos"}) == 1:  # the other is kept
             ids = self.encode("")
             adds_eos = ids[-1:] != [] and ids[-1] in self.eos_token_ids
             changes = {"add_bos": self.bos_token_id in ids, "add_eos": adds_eos} | changes
@@ -383,15 +383,13 @@ class Tokenizer:
         return made
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        with (
-            self._library_errors()
-        ):  # a batch of one lets go of the interpreter's lock; encode() does not
+        with self._library_errors():  # a batch of one releases the GIL; encode() does not
             batch = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = batch[0].ids
         return ids
 
     def _check_length(self, text: str, most: int | None) -> None:
-        """Raises TooManyTokens. Parts of a text have its tokens, but for those at the cuts."""
+        """Raises TooManyTokens. The parts of a text have its tokens, except at the cuts."""
         if most is None or len(text) <= max(_PART, _USUAL_CHARS * most):
             return
         count = 0
@@ -479,7 +477,7 @@ class Tokenizer:
 
     @contextlib.contextmanager
     def _library_errors(self) -> Iterator[None]:
-        """The library's exceptions as ArtifactError; its panics are no Exceptions."""
+        """The library's exceptions as ArtifactError; its panics are not Exceptions."""
         try:
             yield
         except BaseException as error:
@@ -518,12 +516,12 @@ def _with_content(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 def reads(template: str | None, name: str, *, fields: bool = False) -> bool:
     """True where a template has a variable of this name; or `fields`, that of a message."""
-    if not template or name not in template:  # a stranger's name may be a body long
+    if not template or name not in template:  # an untrusted name may be as long as a request
         return False
     blocks = _blocks(template)
     if fields:
         return any(re.search(rf"\b{re.escape(name)}\b", block) for block in blocks)
-    # Not in texts, not of a message, and not the name of a function's argument.
+    # Not in string literals, not a message's field, and not a keyword argument.
     word = rf"(?<![\w.]){re.escape(name)}(?!\w|\s*=[^=])"
     return any(re.search(word, _QUOTED.sub("''", block)) for block in blocks)
 

@@ -14,7 +14,7 @@ import tokenizers
 
 from lite_runner.system.regex_cost import check_cost
 
-MAX_GROWTH = 64  # characters of a text for each, after the replacements one behind another
+MAX_GROWTH = 64  # growth factor of a text by all replacements in turn
 MAX_PREFIX = 64  # characters before each piece of a text
 
 
@@ -50,7 +50,7 @@ def _growth(replace: dict[str, Any]) -> float:
 
 
 def _charsmap_growth(encoded: str) -> float:
-    """The same of SentencePiece's map of characters: a trie's size, the trie, and what it leads to,
+    """The same of SentencePiece's character map: a trie's size, the trie, and its replacements,
     each with a NUL behind it."""
     raw = base64.b64decode(encoded)
     texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")

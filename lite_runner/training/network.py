@@ -164,7 +164,7 @@ class TrainedNetwork:
     def matrix(self, name: str, transposed: bool = False) -> Array:
         """The current tensor; matrices are [out, in]."""
         known = self.trained if name in self.trained else self._weights
-        array = known.get(name, _NOTHING)  # LoRA of another matrix
+        array = known.get(name, _NOTHING)  # empty: its matrix is in `others`
         return array.T if transposed else array
 
     def transposed(self, role: Role, layer: int | None) -> bool:
