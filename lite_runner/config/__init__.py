@@ -24,7 +24,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.errors import show as show
 from lite_runner.records import PathText, Variants, dataclass
 
-Scalar = str | int | float | bool | None  # what a free mapping holds
+Scalar = str | int | float | bool | None  # values of a free mapping
 MAX_DEPTH = 8  # of keys; a yaml file can hold a mapping that contains itself
 MISSING = "???"  # OmegaConf's
 _NAME = re.compile(r"\w[\w-]*")
@@ -32,7 +32,7 @@ _HELP = "run_lite.py --help lists the groups and keys"
 
 
 class Invalid(NamedTuple):
-    """One thing that is wrong, as a sentence, and the dotted keys it is about."""
+    """A validation error: a sentence, and the dotted keys that it is about."""
 
     keys: tuple[str, ...]
     text: str
@@ -40,14 +40,14 @@ class Invalid(NamedTuple):
 
 @dataclass(frozen=True)
 class Note:
-    """A line for the user about a config; `detail` is for who wants to know all (run.log)."""
+    """A note for the user about a config; `detail` goes to run.log."""
 
     text: str
     detail: str = ""
 
 
 def raise_errors(errors: Iterable[Invalid]) -> None:
-    """All `errors` as one ConfigError; nothing where there are none."""
+    """Raise all `errors` as one ConfigError, if there are any."""
     if texts := list(dict.fromkeys(error.text for error in errors)):
         error = ConfigError.of(texts)
         error.hint = _HELP
@@ -60,7 +60,7 @@ def invalid(keys: tuple[str, ...] | str, text: str) -> Invalid:
 
 
 def read(value: Any, annotation: Any, key: str, errors: list[Invalid]) -> Any:
-    """`value` as `annotation` wants it. Where it does not fit, `errors` grows and None returns."""
+    """`value` converted to `annotation`; where it does not fit, None, with an entry in `errors`."""
     if isinstance(value, str) and value == MISSING:
         errors.append(
             invalid(key, f"{key}: a value is missing ({MISSING} is OmegaConf's placeholder)")
@@ -180,7 +180,7 @@ def _read_mapping(value: Any, annotation: Any, key: str, errors: list[Invalid]) 
 
 
 def is_name(name: Any) -> bool:
-    """True if a free mapping may have such a key; a dot would be nesting."""
+    """True for a valid key of a free mapping; a dot would mean nesting."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -238,7 +238,7 @@ def _own_hints(section: type) -> dict[str, Any]:
 
 @functools.cache
 def variant_names(section: Any) -> tuple[str, ...]:
-    """The values of `type` that a variant stands for."""
+    """The values of `type` that select a variant."""
     return get_args(hints_of(section).get("type"))
 
 
@@ -258,14 +258,14 @@ def variant(annotation: Any, raw: Any) -> Any:
     if not isinstance(raw, Mapping):
         return None
     untyped = [section for section in sections if not variant_names(section)]
-    if untyped:  # told apart by their names
+    if untyped:  # selected by their names
         return max(untyped, key=lambda section: len(raw.keys() & hints_of(section).keys()))
     kind = raw.get("type")
     return next((section for section in sections if kind in variant_names(section)), None)
 
 
 def members_of(annotation: Any) -> tuple[Any, ...]:
-    """The types that an annotation takes."""
+    """The types that an annotation accepts."""
     if variants := _variants(annotation):
         return tuple(variants)
     is_union = get_origin(annotation) in (Union, types.UnionType)
@@ -283,7 +283,7 @@ def _fields(section: Any) -> list[tuple[str, Any, bool, bool]]:
     return found
 
 
-# Of plain data: the sections that it has, by name, each with its class and the sections in it.
+# Shape of plain data: its sections by name, each with its class and own sections.
 _Shape = tuple[tuple[str, tuple[Any, "_Shape"]], ...]
 
 
@@ -323,14 +323,14 @@ def _leaves(section: Any, shape: _Shape | None, prefix: str) -> Mapping[str, Any
 
 
 def free_mapping(key: str, known: Mapping[str, Any]) -> str | None:
-    """The key of the free mapping that a dotted key lies in; None where it lies in none."""
+    """The key of the free mapping around a dotted key; None if there is none."""
     parents = [key[:i] for i, character in enumerate(key) if character == "."]
     roots = (root for root in parents if accepts(known.get(root), Mapping))
     return next(roots, None)
 
 
 def annotation_of(key: str, known: Mapping[str, Any]) -> Any:
-    """The annotation of a dotted key, given the `known` ones; None for a key there is not."""
+    """The annotation of a dotted key, given the `known` ones; None for an unknown key."""
     return Scalar if free_mapping(key, known) is not None else known.get(key)
 
 
@@ -341,7 +341,7 @@ def accepts(annotation: Any, kind: Any) -> bool:
 
 
 def section_errors(config: Any) -> Iterator[Invalid]:
-    """Validation errors that the sections of a config find in themselves (`errors`)."""
+    """Validation errors that the sections of a config report (`errors`)."""
     cls: Any = type(config)
     for name, _, nested, _ in _fields(cls):
         section = getattr(config, name)
@@ -387,7 +387,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def put_at(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in nested data; what is there already as a section stays one."""
+    """Set a dotted key in nested data; existing sections stay."""
     *sections, name = key.split(".")
     for section in sections:
         below = raw.get(section)
@@ -418,17 +418,17 @@ _GIGABYTES = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)GB")
 
 
 def size_errors(key: str, text: str | None) -> Iterator[Invalid]:
-    """A key that holds neither a size nor null."""
+    """The validation error of a key that holds neither a size nor null."""
     if text is not None and not _GIGABYTES.fullmatch(text):
         yield invalid(key, f"{key}: got {show(text)}, expected gigabytes as 58GB or 3.5GB")
 
 
 def bytes_of(text: str) -> int:
-    """The bytes of a size without errors."""
+    """The bytes of a valid size."""
     return round(float(text.removesuffix("GB")) * 10**9)
 
 
-NEAR_NAME = 0.75  # how alike two names are that may be one misspelt
+NEAR_NAME = 0.75  # similarity from which a name may be another one misspelt
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -461,5 +461,5 @@ def nearest_flag(word: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(found: str | None) -> str:
-    """The tail of an error's sentence; empty where there is nothing to suggest."""
+    """The end of an error's sentence; empty without a suggestion."""
     return f"; did you mean {found}?" if found else ""

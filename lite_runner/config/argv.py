@@ -87,7 +87,7 @@ class Setting:
 
     key: str
     value: str | list[str]
-    prefix: str = ""  # of Hydra: +, ++ or ~
+    prefix: str = ""  # Hydra's +, ++ or ~
     flag: bool = False
 
     def __str__(self) -> str:
@@ -111,16 +111,16 @@ class CommandLine:
     action: Action = "run"
     topic: str = ""  # the word after --help
     settings: list[Setting] = field(default_factory=list)
-    config_files: list[str] = field(default_factory=list)  # each laid over those before
-    config_name: str = ""  # NAME of a NAME.yaml in config_path, a folder of config_dirs, or here
+    config_files: list[str] = field(default_factory=list)  # each overrides those before it
+    config_name: str = ""  # of NAME.yaml in config_path, config_dirs or the current folder
     config_path: str = ""
-    config: Mapping[str, Any] | None = None  # what such a file holds, from a script
+    config: Mapping[str, Any] | None = None  # the content of such a file, from a script
     mindformer: bool = False  # typed to run_mindformer.py
-    config_dirs: list[str] = field(default_factory=list)  # with options of the user's own
+    config_dirs: list[str] = field(default_factory=list)  # folders of the user's own options
     shown: str = "job"  # by --cfg: one of CFG_PARTS
-    metric: str = ""  # of result.json, by which a sweeper judges the jobs of --multirun
+    metric: str = ""  # field of result.json that a sweeper of --multirun optimizes
     plugins: list[str] = field(default_factory=list)  # Python files to run first; in no yaml
-    bare: list[str] = field(default_factory=list)  # words that are no key=value
+    bare: list[str] = field(default_factory=list)  # words without key=
     errors: list[str] = field(default_factory=list)
 
     def values(self, key: str) -> list[str | list[str]]:
@@ -128,12 +128,12 @@ class CommandLine:
         return [setting.value for setting in self.settings if setting.key == key]
 
     def last(self, key: str) -> str | None:
-        """The last text that a key is given; None: none."""
+        """The last value of a key; None if it is not given."""
         texts = [value for value in self.values(key) if isinstance(value, str)]
         return texts[-1] if texts else None
 
 
-# Keys by which a file says of which model it is.
+# Keys that identify a file's model.
 MODEL_KEYS = ("model.arch.type", "model.model_config.type", "trainer.model_name")
 
 
@@ -146,7 +146,7 @@ class ConfigFile:
     choices: dict[str, str] = field(default_factory=dict)  # group -> option
     searchpath: list[str] = field(default_factory=list)
     errors: list[Invalid] = field(default_factory=list)
-    flags: frozenset[str] = frozenset()  # keys in `raw` that are of the command line
+    flags: frozenset[str] = frozenset()  # keys in `raw` that come from the command line
     hydra: dict[str, Any] = field(default_factory=dict)  # of --multirun, not interpolated
     hydra_choices: dict[str, str] = field(default_factory=dict)  # hydra/launcher -> option
 
@@ -155,14 +155,14 @@ class ConfigFile:
         self.errors.append(Invalid((), text))
 
     def names_model(self, models: Collection[str]) -> bool:
-        """True if it says of which model it is; a name of the user's own is only a name."""
+        """True if the file identifies its model; a user's own name does not."""
         if any(at(self.raw, key) is not None for key in MODEL_KEYS[:2]):
             return True
         return bool(at(self.raw, "pretrained_model_dir")) or at(self.raw, MODEL_KEYS[2]) in models
 
 
 class _Words:
-    """The arguments still to be read."""
+    """The arguments that are still to be read."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = list(words)
@@ -202,7 +202,7 @@ def parse(args: Sequence[str], heads: Collection[str]) -> CommandLine:
             line.plugins += word.partition("=")[2].split(",")
         elif word.startswith("sweep_metric="):
             line.metric = word.partition("=")[2]
-        elif word.startswith("register_path="):  # run_mindformer's name, of a single path
+        elif word.startswith("register_path="):  # run_mindformer's name, for a single path
             line.plugins.append(word.partition("=")[2])
         elif "=" in word or word.startswith("~"):
             line.settings.append(override(word))
@@ -265,7 +265,7 @@ def _read_flag(word: str, words: _Words, line: CommandLine, heads: Collection[st
     elif own == "--info":
         line.action = "info"
         if words.peek() in _INFO_OF_HYDRA:
-            words.next()  # all of them are shown
+            words.next()  # whichever it is: all are shown
     elif own is not None and own not in ("--help", "--version"):
         value = inline if has_value else (words.next() if words.peek() is not None else "")
         if own == "--shell-completion":
@@ -328,7 +328,7 @@ def _read_setting(
             if value != "text"
         ]
     elif key == "predict_data":
-        # run_mindformer's own reading of a backslash and an n.
+        # As run_mindformer, a backslash and an n become a line break.
         texts = [value.replace("\\n", "\n") for value in values]
         line.settings.append(Setting(key, texts if len(texts) > 1 else texts[0]))
     else:
@@ -367,7 +367,7 @@ def _is_override(word: str | None, heads: Collection[str]) -> bool:
     if _LEFT_OUT.fullmatch(word or ""):
         return True
     match = _OVERRIDE.match(word or "")
-    # A misspelt key is an error to report, not one more prompt.
+    # A misspelt key is an error, not another prompt.
     return match is not None and nearest(match.group(1), heads, cutoff=NEAR_NAME) is not None
 
 

@@ -33,7 +33,7 @@ ENGINES: dict[str, tuple[EngineName, ...]] = {
     "no_cache": ("lite", "lite-worker", "graph-cell"),
 }
 
-# Why it runs neither a pair nor a full graph.
+# The reason why it runs neither a pair nor a full graph.
 LITE_2_0 = (
     "MindSpore Lite 2.0, the one for CPUs, keeps no cache in a graph between runs, and reads MindIR"
     " of version 1, where MindSpore 2.10 writes version 3; for it the layout resizable is written"
@@ -95,7 +95,7 @@ def _full_graph(config: ExportedOptions) -> Iterator[Invalid]:
 
 
 def _engine(config: ExportedOptions) -> Iterator[Invalid]:
-    """Combinations of layout, engine and file type of an exported model."""
+    """Validation errors of layout, engine and file type of an exported model together."""
     layout, engine = config.export.layout, config.engine
     forced = {
         "model.model_config.is_sample_acceleration": _sampled(config),
@@ -141,7 +141,7 @@ def _engine(config: ExportedOptions) -> Iterator[Invalid]:
 
 
 def _given_model(config: ExportedOptions) -> Iterator[Invalid]:
-    """Paths of the exported model: read, or written."""
+    """Validation errors of the exported model's paths, read or written."""
     infer = config.infer
     paths = {
         "infer.prefill_model_path": infer.prefill_model_path,
@@ -185,7 +185,7 @@ def _sampled(config: ExportedOptions) -> bool:
 COMPARE = "compare_backend"
 
 
-# Options of a generation that MindFormers has; it is asked for none of the others.
+# Generation options that MindFormers supports.
 _OF_MINDFORMERS = (
     *("max_new_tokens", "max_length", "do_sample", "temperature", "top_k", "top_p", "seed"),
     *("repetition_penalty", "num_beams", "eos_token_id", "pad_token_id"),
@@ -202,13 +202,13 @@ _CALLED = {
 
 
 def without_mindformers(release: str) -> Invalid:
-    """A release of MindFormers, which does not compute."""
+    """The error of a release of MindFormers where it does not compute."""
     key = "mindformers.release"
     return invalid((key, "backend"), f"{key}={release} has an effect only with backend=mindformers")
 
 
 def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
-    """Options of computing with a model that MindFormers lacks."""
+    """Validation errors of model options that MindFormers lacks."""
     if not config.in_mindformers or not config.runs_mindformers:
         return
     adapter = isinstance(config, AdapterOptions) and config.adapter_path
@@ -235,7 +235,7 @@ def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
 
 
 def mindformers_run_errors(config: GenerateOptions) -> Iterator[Invalid]:
-    """Options of a run that MindFormers lacks."""
+    """Validation errors of run options that MindFormers lacks."""
     if not config.in_mindformers or not config.runs_mindformers:
         return
     options = config.generation()
@@ -258,7 +258,7 @@ def mindformers_run_errors(config: GenerateOptions) -> Iterator[Invalid]:
 
 
 def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Invalid]:
-    """Keys that ask for something, and what that is."""
+    """Validation errors of requested keys, with the name of each feature."""
     for key, (asked, what) in refused.items():
         if asked:
             yield invalid(
@@ -267,7 +267,7 @@ def _refused(refused: Mapping[str, tuple[object, str]]) -> Iterator[Invalid]:
 
 
 def pair_errors(config: CompareOptions) -> Iterator[Invalid]:
-    """Two backends that are none: the same, or one without weights."""
+    """Validation errors of a comparison with the same backend, or without weights."""
     other = config.compare_backend
     if other is None:
         return

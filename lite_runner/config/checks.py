@@ -50,11 +50,11 @@ from lite_runner.config.schema import (
 from lite_runner.config.sections import RANDOM
 from lite_runner.records import dataclass
 
-_BYTE_TOKENIZER_SIZE = 259  # 256 bytes, begin, end, pad
+_BYTE_TOKENIZER_SIZE = 259  # 256 bytes, bos, eos, pad
 
 
 def common_errors(config: RunConfig) -> Iterator[Invalid]:
-    """All validation errors of what every run mode has."""
+    """All validation errors of keys that every run mode has."""
     yield from section_errors(config)
     yield from _parallel_mode(config)
     yield from _model(config)
@@ -96,12 +96,12 @@ def fits_model(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
 
 
 def check_fits(config: RunConfig, model: Decoder) -> None:
-    """Raises ConfigError with what of a config does not fit the model."""
+    """Raise ConfigError with the settings that do not fit the model."""
     raise_errors(list(fits_model(config, model)))
 
 
 def strategy_errors(config: StrategyOptions) -> Iterator[Invalid]:
-    """A strategy of a checkpoint that has none."""
+    """The validation error of a strategy for random weights."""
     strategy = config.src_strategy_path_or_dir
     if strategy and config.checkpoint_source == "random":
         yield invalid(
@@ -170,7 +170,7 @@ def _paths(config: RunConfig) -> Iterator[Invalid]:
 
 
 def quantization_errors(config: RunConfig) -> Iterator[Invalid]:
-    """quant and quant_group with each other, and with the rest of the config."""
+    """Validation errors of quant and quant_group, together and with the rest of the config."""
     if config.quant_group is not None and config.quant != "a16w4":
         group = f"quant_group={config.quant_group}"
         why = f"{group} needs quant=a16w4: 8 bits have no groups to choose"
@@ -200,7 +200,7 @@ def quantization_errors(config: RunConfig) -> Iterator[Invalid]:
 
 
 def unknown_modules(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
-    """Names of modules_to_not_convert that the model has not."""
+    """Validation errors of modules_to_not_convert with names that the model lacks."""
     quantization = config.quantization
     if not quantization.kept:
         return
@@ -216,7 +216,7 @@ def unknown_modules(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
 
 
 def unavailable(floats_only: Iterable[str], what: str, key: str) -> Iterator[Invalid]:
-    """Settings that do not support quantized weights; `what` names the setting of those."""
+    """Validation errors of settings that do not support quantized weights, set by `what`."""
     for setting in floats_only:
         other, _, value = setting.partition("=")
         why = ": graphs compute with floats; backend=native computes without an export"
@@ -261,7 +261,7 @@ def offline_settings(config: ExportedOptions) -> dict[str, bool]:
 
 
 def context_errors(config: SamplingOptions, model: Decoder) -> Iterator[Invalid]:
-    """Typed lengths that the model's context cannot hold."""
+    """Validation errors of typed lengths beyond the model's context."""
     new = config.max_new_tokens
     total = config.max_length if new is None else None  # max_new_tokens wins
     yield from length_errors(GenerationConfig(max_new_tokens=new, max_length=total), model)
@@ -357,7 +357,7 @@ def adapter_errors(config: AdapterOptions, *, one: bool) -> Iterator[Invalid]:
         if getattr(config, key, None) in (None, "", "auto"):
             continue
         if key == "adapter_id" and not adapter_names(config.adapter_id):
-            continue  # the base model, which every run has
+            continue  # the base model, which is always there
         if not config.takes_adapters:
             yield invalid((key, "adapter_path"), f"{key} needs adapter_path=lora_adapter.json")
     ids = config.adapter_id
@@ -378,7 +378,7 @@ def session_errors(config: SessionOptions) -> Iterator[Invalid]:
 
 
 def mindformers_available_errors(config: RunConfig) -> Iterator[Invalid]:
-    """Run modes that backend=mindformers does not have."""
+    """The validation error of backend=mindformers in a run mode without it."""
     if config.in_mindformers and not config.runs_mindformers:
         yield invalid(
             ("backend", "run_mode"),

@@ -78,15 +78,15 @@ class Schemas:
 
     config_of: Callable[[str], type[RunConfig]]  # by the name of a run mode
     errors: Callable[[RunConfig], Iterator[Invalid]]  # all validation errors of a config
-    notes: Callable[[RunConfig], list[str]]  # for the user, of a valid one
+    notes: Callable[[RunConfig], list[str]]  # for the user, of a valid config
 
     def is_of_a_run(self, raw: Mapping[str, Any]) -> bool:
-        """True if a yaml is what `kept` gives: no other has every key of its run mode."""
+        """True if `kept` wrote a yaml: only then it has every key of its run mode."""
         mode = raw.get("run_mode")
         if not isinstance(mode, str) or mode not in options_of("run_mode"):
             return False
-        # A run that is older than a key does not have it: one that may be null, a switch, or a
-        # section of such.
+        # The yaml of an older run lacks newer keys: nullable ones, switches, or a section of
+        # such.
         known = leaves(self.config_of(mode))
         later = {key for key, takes in known.items() if accepts(takes, NoneType) or takes is bool}
         heads = {key.partition(".")[0] for key in known.keys() - later}
@@ -237,12 +237,12 @@ class Composed:
             return f"{setting}: without --multirun only hydra.searchpath=[DIR] is used here"
         near = nearest_key(key, [*known, *others, *GROUPS])
         flag = "--" if setting.flag else ""
-        elsewhere = "" if near or len(key) == 1 else equivalent_of(key)  # a letter means too much
+        elsewhere = "" if near or len(key) == 1 else equivalent_of(key)  # a letter is ambiguous
         hint = f"; here it is {elsewhere}" if elsewhere else did_you_mean(near and flag + near)
         return f"{setting}: no such key{hint}"
 
     def _unset_hint(self, key: str) -> str:
-        """The hint to type in place of ~key."""
+        """The hint on what to type in place of ~key."""
         *sections, name = key.split(".")
         value = self.section(".".join(sections)).get(name)
         if accepts(annotation_of(key, leaves(self.schema, self.raw)), types.NoneType):
@@ -282,7 +282,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
     checked: list[Invalid] = []
     config = read(composed.raw, composed.schema, "", checked)
     invalid_keys = {key for error in composed.errors for key in error.keys}
-    # Errors that follow from others only distract.
+    # Consequential errors would only distract.
     errors = composed.errors + [f for f in checked if not invalid_keys.intersection(f.keys)]
     if isinstance(config, ExportedOptions):
         config = with_backend(config)
@@ -300,7 +300,7 @@ def resolve(line: CommandLine, schemas: Schemas) -> tuple[RunConfig, list[Note]]
 
 def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     """Groups, file and settings merged; errors of keys and values are collected, not raised."""
-    # A malformed prompt is not reported as missing too.
+    # A malformed prompt is not also reported as missing.
     early = [
         Invalid(("predict_data",) if "predict_data" in text else (), text) for text in line.errors
     ]
@@ -357,7 +357,7 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
     last = {setting.key: setting for setting in line.settings}
     for setting in line.settings:
         chosen = setting.key in GROUPS and not setting.prefix
-        # Of another run mode's key it is the last value that counts: it may leave the key open.
+        # For a key of another run mode the last value counts: it may be null.
         replaced = setting is not last[setting.key] and setting.key in composed.others
         if setting.key != SEARCHPATH and not chosen and not replaced:
             composed.set(setting)
@@ -492,10 +492,10 @@ def options_chosen(
             text = f"{group}: got {show(name)}{origin}, expected one of {', '.join(options)}"
             if group == "model" and (looked_for := _looked_for(name)):
                 near, text = None, looked_for
-            # Which options there are depends on the run mode: prompts are not asked for then.
+            # The known keys depend on the run mode: a prompt is not required then.
             keys = (group, "predict_data") if group == "run_mode" else (group,)
             errors.append(Invalid(keys, text + did_you_mean(near)))
-            if near:  # so that the keys of the model that was meant are known
+            if near:  # so that the keys of the intended model are known
                 choices[group] = near
     return choices
 
@@ -511,7 +511,7 @@ def _looked_for(name: str) -> str:
 
 
 def kept(config: RunConfig) -> dict[str, Any]:
-    """Plain data of a config that means the same in every folder."""
+    """Plain data of a config with absolute paths, valid from any folder."""
     raw = config.to_dict()
     for key, kind, value in paths_of(config):
         if isinstance(value, tuple):

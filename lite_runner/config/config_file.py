@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 _SELF = "_self_"
 OF_HYDRA = ("hydra/launcher", "hydra/sweeper")
-_OF_SWEEPS = ("callbacks", "launcher", "sweep", "sweeper")  # of `hydra` in a file
-_SIZES = ("hidden_size", "num_layers", "num_heads", "vocab_size")  # that tell two models apart
+_OF_SWEEPS = ("callbacks", "launcher", "sweep", "sweeper")  # keys of `hydra` in a file
+_SIZES = ("hidden_size", "num_layers", "num_heads", "vocab_size")  # keys that tell two models apart
 
 
 def read_files(
@@ -107,7 +107,7 @@ def read_config(
 def merged(
     below: Mapping[str, Any], above: Mapping[str, Any], depth: int = MAX_DEPTH
 ) -> dict[str, Any]:
-    """Nested data with the values of `above` in place of those of `below`."""
+    """Deep-merge `above` over `below`."""
     result = dict(below)
     for key, value in above.items():
         under = result.get(key)
@@ -118,7 +118,7 @@ def merged(
 
 
 def _another_model(below: Mapping[str, Any], above: Mapping[str, Any]) -> str:
-    """The first setting in which two files are of different models; "" for none."""
+    """The first setting that shows two files to be of different models; "" for none."""
     if not all(any(at(raw, key) is not None for key in MODEL_KEYS) for raw in (below, above)):
         return ""
     for key in (*MODEL_KEYS, *(f"model.model_config.{name}" for name in _SIZES)):
@@ -182,7 +182,7 @@ def take_hydra(config: ConfigFile, path: str, raw: dict[str, Any]) -> None:
 
 
 def _hydra_errors(section: Mapping[str, Any]) -> Iterator[str]:
-    """Validation errors of a file's `hydra`: a file that came from elsewhere runs no code."""
+    """Validation errors of a file's `hydra`: an untrusted file must not run code."""
     for key, value in section.items():
         if key not in _OF_SWEEPS:
             yield f"hydra.{key}: Hydra's own settings are not used here"
@@ -276,7 +276,7 @@ def blended(
     name = at(file.raw, "trainer.model_name")
     own = at(chosen, "model.model_config") or {}
     differs = [f"model_name {name}"] if name in models else []
-    # What says which model it is; how far its context goes may be chosen.
+    # The keys that identify the model; the context length may be chosen.
     sizes = {*own} - {*hints_of(Settings), "seq_length", "type"}
     for key in sorted(sizes):
         value = at(file.raw, f"model.model_config.{key}")
@@ -299,8 +299,8 @@ MINDFORMERS_EXPORT = {
     "prefill_model_path": "mindir_full_checkpoint",
     "increment_model_path": "mindir_inc_checkpoint",
 }
-# What a typed option of a group says: these keys, and what it sets apart from the usual option. The
-# rest of it are defaults, which a file overrides.
+# Keys that a typed option of a group sets: these, and those that differ from the default option.
+# Others are defaults, which a file overrides.
 _SAID_BY_OPTION: Mapping[str, Collection[str]] = {
     "parallel": (
         *("use_parallel", "parallel.parallel_mode", "parallel_config.data_parallel"),
@@ -309,7 +309,7 @@ _SAID_BY_OPTION: Mapping[str, Collection[str]] = {
     "ge": ("infer.ge_preset", "infer.ge_options"),
     "backend": ("backend",),
 }
-_OF_A_MODEL = ("model.", "trainer.", "processor.")  # defaults, too
+_OF_A_MODEL = ("model.", "trainer.", "processor.")  # defaults too
 _SETTINGS = "model.model_config"
 # Keys, and those that take precedence over them: where only the first is typed, a file's others
 # are open again.
@@ -429,7 +429,7 @@ def _overlay_mindformers(composed: Composed, line: CommandLine, file: ConfigFile
         key = text.partition(":")[0]
         composed.fail(key, f"--{text}" if key in file.flags else text + where)
     typed = {setting.key for setting in line.settings} | _said_by_options(line, composed)
-    backend = composed.choices.get("backend", "native")  # where none is named: online
+    backend = composed.choices.get("backend", "native")  # online, where none is named
     online = backend in ("native", "ms") and composed.raw.get("run_mode") != "export"
     device = line.last("context.device_target") or result.assignments.get("context.device_target")
     for key, value in result.assignments.items():
@@ -471,7 +471,7 @@ def _said_by_options(line: CommandLine, composed: Composed) -> set[str]:
     said: set[str] = set()
     for group in {s.key for s in line.settings if s.key in GROUPS and not s.prefix}:
         option = composed.choices.get(group)
-        if option is not None and group != "run_mode":  # all of that are defaults
+        if option is not None and group != "run_mode":  # only defaults
             usual = values_of(group, usual_options[group])
             said.update(_SAID_BY_OPTION.get(group, ()))
             said |= {
@@ -499,7 +499,7 @@ def unset_overridden(composed: Composed, line: CommandLine) -> None:
 
 
 def do_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile) -> None:
-    """Do what run_mindformer would where the keys are not given: see below."""
+    """Apply run_mindformer's behaviour where keys are not given: see below."""
     _export_as_mindformers(composed, line, file)
     if line.mindformer:
         _run_as_mindformers(composed, line, file)
@@ -561,7 +561,7 @@ def _run_as_mindformers(composed: Composed, line: CommandLine, file: ConfigFile)
 
 
 def _leave_out(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, ConfigFile]:
-    """Take the keys that are typed as ~key out of a file; others stay, to be refused."""
+    """Remove keys typed as ~key from a file; others stay, to be refused."""
     raw, kept = file.raw, []
     for setting in line.settings:
         rest = without(raw, setting.key)

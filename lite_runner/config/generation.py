@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.config.schema import ExportedOptions
 
-# Why a text ended. "stop": an eos token or a stop text; "error": see Finished.error.
-Pooling = Literal["mean", "last"]  # of the hidden states of a prompt
+# Why a text ended. "stop": an eos token or a stop string; "error": see Finished.error.
+Pooling = Literal["mean", "last"]  # pooling of a prompt's hidden states
 FinishReason = Literal["stop", "length", "interrupted", "error"]
-# Of sampling: each option, and the value at which it changes nothing.
+# Sampling options, and the value at which each has no effect.
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -118,8 +118,8 @@ class GenerationConfig:
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
     repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0  # taken off the logit of each generated token once
-    frequency_penalty: float = 0.0  # and this for each time that it was generated
+    presence_penalty: float = 0.0  # subtracted once from the logit of each generated token
+    frequency_penalty: float = 0.0  # and this for each occurrence
     num_beams: int = 1
     length_penalty: float = 1.0
     num_return_sequences: int = 1
@@ -134,7 +134,7 @@ class GenerationConfig:
         """These options with those `given` by the names of RequestOptions, none of them null."""
         changed = decided(given)
         if not changed.get("temperature", 1):
-            del changed["temperature"]  # it is said by do_sample
+            del changed["temperature"]  # expressed by do_sample
         if "stop" in changed:
             changed["stop"] = stop_texts(changed["stop"])
         return replace(self, **changed) if changed else self
@@ -208,13 +208,13 @@ class _StructuredOutputs:
     json_object: bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
-    disable_fallback: bool | None = None  # there is one engine of grammars
+    disable_fallback: bool | None = None  # there is only one grammar engine
     disable_any_whitespace: Literal[False] | None = None
     disable_additional_properties: Literal[False] | None = None
 
 
 def stop_texts(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The texts that end a completion, of which one may stand alone."""
+    """The stop strings; a single one may be given alone."""
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
@@ -224,8 +224,8 @@ def asked_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def structured_errors(options: GenerationConfig, asked: Mapping[str, Any]) -> Iterator[Invalid]:
-    """Forms that are wrong, and `options` that do not go with a grammar; what is `asked`: see
-    `asked_of`."""
+    """Validation errors of malformed grammars, and of `options` that do not go with one; `asked`:
+    see `asked_of`."""
     for name, kind in (
         ("response_format", _ResponseFormat),
         ("guided_json", Mapping[str, object]),
@@ -375,7 +375,7 @@ def _lengths(options: GenerationConfig) -> Iterator[Invalid]:
 
 
 def _logits(config: ExportedOptions, options: GenerationConfig) -> Iterator[Invalid]:
-    """Options that need more logits than an exported model returns."""
+    """Validation errors of options that need more logits than an exported model returns."""
     key = "model.model_config.is_sample_acceleration"
     if config.model.model_config.is_sample_acceleration:
         for name, asked in more_than_greedy(options).items():

@@ -42,7 +42,7 @@ def _parse(text: str) -> Override:
         return _parser().parse_override(f"key={text}")
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except Exception as error:  # ANTLR's and Python's own, besides HydraException
+    except Exception as error:  # ANTLR's and Python's own errors, besides HydraException
         raise ValueError(str(error).strip().splitlines()[0][:100]) from None
 
 
@@ -77,7 +77,7 @@ def _value(text: str) -> Any:
         return _parse(text).value()
     except ValueError:
         pass
-    try:  # where the grammar takes no quotes, around keys, JSON has them
+    try:  # JSON quotes keys, which the grammar does not accept
         value = parse_json(text)
     except ValueError:
         return None
@@ -102,7 +102,7 @@ def swept_values(text: str, options: list[str]) -> list[str]:
     try:
         override = _parse(text)
     except ValueError:
-        return [text]  # reported with the rest of the errors
+        return [text]  # reported with the other errors
     value = override.value()
     if isinstance(value, Glob):
         return value.filter(options)
@@ -113,9 +113,9 @@ def swept_values(text: str, options: list[str]) -> list[str]:
     return list(override.sweep_string_iterator())
 
 
-MAX_SIZE = 1_000_000  # characters and entries that references stand for
+MAX_SIZE = 1_000_000  # characters and entries after resolving references
 _WHOLE = re.compile(r"\$\{oc\.env:(\w+)(,.*)?\}")
-# Variables whose value must not be written to the config.yaml of a run.
+# Variables whose value must not be written to a run's config.yaml.
 _SECRET = re.compile(r"(.*_)?(KEY|TOKEN|SECRET|PASSWORD|PASSWD)", re.IGNORECASE)
 _HINT = r"; \${ is a plain ${"
 
@@ -209,7 +209,7 @@ def _each(
     errors: list[Invalid],
 ) -> dict[str, Any]:
     """Nested data with `one` in place of each entry of a kind; what goes wrong are errors."""
-    seen: dict[int, Any] = {}  # yaml's aliases: a section may stand twice, and in itself
+    seen: dict[int, Any] = {}  # with yaml's aliases a section may occur twice, and inside itself
 
     def walk(key: str, value: Any) -> Any:
         if isinstance(value, (Mapping, list)):

@@ -22,8 +22,8 @@ from lite_runner.system.yaml_file import read_yaml
 GROUPS = ("model", "parallel", "ge", "run_mode", "backend")
 DOWNLOADS = "checkpoint_download"  # MindFormers', in the current folder
 WEIGHTS = (".ckpt", ".safetensors", ".gguf", ".bin")
-# What owners of repositories on Hugging Face are called on ModelScope, and repositories of other
-# names there; all others are the same on both.
+# Owners and repositories of Hugging Face that have another name on ModelScope; all others are the
+# same on both.
 _OWNERS_ON_MODELSCOPE = {
     **dict.fromkeys(("google", "meta-llama", "microsoft"), "LLM-Research"),
     "mistralai": "AI-ModelScope",
@@ -47,7 +47,7 @@ def conf_dir() -> Path:
 def _conf_of(module: str) -> Path:
     package = Path(module).resolve().parent.parent
     beside = package.parent
-    # Beside an installed package, a folder conf/ may be anybody's.
+    # Beside an installed package, a folder conf/ may be unrelated.
     checkout = (beside / "run_lite.py").is_file() and not (package / "conf").is_dir()
     folder = (beside if checkout else package) / "conf"
     if not (folder / "config.yaml").is_file():
@@ -88,7 +88,7 @@ def _of_package(name: str) -> Path:
 
 
 def own_groups(folders: Iterable[Path]) -> list[str]:
-    """The groups of a user's own, which +GROUP=OPTION adds: folders of yaml files beside ours."""
+    """The user's own groups, for +GROUP=OPTION: folders of yaml files beside ours."""
     ours = {*GROUPS, "keys", "model_family"}
     found = {path.parent.name for folder in folders for path in folder.glob("*/*.yaml")}
     return sorted(found - ours)
@@ -106,7 +106,7 @@ def options_of(group: str, folders: Sequence[Path] = ()) -> list[str]:
 
 
 def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """The entries of a folder, in no order; none where there is no folder."""
+    """The entries of a folder, unordered; none if the folder is missing."""
     try:
         return list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +114,7 @@ def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
 
 
 def exists(path: str) -> bool:
-    """True if a file or folder is there; no text is an error."""
+    """True if a file or folder exists; never raises, whatever the text."""
     try:
         return Path(path).expanduser().exists()
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, no such user
@@ -122,7 +122,7 @@ def exists(path: str) -> bool:
 
 
 def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path]:
-    """The files of an option that several folders have; none where it is clear which is meant."""
+    """The files of an option that several folders define; none if it is unambiguous."""
     every = (folder / group / f"{option}.yaml" for folder in dict.fromkeys((conf_dir(), *folders)))
     found = [path for path in every if path.is_file()]
     return found if len(found) > 1 else []
@@ -136,7 +136,7 @@ def paths_of(group: str, option: str, folders: Sequence[Path] = ()) -> Iterator[
             continue
         yield path
         for entry in read_yaml(path).get("defaults") or ():
-            # Options of other groups, which are mappings, are not of this one.
+            # Mappings are options of other groups.
             if isinstance(entry, str) and entry != "_self_":
                 place = entry if entry.startswith("/") else f"/{group}/{entry}"
                 below, _, name = place[1:].rpartition("/")
@@ -152,7 +152,7 @@ def values_of(group: str, option: str, folders: Sequence[Path] = ()) -> dict[str
     """The values in the files of `paths_of` by dotted key."""
     found: dict[str, Any] = {}
     for raw in files_of(group, option, folders):
-        found = dict(_dotted(raw)) | found  # the option's own goes over what it builds on
+        found = dict(_dotted(raw)) | found  # the option overrides what it builds on
     found.pop("defaults", None)
     return found
 
@@ -234,7 +234,7 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
     """conf/ and `folders` with these options, resolved to plain data. ConfigError for a broken
     yaml."""
     conf, others = conf_dir(), tuple(folders)
-    if others:  # a user's folder may hold anything: what changed in it is not searched for
+    if others:  # changes in a user's folder, which may hold anything, are not looked for
         return _composed(conf, others, choices)
     plain: dict[str, Any] = parse_json(_text_of(conf, tuple(choices.items()), _state(conf)))
     return plain
@@ -242,7 +242,7 @@ def compose_groups(choices: Mapping[str, str], folders: Iterable[Path] = ()) -> 
 
 @lru_cache(maxsize=64)
 def _text_of(conf: Path, choices: tuple[tuple[str, str], ...], state: str) -> str:
-    """Hydra's composition of conf/ in this state, as JSON; this process reads it once."""
+    """Hydra's composition of conf/ in this state, as JSON; read once per process."""
     name = " ".join((str(conf), *_overrides(dict(choices))))
     return json.dumps(remembered(name, state, lambda: _composed(conf, (), dict(choices))))
 
@@ -315,7 +315,7 @@ def _content(files: tuple[tuple[str, int, int], ...]) -> tuple[str, tuple[str, .
 
 
 def _quoted(text: str) -> str:
-    """A text as Hydra's grammar takes it whole."""
+    """A text quoted for Hydra's grammar."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

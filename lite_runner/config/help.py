@@ -68,7 +68,7 @@ Flags of run_mindformer.py, each as --key value
   --do_sample  --options key=value ...  --section.key value
 """
 _COMMENT = re.compile(r"[ \t]+# (.*)")
-_WIDTH, _MEANING = 98, 35  # columns: of a line, and where meanings begin
+_WIDTH, _MEANING = 98, 35  # columns of a line, and column of meanings
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Key:
     """A key as conf/ lists it."""
 
     name: str  # dotted
-    default: str  # as yaml writes it
+    default: str  # as in yaml
     meaning: str  # its comment; "" for a size of a model
 
 
@@ -251,7 +251,7 @@ def _title(path: Path) -> str:
 
 
 def _names(path: Path) -> set[str]:
-    """The keys of a yaml that are no sections."""
+    """The keys of a yaml that are not sections."""
     raw = read_yaml(path)
     return {key for key, value in raw.items() if key != "defaults" and not isinstance(value, dict)}
 

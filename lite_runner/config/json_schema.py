@@ -32,7 +32,7 @@ def json_schema(schemas: Schemas) -> dict[str, Any]:
     """The schema of a yaml for --config: the keys of all run modes with their types, meanings and
     defaults; what may go together is checked by a run alone."""
     maker, modes = _Maker(), options_of("run_mode")
-    kinds: dict[str, list[dict[str, Any]]] = {}  # of some keys several, as run modes differ
+    kinds: dict[str, list[dict[str, Any]]] = {}  # several for keys that differ between run modes
     listed: dict[str, Key] = {}
     for mode in modes:
         config: Any = schemas.config_of(mode)
@@ -90,7 +90,7 @@ class _Maker:
     def _section(self, cls: type) -> dict[str, Any]:
         name = cls.__name__
         if name not in self.sections:
-            self.sections[name] = {}  # a section may hold itself
+            self.sections[name] = {}  # a section may contain itself
             hints = hints_of(cls)
             self.sections[name] = {
                 "type": "object",
@@ -100,7 +100,7 @@ class _Maker:
         return {"$ref": f"#/$defs/{name}"}
 
     def describe(self, cls: Any, prefix: str, listed: Mapping[str, Key]) -> None:
-        """Give the keys in the sections of a class what conf/ says of them."""
+        """Add the meanings in conf/ to the keys in a class's sections."""
         properties = self.sections.get(cls.__name__, {}).get("properties", {})
         for name, annotation in hints_of(cls).items():
             for section in _sections(annotation):
@@ -111,7 +111,7 @@ class _Maker:
 
 def _described(key: Key | None, schema: dict[str, Any]) -> dict[str, Any]:
     """The schema of a key with its meaning and default, if conf/ lists it with a meaning."""
-    if key is None or not key.meaning:  # a size of a model has no default for all
+    if key is None or not key.meaning:  # a model's size has no common default
         return schema
     return {"description": key.meaning, **schema, "default": yaml.safe_load(key.default)}
 

@@ -220,8 +220,8 @@ _PET = {
 }
 _TOKENIZER = "processor.tokenizer."
 _TOKENS = ("add_bos_token", "add_eos_token", "bos_token", "eos_token")
-# Keys that each class of MindFormers never reads: a ChatGLM's prompt has a form of its own, and
-# only GPT-2's and BLOOM's may begin with a space.
+# Keys that each class of MindFormers never reads: ChatGLM's prompts have their own form, and only
+# GPT-2's and BLOOM's may begin with a space.
 _UNREAD_BY_TOKENIZER = {
     "ChatGLMTokenizer": (*_TOKENS, "add_prefix_space"),
     "ChatGLM2Tokenizer": (*_TOKENS, "add_prefix_space"),
@@ -244,7 +244,7 @@ def base_model(raw: Mapping[str, Any], models: Collection[str]) -> str | None:
     """The model of conf/ that a file is merged over; None where the file names none."""
     name, arch = at(raw, "trainer.model_name"), arch_of(raw)
     if arch is None and at(raw, "pretrained_model_dir"):
-        return "auto"  # the folder has the sizes, whatever the model is called
+        return "auto"  # the folder has the sizes, whatever the model's name
     found = of_yaml(raw, arch)
     if isinstance(name, str) and name in models and not (found and found.claims(raw)):
         return name
@@ -290,7 +290,7 @@ def translate(
         elif key in _RENAMED_VALUES and isinstance(value, str):
             result.assignments[key] = _RENAMED_VALUES[key].get(value, value)
         elif key == "profile" and value is None:
-            continue  # off, as MindFormers has it
+            continue  # off, as in MindFormers
         elif key == "callbacks" and "ProfileMonitor" in _types(value):
             result.assignments.setdefault("profile", True)
         elif key in known:
@@ -370,10 +370,10 @@ def _translate_adapter(given: Any, result: Translation) -> None:
         result.errors.append(f"{section}: got {show(given)}, expected a section")
     elif (names := _PET.get(str(given.get("pet_type")))) is not None:
         found = {names[name]: value for name, value in given.items() if name in names}
-        if found["pet_type"] == "prefixtuning":  # always with a network
+        if found["pet_type"] == "prefixtuning":  # always present with a network
             found = {"prefix_projection": True, "projection_dim": 512} | found
         if found["pet_type"] != "lora" and result.assignments.get(f"{PREFIX}use_past") is False:
-            result.assignments[f"{PREFIX}use_past"] = True  # learned keys are in a cache
+            result.assignments[f"{PREFIX}use_past"] = True  # learned keys need a cache
             result.ignored.append(f"{PREFIX}use_past")
         result.assignments[section] = found
         result.ignored += [f"{section}.{name}" for name in given if name not in names]

@@ -14,7 +14,7 @@ from lite_runner.config import at, put_at, show
 from lite_runner.config.argv import CommandLine, ConfigFile, Setting
 from lite_runner.config.sections import RANDOM
 
-# Keys of MindFormers by ours; several may mean the same, of which the last that is given counts.
+# Keys of MindFormers by ours; of several with the same meaning the last that is given counts.
 _SAME = {
     "runner_config.epochs": "epochs",
     "train_dataset.batch_size": "batch_size",
@@ -43,7 +43,7 @@ _SCHEDULES = {
     "cosinewithwarmuplr": "cosine",
 }
 _OPTIMIZERS = ("adamw", "fp32stateadamweightdecay", "adamweightdecay", "fusedadamweightdecay")
-# What else these sections may say, and the values that change nothing.
+# Further keys of these sections, and their values without effect.
 _OTHERS: dict[str, tuple[Any, ...]] = {
     "optimizer.betas": ([0.9, 0.999],),
     "optimizer.beta1": (0.9,),
@@ -77,7 +77,7 @@ def as_finetune(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, Confi
     if file.raw.get("run_mode") == "train":
         file = replace(file, raw={**file.raw, "run_mode": "finetune"})
     if line.last("run_mode") not in (None, "train"):
-        return line, file, ""  # another mode is typed over that of the file
+        return line, file, ""  # another mode is typed, overriding the file's
     settings = [
         replace(one, value="finetune") if one.key == "run_mode" else one for one in line.settings
     ]
@@ -204,12 +204,12 @@ def _handled(raw: Mapping[str, Any], found: dict[str, Any]) -> list[str]:
         if kind == "PackingHandler" and one.get("pack_strategy", "pack") == "pack":
             found["packing"] = True
         elif kind in ("take", "skip") and type(one.get("n")) is int and one["n"] >= 0:
-            taken = found.get("take", one["n"] if kind == "take" else None)  # of any type yet
+            taken = found.get("take", one["n"] if kind == "take" else None)  # not type-checked yet
             if kind == "take":
                 found["take"] = min(one["n"], taken) if type(taken) is int else taken
             else:
                 found["skip"] = found.get("skip", 0) + one["n"]
-                if type(taken) is int:  # of those that were taken
+                if type(taken) is int:  # counted after skipping
                     found["take"] = max(taken - one["n"], 0)
         elif kind == "AlpacaInstructDataHandler":
             found["template"] = "alpaca"

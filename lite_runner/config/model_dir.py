@@ -104,7 +104,7 @@ def with_model(line: CommandLine, file: ConfigFile) -> tuple[CommandLine, Config
         if given and alone and folder.is_dir():
             found = only_yaml(folder)
     except OSError:
-        pass  # the run itself tells what is wrong with the folder
+        pass  # the run itself reports what is wrong with the folder
     if found is None:
         return line, file
     beside = dataclasses.replace(line, config_files=[str(found)])

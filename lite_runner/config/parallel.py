@@ -22,7 +22,7 @@ class Ranks:
     """One rank among `data * tensor`; neighbours hold the shards of one replica of the model."""
 
     rank: int = 0
-    data: int = 1  # replicas of the model, each with prompts of its own (data parallel)
+    data: int = 1  # replicas of the model, each with its own prompts (data parallel)
     tensor: int = 1  # ranks that share a replica (tensor parallel)
 
     @property
@@ -165,7 +165,7 @@ def cluster_errors(config: RunConfig) -> Iterator[Invalid]:
 
 
 def without_ranks(config: RunConfig) -> str:
-    """The end of the error of a setting of several ranks in a run of one process."""
+    """The end of the error for a multi-rank setting in a run of one process."""
     if config.takes_parallel:
         return "has an effect only with use_parallel=true"
     return f"has no effect with run_mode={config.run_mode}, which is one process"
@@ -291,7 +291,7 @@ def not_divided(model: Decoder, ranks: int, whole_vocabulary: bool) -> list[str]
     """The sizes of a model that `ranks` cannot share evenly."""
     sizes = ("num_heads", "intermediate_size", "moe_intermediate_size")
     wrong = [name for name in sizes if (getattr(model, name) or 0) % ranks]
-    # Key/value heads are fewer: several ranks may hold the same one.
+    # There are fewer key/value heads: several ranks may hold the same one.
     if model.n_kv_heads % ranks and ranks % model.n_kv_heads:
         wrong.append("n_kv_heads")
     if model.vocab_size % ranks and not whole_vocabulary:

@@ -16,7 +16,7 @@ from lite_runner.config.generation import (
 from lite_runner.errors import ConfigError
 from lite_runner.records import Seed, dataclass
 
-BASE = "base"  # what users call the model without an adapter; inside it is None
+BASE = "base"  # users' names of the model without an adapter; None internally
 _ALSO_BASE = ("", "none", "null")
 
 
@@ -35,14 +35,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Request(RequestOptions, StructuredOptions):
-    """A prompt or the messages of a chat; null is what the run says for all."""
+    """A prompt or the messages of a chat; null: the run's setting."""
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
     adapter: str | None = None
     seed: Seed | None = None
-    id: int | str | None = None  # comes back with the text
-    priority: int | None = None  # the smaller, the earlier its turn; null: 0
+    id: int | str | None = None  # returned with the text
+    priority: int | None = None  # smaller is scheduled earlier; null: 0
 
     @property
     def text(self) -> str:
@@ -51,16 +51,16 @@ class Request(RequestOptions, StructuredOptions):
 
     @property
     def own(self) -> dict[str, Any]:
-        """The options of its text that it has of its own, by name."""
+        """Its own generation options, by name."""
         return {name: value for name in OWN if (value := getattr(self, name)) is not None}
 
     @property
     def structured(self) -> dict[str, Any]:
-        """Its options of structured output, which replace those of the run."""
+        """Its own options of structured output, which replace the run's."""
         return asked_of(vars(self))
 
     def options(self, shared: GenerationConfig) -> GenerationConfig:
-        """The options of its text: its own, and where it says nothing those of the run."""
+        """Its generation options: its own, else the run's."""
         own = self.own
         return shared.with_options(own | {"max_length": None} if "max_new_tokens" in own else own)
 
@@ -80,7 +80,7 @@ class Request(RequestOptions, StructuredOptions):
 
     @property
     def is_text(self) -> bool:
-        """True if a prompt is all that it has."""
+        """True if it is a prompt without options."""
         return self == Request(prompt=self.prompt)
 
     def plain(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def errors_of(request: Request, *, adapters: bool) -> list[str]:
 
 
 def is_utf8(text: str) -> bool:
-    """True if a text has no lone surrogates, which stand for what was no UTF-8."""
+    """True if a text has no lone surrogates, which stand for bytes that are not UTF-8."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -200,7 +200,7 @@ def with_ending(prefix: Prefix | None, tokens: list[int]) -> list[int]:
 
 
 def no_likelihood(key: str) -> tuple[str, str]:
-    """Message and hint for what needs the likelihood of a prompt's tokens."""
+    """Message and hint for a setting that needs the likelihood of a prompt's tokens."""
     return (
         f"{key}: each token of a prefix sees those behind it, so a prompt's tokens have no"
         " likelihood",

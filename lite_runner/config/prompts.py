@@ -49,7 +49,7 @@ STANDARD_INPUT = "-"
 SEEDS = 2**32
 _FIELDS = tuple(field.name for field in fields(Request))
 KEYS = tuple(dict.fromkeys((*Request.__annotations__, *_FIELDS)))  # its own first
-# Options of the whole run, which are errors in a record.
+# Options of the whole run, not allowed in a record.
 RUN_LEVEL = {*GenerationConfig.__dataclass_fields__, "adapter_id", "system"} - {*KEYS}
 MAX_RECORDS = 1 << 20
 _MAX_SHOWN = 10  # errors listed per file
@@ -71,10 +71,10 @@ def prompt_file(predict_data: str | Items) -> Path | None:
 
 
 def is_file(path: Path) -> bool:
-    """True if a file is there; no name that a user may give is an error."""
+    """True if a file exists; never raises, whatever the name."""
     try:
         return path.is_file()
-    except OSError:  # a name too long to be a file's
+    except OSError:  # too long for a file name
         return False
 
 
@@ -190,7 +190,7 @@ def read_texts(data: str) -> list[str]:
 
 
 def prompt_count(items: Sequence[Item]) -> int:
-    """The number of prompts in a list; that of its items where it is invalid."""
+    """The number of prompts in a list; of its items if it is invalid."""
     try:
         return len(requests_of(items))
     except ValueError:
@@ -220,7 +220,7 @@ def _option_errors(
 
 
 def _path(predict_data: str | Items) -> Path | None:
-    """The path that a single text would be."""
+    """The path that a single text would name."""
     if not isinstance(predict_data, str) or "\n" in predict_data or "\0" in predict_data:
         return None
     try:
@@ -313,7 +313,7 @@ def _csv_records(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     f" {', '.join(columns)}",
                     "a value with a comma or a line break in it stands in double quotes",
                 )
-            # Empty cells are null, but for an empty prompt.
+            # Empty cells are null, except an empty prompt.
             cells = zip(columns, row, strict=True)
             yield where, {n: _cell(n, c) for n, c in cells if c or n == "prompt"}
     except csv.Error as error:
@@ -449,7 +449,7 @@ def read_requests(config: GenerateOptions) -> list[Request]:
 
 
 def adapter_names(ids: str | Sequence[str | None] | None) -> list[str]:
-    """The adapters that a config's adapter_id names, without the base model."""
+    """The adapters named by a config's adapter_id, without the base model."""
     given = [ids] if ids is None or isinstance(ids, str) else ids
     return [name for name in map(adapter_name, given) if name is not None]
 
@@ -507,7 +507,7 @@ def with_seed(config: Config) -> Config:
 
 
 def samples(config: RunConfig) -> bool:
-    """True if the run may draw tokens: all of its prompts, or one that says so itself."""
+    """True if the run may sample: for all prompts, or for one with its own options."""
     if not isinstance(config, GenerateOptions):
         return False
     if config.generation().do_sample:
@@ -520,10 +520,10 @@ def samples(config: RunConfig) -> bool:
 
 
 def _speaks_of_it(path: Path) -> bool:
-    """True if an option is named in a file of prompts, whose records are not read for this."""
+    """True if an option's name occurs in a file of prompts, without parsing its records."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_PROMPT_BYTES)
             return any(name.encode() in content for name in ("do_sample", *SAMPLING))
-    except OSError:  # who reads the prompts says so
+    except OSError:  # reported when the prompts are read
         return False

@@ -51,8 +51,8 @@ from lite_runner.records import (
     dataclass,
 )
 
-# By the name that backend= takes, the folder in lite_runner/backends/. To add one, add a row, its
-# folder and conf/backend/NAME.yaml.
+# Value of backend= -> folder in lite_runner/backends/. To add a backend, add a row, its folder and
+# conf/backend/NAME.yaml.
 BACKENDS = {
     "native": "native",
     "ms": "mindspore",
@@ -73,14 +73,14 @@ Config = TypeVar("Config", bound="RunConfig")
 class RunConfig:
     """The resolved config of a run; a run mode adds its keys in a subclass."""
 
-    # Properties of a run mode that code with only its config asks for.
+    # Properties of a run mode.
     on_ranks: ClassVar[bool] = False  # several ranks may do the work
     takes_parallel: ClassVar[bool] = False  # the parallel group has an effect
     computes_here: ClassVar[bool] = False  # the run needs its device on this machine
-    runs_mindformers: ClassVar[bool] = False  # backend=mindformers does it
+    runs_mindformers: ClassVar[bool] = False  # backend=mindformers is supported
     takes_quantized: ClassVar[bool] = True  # weights may be integers
     writes_floats: ClassVar[bool] = False  # the run writes the weights, never as integers
-    leaves_folder: ClassVar[bool] = True  # False: it runs whatever packages there are
+    leaves_folder: ClassVar[bool] = True  # False: it also runs without required packages
 
     run_mode: str
     backend: BackendName
@@ -171,7 +171,7 @@ class RunConfig:
     @property
     def source(self) -> ModelSource:
         """The sources of the model."""
-        given = vars(self)  # some keys are of some run modes alone
+        given = vars(self)  # some keys exist only in some run modes
         return ModelSource(
             checkpoint=self.checkpoint_source,
             named=bool(self.load_checkpoint),
@@ -214,12 +214,12 @@ class RunConfig:
 
     @property
     def runs_given_model(self) -> bool:
-        """True if an exported model is named, which has its weights in it."""
+        """True if an exported model is named, which contains its weights."""
         return False
 
     @property
     def floats_only(self) -> tuple[str, ...]:
-        """The settings that do not go with quantized weights."""
+        """The settings that do not support quantized weights."""
         return () if self.takes_quantized else (f"run_mode={self.run_mode}",)
 
     @property
@@ -354,7 +354,7 @@ class ExportedOptions(ComputeOptions):
     @property
     def runs_given_model(self) -> bool:
         named = self.infer.model_dir or self.infer.prefill_model_path
-        return bool(named) and not self.writes_graphs  # or it is written there
+        return bool(named) and not self.writes_graphs  # else it is written there
 
     @property
     def floats_only(self) -> tuple[str, ...]:
@@ -381,7 +381,7 @@ class ExportedOptions(ComputeOptions):
         return self._settings(ExportSettings)
 
     def without_given_model(self: Exported) -> Exported:
-        """The config of a run from the checkpoint, whatever exported model is named."""
+        """The config of a run from the checkpoint, without an exported model."""
         infer = dataclasses.replace(
             self.infer, model_dir="", prefill_model_path="", increment_model_path=""
         )
@@ -464,7 +464,7 @@ class SamplingOptions(RunConfig, RequestOptions):
         if max_new_tokens is not None:  # wins over max_length
             max_length = None
         elif max_length is None:
-            # No limit was typed: the context may cut the model's own short.
+            # No limit was typed: the context may be below the model's default.
             max_new_tokens, max_length = defaults.max_new_tokens, defaults.max_decode_length
             context = model.seq_length if model else None
             if max_new_tokens is not None:
@@ -560,7 +560,7 @@ class CompareOptions(RunConfig):
     @property
     def tolerance(self) -> float:
         """The largest accepted difference of logits."""
-        given = self.compare_tolerance  # MindFormers computes parts of some models with float16
+        given = self.compare_tolerance  # MindFormers computes parts of some models in float16
         return 0.05 if given is None else given
 
     @property

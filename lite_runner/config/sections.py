@@ -20,7 +20,7 @@ from lite_runner.config import Invalid, did_you_mean, invalid, nearest, show, si
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
 
 RANDOM = "random"  # of load_checkpoint
-MANIFEST = "manifest.json"  # of an exported model of ours
+MANIFEST = "manifest.json"  # of our exported models
 CheckpointFormat = Literal["ckpt", "safetensors", "huggingface"]
 AdapterFormat = Literal["peft", "mindformers", "gguf"]
 
@@ -47,7 +47,7 @@ class Trainer:
     model_name: str  # names the output folder
 
     def errors(self) -> Iterator[Invalid]:
-        """A name that no folder should have."""
+        """The validation error of a name unfit for a folder."""
         if not re.fullmatch(r"\w[\w.-]*", self.model_name, re.ASCII):
             yield invalid(
                 "trainer.model_name",
@@ -58,7 +58,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    # Only ByteTokenizer changes anything: the others are read from the tokenizer's own file.
+    # Only ByteTokenizer has an effect: the others are read from the tokenizer's own file.
     type: Literal[
         "AutoTokenizer",
         "BloomTokenizer",
@@ -78,7 +78,7 @@ class TokenizerSettings:
     ]
     tokenizer_file: InputPath | None  # null: beside the checkpoint
     chat_template: InputPath | None  # a template, or a file; null: the tokenizer's own
-    # Laid over what the tokenizer's files say, where they are not null.
+    # Override the tokenizer's files where they are not null.
     add_bos_token: bool | None
     add_eos_token: bool | None
     add_prefix_space: bool | None
@@ -94,7 +94,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The places to look for a run's tokenizer, and the settings laid over it."""
+    """The sources of a run's tokenizer, and the settings that override its files."""
 
     settings: TokenizerSettings
     named: str  # a path or hf:// source; "": the checkpoint has its own
@@ -159,7 +159,7 @@ class Context:
     cache_limit: str | None  # 10GB; null: a share of the free disk
 
     def errors(self) -> Iterator[Invalid]:
-        """Sizes that are none, and settings that MindSpore would refuse on an Ascend device."""
+        """Validation errors of sizes, and of settings that MindSpore would refuse on Ascend."""
         yield from size_errors("context.cache_limit", self.cache_limit)
         yield from size_errors("context.max_device_memory", self.max_device_memory)
         for name in self.ascend_config or ():
@@ -185,7 +185,7 @@ class Parallel:
     timeout: Count | None  # seconds; null: none
 
     def errors(self) -> Iterator[Invalid]:
-        """Modes that there are not."""
+        """The validation error of an unsupported mode."""
         if self.parallel_mode > 1:
             yield invalid(
                 "parallel.parallel_mode",
@@ -202,7 +202,7 @@ class ParallelConfig:
     vocab_emb_dp: bool | None  # true: the embedding and the head are whole on every rank
 
     def errors(self) -> Iterator[Invalid]:
-        """Stages, of which there is one."""
+        """The validation error of several pipeline stages."""
         if self.pipeline_stage != 1:
             yield invalid(
                 ("parallel_config.pipeline_stage", "parallel"),
@@ -246,12 +246,12 @@ DType = Literal["float32", "float16", "bfloat16"]
 
 @dataclass(frozen=True)
 class Precision:
-    """The types of weights on a device ("CPU" or "Ascend"), of what a config asks for."""
+    """The types of weights on a device ("CPU" or "Ascend") for a requested one."""
 
     asked: DType | Literal["auto"]
 
     def weights(self, device_target: str) -> DType:
-        """The type that matrices have, wider ones rounded to it."""
+        """The type of matrices; wider ones are rounded to it."""
         if self.asked == "auto":
             return "float32" if device_target == "CPU" else "float16"
         return self.asked
@@ -341,12 +341,12 @@ HCCL_VARIABLES = ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
 
 
 def hccl_timeouts(seconds: int, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that wait `seconds`, but for those that the user has set in `environ`."""
+    """The variables that set a timeout of `seconds`, except those the user has set in `environ`."""
     return {name: str(seconds) for name in HCCL_VARIABLES if not environ.get(name)}
 
 
 _TIES_AND_SERVES = (1, 3)
-_SLORA, LORA_NAME = "lora_", "mindpet_delta_lora_"  # before a and b
+_SLORA, LORA_NAME = "lora_", "mindpet_delta_lora_"  # prefixes of a and b
 
 
 @dataclass(frozen=True)
@@ -387,7 +387,7 @@ class Release:
 
 
 ASCEND_KEYS = ("max_device_memory", "ascend_config")
-# What mindspore.set_context(ascend_config=) takes in 2.10, but for what only training has.
+# Keys of mindspore.set_context(ascend_config=) in 2.10, except those for training.
 ASCEND_CONFIG = (
     *("precision_mode", "jit_compile", "atomic_clean_policy", "matmul_allow_hf32"),
     *("conv_allow_hf32", "op_precision_mode", "op_debug_option", "ge_options"),
