@@ -20,7 +20,6 @@ from lite_runner.config import did_you_mean, nearest
 ROOT = "lite_runner.mindformers"
 
 _AUTO = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoProcessor", "AutoTokenizer")
-_BASES = ("PreTrainedModel", "PreTrainedTokenizer", "PretrainedConfig")
 _CONTEXT = ("build_context", "init_context")
 _DEVICES = ("ContextConfig", "ParallelContextConfig")
 _EXPORT_INPUTS = (

@@ -208,7 +208,6 @@ class _Pass:
             [start + text.rows() for start, text in zip(starts, self.texts, strict=True)]
         )
         return ops.cross_entropy(
-            self.tape,
             self.hidden(rows),
             self.head(),
             self.ids[rows + 1],

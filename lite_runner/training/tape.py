@@ -456,7 +456,6 @@ def activated(tape: Tape, function: Activation, x: Value, times: Value | None = 
 
 
 def cross_entropy(
-    tape: Tape,
     x: Value,
     head: Value,
     targets: NDArray[np.int64],

@@ -131,7 +131,7 @@ def test_training_state_of_mindformers_is_left_out(
         write(path, values(config) | dict.fromkeys(names, scalar(0.0)))
         same(open_checkpoint(path, config), values(config))
         (told,) = capsys.readouterr().err.splitlines()
-        assert told.startswith(f"{path}: {len(names)} tensors are no weights and are left out: ")
+        assert told.startswith(f"{path}: {len(names)} tensors are not weights and are left out: ")
     assert told.endswith(" ...")
 
 

@@ -23,6 +23,7 @@ from lite_runner.backends.lite.ge import (
     preset_of,
 )
 from lite_runner.config.backend_checks import ENGINES, LITE_2_0, EngineName
+from lite_runner.config.config_file import merged
 from lite_runner.config.groups import compose_groups
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.sections import ExportSettings, Infer
@@ -271,7 +272,7 @@ def ge_of_run(infer: Infer, beside: tuple[Path, ...] = ()) -> GeConfig | None:
     if preset is None:
         return given
     options = compose_groups({"ge": preset})["infer"]["ge_options"]
-    return ge_config(replace(infer, ge_options=_merged(options, infer.ge_options or {})))
+    return ge_config(replace(infer, ge_options=merged(options, infer.ge_options or {})))
 
 
 def tell_ge(infer: Infer, ge: GeConfig | None) -> None:
@@ -294,13 +295,3 @@ def ge_to_write(infer: Infer, target: str) -> GeConfig | None:
             )
         return ge_config(infer)
     return ge_of_run(infer)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep-merge `above` over `below`."""
-    laid = dict(below)
-    for name, value in above.items():
-        under = laid.get(name)
-        both = isinstance(value, Mapping) and isinstance(under, Mapping)
-        laid[name] = _merged(under or {}, value) if both else value
-    return laid

@@ -123,7 +123,7 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
             INSTEAD,
         )
     try:
-        raw = _as_hugging_face(file, architecture, gguf, given.value)
+        raw = _as_hugging_face(file, gguf, given.value)
     except (TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise ArtifactError(
             f"{file.path}: metadata of {architecture} is incomplete or malformed: {error}", INSTEAD
@@ -141,9 +141,7 @@ def config_of_gguf(file: GGUFFile) -> Decoder:
     return config if scaling is None else config.with_rope_scaling(scaling)
 
 
-def _as_hugging_face(
-    file: GGUFFile, architecture: str, gguf: GGUF, value: Callable[..., Any]
-) -> dict[str, Any]:
+def _as_hugging_face(file: GGUFFile, gguf: GGUF, value: Callable[..., Any]) -> dict[str, Any]:
     """The metadata as a Hugging Face config.json, which is then checked as one."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     embedding = file.tensors.get("token_embd.weight")
