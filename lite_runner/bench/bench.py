@@ -1,4 +1,4 @@
-"""A benchmark: validated before it begins, measured cell by cell, written down."""
+"""A benchmark: validated before it starts, measured cell by cell, reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROGRAM = "lite_runner.bench.cell"
 
 
 def check(options: BenchOptions, context: int) -> None:
-    """Find what would fail after hours, for a model of `context` positions.
+    """Check early what would fail after hours, for a model of `context` positions.
 
     Raises ConfigError where no cell can be measured or none can be compared, EnvironmentFault where
     charts cannot be drawn.
@@ -58,7 +58,7 @@ def check(options: BenchOptions, context: int) -> None:
 
 
 def described(options: BenchOptions, context: int) -> list[str]:
-    """A line a cell: what would be measured, or why not."""
+    """A line per cell: what would be measured, or why not."""
     return [_described(cell, context) for cell in options.cells()]
 
 
@@ -135,7 +135,7 @@ def run_cells(jobs: Sequence[CellJob], context: int) -> Iterator[Cell]:
 
 
 def _measured(job: CellJob) -> tuple[Cell, str]:
-    """A cell, and the backend that computed it, with why; "" where it failed."""
+    """The measured cell, and its backend with the reason; "" if it failed."""
     others = Others()
     answer = own_process.ask(PROGRAM, job.to_json())
     if "again" in answer:  # the model was exported first, for this cell and later ones
@@ -181,13 +181,13 @@ def this_machine() -> Machine:
 
 
 class Others:
-    """The load of other programs than this one and its children on the processor."""
+    """CPU load of programs other than this one and its children."""
 
     def __init__(self) -> None:
         self._started, self._before = time.monotonic(), _foreign_seconds()
 
     def busy_cores(self) -> float:
-        """Cores that they have kept busy since, on average; children count once they have ended."""
+        """Cores that they kept busy since, on average; own children count once they have ended."""
         seconds = time.monotonic() - self._started
         return max(0.0, _foreign_seconds() - self._before) / max(seconds, 1e-9)
 
@@ -195,6 +195,6 @@ class Others:
 def _foreign_seconds() -> float:
     """CPU seconds since boot that were neither idle nor spent by this process and its children."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # less idle and iowait
+    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # without idle and iowait
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return busy - sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -79,10 +79,10 @@ class Loaded:
     """A backend, and what it is to compute."""
 
     backend: Backend
-    choice: str  # its name, and why it computes
+    choice: str  # its name, with the reason
     work: Job
     quant: str  # how the weights are held
-    exported: bool  # now: there was no exported model in the cache
+    exported: bool  # just now: the cache had no exported model
 
 
 def load(job: CellJob) -> Loaded:

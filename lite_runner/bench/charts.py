@@ -32,9 +32,9 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#66
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GRID, TEXT = "#DDDDDD", "#333333"
 PANEL_SIZE = 4.2, 3.1  # inches
-LABELLED = 8  # bars of a panel that have their numbers; with more, all do without
+LABELLED = 8  # bars per panel with numbers; with more bars none has them
 BAR_ROOM = 0.8  # of the distance between two groups of bars
-# Widths in points: of a letter of a bar's label, at least of a panel's axes.
+# Widths in points: of a letter in a bar's label, and the least of a panel's axes.
 LETTER, POINTS = 5, 200
 SETTINGS = {
     "svg.fonttype": "none",  # text stays text
@@ -59,7 +59,7 @@ X_LABELS = {
     "quant": "quant",
     "backend": "backend",
 }
-NUMBERS = ("batch", "prompt", "threads", "new", "adapters")  # axes that can be one of a chart
+NUMBERS = ("batch", "prompt", "threads", "new", "adapters")  # axes that a chart can have
 ROW_INCHES = 0.6  # of a cell in the chart of ratios
 
 
@@ -212,14 +212,14 @@ def finished(figure: Figure, title: str, names: Sequence[str]) -> Drawing:
             frameon=False,
         )
     png, svg = io.BytesIO(), io.BytesIO()
-    # Neither a date nor a version: the same figures are the same files.
+    # Neither date nor version: the same figures give the same files.
     figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     return Drawing(png.getvalue(), svg.getvalue())
 
 
 def plain(axes: Axes) -> None:
-    """Light lines behind the data, no frame but the axes."""
+    """Light grid lines behind the data, no frame except the axes."""
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -377,7 +377,7 @@ def ratios_chart(report: Report, model: str) -> Drawing | None:
 
 
 def _along(cells: Sequence[CellSettings]) -> str:
-    """The axis to draw along: the number with the most values, else a setting that varies."""
+    """The x axis: the numeric one with the most values, else a setting that varies."""
     counts = {axis: len({getattr(cell, axis) for cell in cells}) for axis in (*NUMBERS, *X_LABELS)}
     best = max(NUMBERS, key=lambda axis: counts[axis])
     if counts[best] > 1:

@@ -16,18 +16,18 @@ from lite_runner.records import Count, Index, InputPath, Range, dataclass
 
 Plain = TypeVar("Plain")
 BackendName = Literal["native", "ms", "mslite"]
-SIZES = ("batch", "prompt", "new")  # those that are always shown
+SIZES = ("batch", "prompt", "new")  # always shown
 NewTokens = Annotated[int, Range(2)]  # the first comes with the prompt, the others are decode
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellSettings:
-    """The settings of one cell; None: as the run has it."""
+    """The settings of one cell; None: as in the run."""
 
     backend: BackendName | None
     quant: Quant | None
-    threads: int | None  # of the CPU
-    adapters: int  # distinct ones in the batch, in turn; 0: the base model
+    threads: int | None  # CPU threads
+    adapters: int  # distinct adapters in the batch, in turn; 0: the base model
     prompt: int  # tokens of each row
     new: int  # tokens generated for each row, at least 2
     batch: int  # rows
@@ -38,7 +38,7 @@ class CellSettings:
         return self.prompt + self.new
 
     def __str__(self) -> str:
-        """Every setting that is not left to the run, e.g. `batch 8, prompt 128, new 128`."""
+        """Every setting that is not None, e.g. `batch 8, prompt 128, new 128`."""
         shown = {axis: getattr(self, axis) for axis in reversed(AXES)}
         if not self.adapters:
             del shown["adapters"]
@@ -76,7 +76,7 @@ def shared(cells: Sequence[CellSettings]) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Of each axis one value, or a list of them; null: what the run says."""
+    """One value or a list per axis; null: the run's setting."""
 
     batch: Count | tuple[Count, ...]
     prompt: Count | tuple[Count, ...]
@@ -91,7 +91,7 @@ class BenchOptions:
     compare: InputPath
 
     def __post_init__(self) -> None:
-        # outputs/latest is this run once it has begun; it means the one before.
+        # outputs/latest will be this run; the previous one is meant.
         if self.compare and (path := Path(self.compare).expanduser()).is_symlink():
             object.__setattr__(self, "compare", str(path.resolve()))
 

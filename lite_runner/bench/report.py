@@ -17,7 +17,7 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
 
 RESULT = "result.json"
-BUSY = 0.1  # cores of other programs, from which on figures are doubtful
+BUSY = 0.1  # cores used by other programs from which figures are doubtful
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Spread:
     q3: float
     min: float
     max: float
-    values: tuple[float, ...]  # in the order in which they were measured
+    values: tuple[float, ...]  # in the order of measurement
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -39,16 +39,16 @@ class Spread:
 
     @property
     def half_range(self) -> float:
-        """Half of what lies between the least and the largest."""
+        """Half of the range."""
         return (self.max - self.min) / 2
 
     def overlaps(self, other: Spread) -> bool:
-        """True where the ranges share a point: a value of the one could be one of the other."""
+        """True if the ranges overlap."""
         return self.min <= other.max and other.min <= self.max
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which so many percent lie, between two values by their distance."""
+    """A percentile, linearly interpolated."""
     ordered = sorted(values)
     place = percent / 100 * (len(ordered) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
@@ -89,8 +89,8 @@ class Measured:
     """Figures that the process of a cell measured."""
 
     engine: str
-    quant: str  # how the weights are held
-    load_s: float  # imports of MindSpore included, compiling not
+    quant: str  # quantization of the weights in memory
+    load_s: float  # including MindSpore's import, without compiling
     compile_s: float
     load_peak_mib: float  # until the first repetition, warm-up included
     figures: Mapping[str, Spread]  # over repetitions, by the keys of FIGURES
@@ -104,7 +104,7 @@ class Cell:
     measured: Measured | None = None
     error: str | None = None  # it failed
     left_out: str | None = None  # it makes no sense
-    busy_cores: float = 0.0  # that other programs kept busy meanwhile, on average
+    busy_cores: float = 0.0  # used by other programs meanwhile, on average
     profile: Mapping[str, Any] | None = None  # of the repetitions and warm-up, with profile=true
 
     def shown(self, axis: str) -> str:
@@ -117,12 +117,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure over the former one, of medians."""
+    """The ratio of a figure to the former one, by medians."""
 
     ratio: float
-    low: float  # the least over the former largest
+    low: float  # the least over the largest former value
     high: float
-    overlap: bool  # the ranges do: the difference may be chance
+    overlap: bool  # the ranges overlap: the difference may be chance
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,14 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A benchmark, complete or as far as it got."""
+    """A benchmark, complete or interrupted."""
 
     machine: Machine
     warmup: int  # repetitions that are not counted
     repeat: int
     cells: tuple[Cell, ...]
     comparison: Comparison | None = None
-    interrupted: bool = False  # by Ctrl-C: the cells are those before
+    interrupted: bool = False  # by Ctrl-C; later cells are missing
 
     @property
     def failed(self) -> int:
@@ -177,7 +177,7 @@ class Former:
 
 
 def read_former(run: str) -> Former:
-    """The run of a folder, or of a result.json. Raises ConfigError where it is no benchmark."""
+    """The run of a folder or a result.json. Raises ConfigError unless it is a benchmark."""
     path = Path(run).expanduser()
     path = path / RESULT if path.is_dir() else path
     expected = f"expected the folder of a run of run_mode=bench, or its {RESULT}"
@@ -207,7 +207,7 @@ def counterparts(cells: Sequence[CellSettings], former: Sequence[CellSettings]) 
 
 
 def check_comparable(cells: Sequence[CellSettings], former: Former) -> None:
-    """Raise ConfigError where no cell has a counterpart in a former run."""
+    """Raise ConfigError if no cell has a counterpart in the former run."""
     if not any(index is not None for index in counterparts(cells, former.settings)):
         there = "; ".join(str(one) for one in former.settings[:5])
         more = " ..." if len(former.settings) > 5 else ""
@@ -218,7 +218,7 @@ def check_comparable(cells: Sequence[CellSettings], former: Former) -> None:
 
 
 def compared(cells: Sequence[Cell], former: Former) -> Comparison:
-    """Every cell's figures over those of its counterpart."""
+    """The ratios of every cell's figures to its counterpart's."""
     found = counterparts([cell.settings for cell in cells], former.settings)
     ratios = tuple(
         None if index is None else _ratios(cell, former.report.cells[index])
@@ -268,7 +268,7 @@ def with_spread(spread: Spread) -> str:
 
 
 def table(report: Report) -> str:
-    """A row a cell, a column a figure; in brackets the ratio to the former run."""
+    """A row per cell, a column per figure; in brackets the ratio to the former run."""
     settings = [cell.settings for cell in report.cells]
     axes = [axis for axis in varying(settings) if axis not in SIZES]
     engines = len({cell.measured.engine for cell in report.cells if cell.measured}) > 1
@@ -319,7 +319,7 @@ def _figures(cell: Cell, ratios: Mapping[str, Ratio] | None) -> list[str]:
 
 
 def _in_common(report: Report) -> str:
-    """Of all cells, less what stands in a column."""
+    """The settings common to all cells, without those in columns."""
     measured = [cell.measured for cell in report.cells if cell.measured is not None]
     said = [
         f"{axis} {value}"

@@ -1,4 +1,4 @@
-"""Documents of a data set, read from the files in which it is published.
+"""Documents of a data set, read from its published files.
 
 A split of a data set is found by the names of files and folders: test.jsonl,
 test-00000-of-00001.parquet, ARC-Easy-Test.jsonl, val/law_val.csv, abstract_algebra/dev.parquet.
@@ -26,7 +26,7 @@ KINDS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 MOST_BYTES = 1 << 28  # of a file, unpacked
 MOST_FILES = 10_000
 DEPTH = 3  # of folders
-# Other words for a split in published files, those of the split itself first.
+# Names of a split in published files, its own first.
 _WORDS = {
     "test": ("test",),
     "validation": ("validation", "valid", "val", "dev"),
@@ -42,7 +42,7 @@ class DataSet:
 
     root: Path  # a folder, or one file
     files: tuple[Path, ...]
-    named: Mapping[str, Path] | None = None  # by split, where a task names them
+    named: Mapping[str, Path] | None = None  # by split, if the task names them
 
     @classmethod
     def of(cls, path: Path) -> DataSet:
@@ -68,7 +68,7 @@ class DataSet:
         return ()
 
     def subsets(self, known: Sequence[str]) -> list[str]:
-        """Of the known subsets those that it has files of."""
+        """The known subsets that it has files for."""
         return [name for name in known if any(self._in_subset(path, name) for path in self.files)]
 
     def _in_subset(self, path: Path, subset: str) -> bool:
@@ -82,7 +82,7 @@ class DataSet:
         return {*folders, *re.split(r"[-_.]", stem.removeprefix(f"{subset}_"))}
 
     def _parts(self, path: Path) -> Sequence[str]:
-        """Folders below the root, and the file's name without its ending and shard."""
+        """Folders below the root, and the file's name without suffix and shard number."""
         stem = path.name
         for ending in sorted(KINDS, key=len, reverse=True):
             stem = stem.removesuffix(ending)
@@ -156,7 +156,7 @@ def _object(line: str, number: int) -> Document:
 
 
 def _objects(value: Any) -> list[Document]:
-    """The list of objects that a JSON file is, or has under one key."""
+    """The list of objects in a JSON file, at the top or under one key."""
     if isinstance(value, dict):
         lists = [each for each in value.values() if isinstance(each, list)]
         value = lists[0] if len(lists) == 1 else value
@@ -183,7 +183,7 @@ def _rows(text: str, delimiter: str, columns: Sequence[str]) -> list[Document]:
 def _read_parquet(path: Path) -> list[Document]:
     try:
         from pyarrow import ArrowException, parquet
-    except ImportError as error:  # one for NumPy 2 raises it as well
+    except ImportError as error:  # also raised by a pyarrow for NumPy 2
         raise EnvironmentFault(
             f"{path}: reading parquet takes pyarrow, which this Python cannot import: {error}",
             "pip install 'pyarrow<22', or take the data set's JSON lines or CSV files",

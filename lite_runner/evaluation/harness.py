@@ -45,7 +45,7 @@ from lite_runner.text.tokenizer import Tokenizer
 
 SAMPLES = "samples.jsonl"
 DEFAULT_BATCH = 32
-# Of config.yaml: what two runs may have differently, one of which is gone on with.
+# Keys of config.yaml that may differ between a run and the one that it resumes.
 _MAY_DIFFER = ("eval", "output_dir", "verbosity", "dry_run", "context", "seed", "parallel")
 
 
@@ -55,18 +55,18 @@ class EvalOptions:
 
     tasks: str | tuple[str, ...] | None  # null: the perplexity of eval_data
     data: InputPath | None
-    fewshot: Index | None  # null: as the task says
-    limit: Count | None  # documents of a task; null: all
+    fewshot: Index | None  # null: as in the task
+    limit: Count | None  # documents per task; null: all
     chat: bool
     system: str | None
-    batch: Count | None  # null: DEFAULT_BATCH, or fewer, which fit the memory
+    batch: Count | None  # null: DEFAULT_BATCH, or as many as fit the memory
     resume: InputPath | None
     compare: InputPath | None
 
     def __post_init__(self) -> None:
-        if self.names:  # a run is repeated from any folder
+        if self.names:  # so that a run can be repeated from any folder
             object.__setattr__(self, "tasks", tuple(map(_as_file, self.names)))
-        # outputs/latest is this run once it has begun; it means the one before.
+        # outputs/latest will be this run; the previous one is meant.
         for key in ("resume", "compare"):
             given = getattr(self, key)
             if given and (path := Path(given).expanduser()).is_symlink():
@@ -74,12 +74,12 @@ class EvalOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tasks, each once."""
+        """The tasks, without repeats."""
         given = (self.tasks,) if isinstance(self.tasks, str) else self.tasks or ()
         return tuple(dict.fromkeys(given))
 
     def errors(self) -> Iterator[Invalid]:
-        """Keys without a meaning, folders that are none."""
+        """Validation errors of keys without effect, and missing folders."""
         if not self.names:
             for key in ("data", "fewshot", "limit", "chat", "system", "batch", "resume", "compare"):
                 if getattr(self, key):
@@ -100,13 +100,13 @@ class EvalOptions:
 
 
 def _as_file(name: str) -> str:
-    """The absolute path of a task's file; the name of one that is built in."""
+    """The absolute path of a task's file, or the name of a built-in task."""
     path = Path(name).expanduser()
     return str(path.absolute()) if path.suffix in (".yaml", ".yml") else name
 
 
 def read_tasks(names: Sequence[str]) -> list[Task]:
-    """The tasks of a run. Raises ConfigError, which says all that is wrong with one."""
+    """The tasks of a run. Raises ConfigError with all errors of one."""
     tasks = [read_task(name) for name in names]
     if len({task.task for task in tasks}) < len(tasks):
         raise ConfigError("eval.tasks: two tasks have the same name; give one another `task:`")
@@ -154,8 +154,8 @@ class TaskResult:
     shots: int
     samples: int
     metrics: Sequence[MetricResult]
-    parts: Mapping[str, Sequence[MetricResult]]  # of a task that has some
-    scored_elsewhere: str | None  # by what the generated texts are to be scored
+    parts: Mapping[str, Sequence[MetricResult]]  # for a task with parts
+    scored_elsewhere: str | None  # program that scores the generated texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +167,11 @@ class TaskReport:
     seconds: float
     tokens: int  # computed
     cached_tokens: int  # taken from the prefix cache instead
-    resumed: int  # samples that another run had done
+    resumed: int  # samples resumed from another run
     interrupted: bool
 
     def table(self) -> list[str]:
-        """As lines of text."""
+        """The lines of a text table."""
         rows = [("task", "samples", "shots", "metric", "value", "stderr")]
         for one in self.results:
             head = (one.task, str(one.samples), str(one.shots))
@@ -209,12 +209,12 @@ class TaskRun:
     ) -> None:
         """`ends`: tokens that end a generated text; `folder`: that of the run."""
         self.samples = samples
-        self.scores: dict[int, Scores] = {}  # by the sample's place
+        self.scores: dict[int, Scores] = {}  # by index of the sample
         self.tokens = self.cached_tokens = self.resumed = 0
         self._tokenizer, self._ends, self._folder = tokenizer, tuple(ends), folder
 
     def resume(self, folder: Path) -> None:
-        """Take over what another run has found of the same samples."""
+        """Take over another run's results of the same samples."""
         done = {(one["task"], one["index"], one["key"]): one for one in read_lines(folder)}
         with self._open() as file:
             for place, sample in enumerate(self.samples):
@@ -231,7 +231,7 @@ class TaskRun:
                 self.resumed += 1
 
     def compute(self, engine: Engine, slots: int) -> bool:
-        """Find the rest; True where Ctrl-C has ended it early. Raises RunnerError."""
+        """Compute the rest; True if Ctrl-C ended it early. Raises RunnerError."""
         left = [place for place in range(len(self.samples)) if place not in self.scores]
         jobs = (job for place in left for job in self._jobs(place))
         waiting = dict[int, _Job]()
@@ -269,7 +269,7 @@ class TaskRun:
         return False
 
     def results(self) -> list[TaskResult]:
-        """The figures of the tasks, of what has been found so far."""
+        """The figures of the tasks, over the results so far."""
         parts: dict[str, list[tuple[Sample, Mapping[str, float]]]] = {}
         for place, scores in sorted(self.scores.items()):
             sample = self.samples[place]
@@ -291,7 +291,7 @@ class TaskRun:
 
     def _count(self, event: Finished, job: _Job) -> None:
         cached = event.completion.cached_tokens
-        new = max(0, len(event.completion.drawn) - 1)  # the last is not computed with
+        new = max(0, len(event.completion.drawn) - 1)  # the last token is only scored
         self.tokens += len(job.request.prompt) - cached + new
         self.cached_tokens += cached
 
@@ -360,7 +360,7 @@ class TaskRun:
 
 
 class _Job:
-    """A request of a sample, and what its events mean."""
+    """A request of a sample, and the handling of its events."""
 
     def __init__(
         self,
@@ -380,14 +380,14 @@ class _Job:
         self._start, self._lasts = start, lasts or {}
 
     def takes(self, event: Token) -> bool:
-        """Take a token of a generation; True where the text is to end behind it."""
+        """Take a token of a generation; True if the text ends with it."""
         assert self._checker is not None
         if not event.is_end:
             self._checker.put(event.token)
         return self._checker.stopped
 
     def done(self, completion: Completion) -> dict[str, Any] | None:
-        """The line of the sample, where this was its last request."""
+        """The line of the sample, if this was its last request."""
         if self._checker is not None:
             self._checker.finish()
             self._found[0] = self._checker.text
@@ -496,7 +496,7 @@ def compared(samples: Sequence[Sample], run: TaskRun, folder: Path) -> list[Diff
 
 
 def write_completions(run: TaskRun, folder: RunFolder) -> list[Path]:
-    """Files of generated texts in the form of the program that scores them: HumanEval's."""
+    """Write generated texts in the format of the program that scores them: HumanEval's."""
     found: dict[str, list[dict[str, Any]]] = {}
     for line in read_lines(folder.path):
         if "task_id" in line["document"] and "response" in line:
@@ -515,7 +515,7 @@ def write_completions(run: TaskRun, folder: RunFolder) -> list[Path]:
 def evaluate(
     engine: Engine, run: TaskRun, options: EvalOptions, folder: RunFolder, slots: int
 ) -> TaskReport:
-    """Find and report what there is of the samples. Raises RunnerError."""
+    """Compute the samples and report the results. Raises RunnerError."""
     if options.resume:
         run.resume(Path(options.resume).expanduser())
         progress.note(f"eval.resume: {run.resumed} of {len(run.samples)} samples taken over")

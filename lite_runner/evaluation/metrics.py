@@ -20,23 +20,23 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
 from lite_runner.text.chat_templates import render_template
 
-RESAMPLES = 1000  # of a bootstrap
+RESAMPLES = 1000  # resamples of a bootstrap
 RESAMPLED = 1 << 24  # numbers drawn at a time, at most
 _FIND = "{{ text | regex_findall(pattern) | tojson }}"
 _REPLACE = "{{ text | regex_replace(pattern, '') }}"
-PERPLEXITIES = ("perplexity", "token_perplexity")  # means of logarithms
+PERPLEXITIES = ("perplexity", "token_perplexity")  # metrics over means of logarithms
 _PERCENT = ("em", "rouge", "bleu")  # MindFormers'
-_GRADUAL = (*PERPLEXITIES, "rouge", "bleu")  # no matter of right or wrong
-# MindFormers' EmF1Metric: its punctuation, and what is a word by itself.
+_GRADUAL = (*PERPLEXITIES, "rouge", "bleu")  # metrics without right or wrong
+# MindFormers' EmF1Metric: its punctuation, and characters that are words.
 _MARKS = dict.fromkeys(map(ord, "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"))
 _MIXED = re.compile(r"([\u4e00-\u9fa5])")
-# jieba's blocks of words and what splits them where there is no Chinese.
+# jieba's blocks of words, and the separators of non-Chinese text.
 _CHINESE = re.compile(r"[\u4e00-\u9fd5]")
 _BLOCK = re.compile(r"([a-zA-Z0-9+#&._%\-]+)")
 _SPACES = re.compile(r"\r\n|.", re.DOTALL)
 _NAMED = re.compile(r"(AT&T|[cC]#|[cC]\+\+)")
 _LATIN = re.compile(r"([a-zA-Z0-9]+(?:\.\d+)?%?)")
-# rouge_chinese's ends of sentences, one after the other.
+# rouge_chinese's sentence ends, in order.
 _ENDS = [
     (re.compile(pattern), parted)
     for pattern, parted in (
@@ -74,13 +74,13 @@ class Scores:
 
     @property
     def correct(self) -> bool | None:
-        """True if the first score says so; None: it is no matter of right or wrong."""
+        """True if the first score is right; None for a metric without right or wrong."""
         first = next((v for k, v in self.values.items() if not k.startswith(_GRADUAL)), None)
         return None if first is None else first >= 1
 
 
 def scored_choices(sample: Sample, found: Sequence[Likelihood]) -> Scores:
-    """The scores of likelihoods: of each choice, or of the one text."""
+    """The scores of likelihoods, of each choice or of the one text."""
     if sample.task.output_type == "loglikelihood":
         (scored,) = sample.continuations
         values = {
@@ -242,7 +242,7 @@ def split_words(text: str) -> list[str]:
         return list(jieba.cut(text))
     found = list[str]()
     for place, block in enumerate(_BLOCK.split(text)):
-        if place % 2 == 0:  # between the blocks: spaces and other characters, one by one
+        if place % 2 == 0:  # between blocks: spaces and other characters, one by one
             found += _SPACES.findall(block)
             continue
         for part in _NAMED.split(block):
@@ -255,7 +255,7 @@ def _without_marks(text: str) -> str:
 
 
 def _longest_run(first: Sequence[str], second: Sequence[str]) -> int:
-    """The length of the longest run of words that both have."""
+    """The length of the longest common run of words."""
     longest, before = 0, [0] * (len(second) + 1)
     for word in first:
         now = [0]
@@ -315,7 +315,7 @@ def bleu(answer: str, target: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricResult:
-    """A metric over all samples; stderr None: of fewer than two."""
+    """A metric over all samples; stderr None: fewer than two samples."""
 
     metric: str
     value: float
@@ -378,10 +378,10 @@ class Difference:
     samples: int
     value: float
     other: float
-    better: int  # samples that only this run has right
-    worse: int  # and only the other
-    p: float  # that such a difference, or a larger one, is chance: McNemar's test, exact
-    low: float  # of the mean's difference, with 95 %: paired bootstrap
+    better: int  # samples that only this run gets right
+    worse: int  # and only the other run
+    p: float  # probability of such a difference or a larger one by chance: McNemar's exact test
+    low: float  # 95 % interval of the mean's difference: paired bootstrap
     high: float
 
 

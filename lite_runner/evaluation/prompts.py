@@ -20,8 +20,8 @@ from lite_runner.records import dataclass
 from lite_runner.text.chat_templates import render_template
 from lite_runner.text.tokenizer import Tokenizer
 
-MAX_LIST_CHARS = 1 << 20  # of a list that a template writes
-SHOTS_SEED = 1234  # of the examples, lm_eval's
+MAX_LIST_CHARS = 1 << 20  # characters of a list that a template writes
+SHOTS_SEED = 1234  # seed of the examples, lm_eval's
 Ids: TypeAlias = "NDArray[np.int32]"
 
 
@@ -30,11 +30,11 @@ class TaskOptions:
     """Prompt settings for all tasks of a run."""
 
     data: Path | None  # the folder of the data sets
-    shots: int | None  # examples; None: as the task says
+    shots: int | None  # examples; None: as in the task
     limit: int | None  # documents of a task, or of each of its subsets
     chat: bool
     system: str
-    context: int  # tokens that the model takes
+    context: int  # the model's context in tokens
     start: int | None  # the token before a text without a context: bos, or eos
 
 
@@ -55,11 +55,11 @@ class Sample:
     index: int  # in the split
     document: Document
     question: str  # the prompt without examples
-    choices: Sequence[str]  # texts of which one is to be told; none for a generation
+    choices: Sequence[str]  # answers to choose from; none for a generation
     target: Any  # its index or indices, or the expected text or texts
-    continuations: Sequence[Continuation]  # those to score
+    continuations: Sequence[Continuation]  # token ids to score
     prompt: Ids | None  # of a generation
-    cut: bool  # on its left, to fit the context
+    cut: bool  # tokens cut on the left to fit the context
     shots: int  # examples before it
 
     @property
@@ -70,7 +70,7 @@ class Sample:
 
     @property
     def key(self) -> str:
-        """A hash of all that its result depends on besides the model."""
+        """A hash of everything that its result depends on, except the model."""
         whole = hashlib.sha256(self.content.encode())
         for one in self.continuations:
             whole.update(one.ids.tobytes() + one.start.to_bytes(4, "little"))
@@ -152,7 +152,7 @@ class _Prompter:
         self.name = f"{task.task}_{subset}" if subset else task.task
         self._values = {"subset": title} if subset else {}
         self._shots = task.num_fewshot or 0 if options.shots is None else options.shots
-        if task.num_fewshot == 0:  # as lm_eval: such a task never has any
+        if task.num_fewshot == 0:  # as in lm_eval: such a task never has examples
             self._shots = 0
         self._documents = self._read(data, task.split, subset)
         self._examples: Sequence[Document] = ()
@@ -239,7 +239,7 @@ class _Prompter:
         )
 
     def _context(self, document: Document, question: str, prefix: Any) -> str:
-        """The text before an answer: description, examples and the question."""
+        """The text before an answer: description, examples and question."""
         task, options = self._task, self._options
         description = self._render(task.description, document) if task.description else ""
         system = _joined(options.system, description, task.fewshot_delimiter)
@@ -261,7 +261,7 @@ class _Prompter:
         return text + _joined(question, prefix, task.target_delimiter)
 
     def _chosen(self, document: Document) -> list[int]:
-        """The places of the examples of a document."""
+        """The indices of a document's examples."""
         if not self._shots:
             return []
         every = range(len(self._examples))
@@ -282,7 +282,7 @@ class _Prompter:
         return others[: self._shots]
 
     def _turn(self, place: int) -> tuple[str, str]:
-        """Question and answer of an example."""
+        """The question and answer of an example."""
         if place not in self._turns:
             document = self._examples[place]
             where = f"{self.name}, example {place}"
@@ -309,7 +309,7 @@ class _Prompter:
         return found
 
     def _target(self, document: Document, choices: Sequence[str], where: str) -> Any:
-        """The expected index, or indices, of choices; else the text or texts."""
+        """The expected index or indices of choices, else the text or texts."""
         given = self._task.doc_to_target
         if given is None:
             return ""
@@ -344,7 +344,7 @@ class _Prompter:
         return render_template(template, values, source=self.name, of_task=True)
 
     def _encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids; a chat may have its bos in its text already."""
+        """Token ids; a chat's text may contain bos already."""
         bos = self._tokenizer.named_tokens().get("bos_token")
         begun = self._options.chat and bos is not None and text.startswith(bos)
         return self._tokenizer.encode(text, special and not begun)
@@ -364,7 +364,7 @@ class _Prompter:
 
 
 def _joined(first: Any, second: Any, delimiter: str) -> str:
-    """Two texts; the delimiter is between them where both are, and neither has a space there."""
+    """Join two texts by the delimiter, if neither is empty and neither has a space there."""
     if not first or not second:
         return str(first or second or "")
     apart = first[-1].isspace() or second[0].isspace()
@@ -372,7 +372,7 @@ def _joined(first: Any, second: Any, delimiter: str) -> str:
 
 
 def _literal(text: str) -> Any:
-    """The list that a template has written; the text itself where it is none."""
+    """The list that a template wrote; the text itself if it is not a list."""
     if len(text) > MAX_LIST_CHARS:
         return text
     try:

@@ -19,12 +19,12 @@ from lite_runner.system.yaml_file import Tagged, read_yaml
 FOLDER = Path(__file__).with_name("tasks")
 MAX_INCLUDES = 8
 
-# Keys that describe a task, or choose what changes no figure of those computed here.
+# Keys that describe a task, or do not affect the figures computed here.
 _NO_EFFECT = (
     *("tag", "task_alias", "metadata", "should_decontaminate", "unsafe_code"),
     "doc_to_decontamination_query",
 )
-# What is not done, and why.
+# Unsupported keys, with the reason.
 _REFUSED = {
     **dict.fromkeys(("process_docs", "process_results", "custom_dataset"), "runs code"),
     "use_prompt": "takes promptsource",
@@ -71,7 +71,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class FilterStep:
-    """A step from a response to the answer in it."""
+    """A step that extracts the answer from a response."""
 
     function: Literal["regex", "take_first", "remove_whitespace", "lowercase", "uppercase"]
     regex_pattern: str = r"#### (\-?[0-9\.\,]+)"
@@ -81,7 +81,7 @@ class FilterStep:
 
 @dataclass(frozen=True)
 class Filter:
-    """Steps that find an answer; a task with several has figures for each."""
+    """Steps that extract an answer; a task with several filters has figures for each."""
 
     name: str
     filter: tuple[FilterStep, ...]
@@ -96,7 +96,7 @@ class Shots:
 
 @dataclass(frozen=True)
 class GenerationKwargs:
-    """Options of a generation, which is greedy."""
+    """Options of a greedy generation."""
 
     until: str | tuple[str, ...] | None = None
     max_gen_toks: Count = 256
@@ -106,7 +106,7 @@ class GenerationKwargs:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a data set by split, or all of its one."""
+    """The files of a data set by split, or those of its only one."""
 
     data_files: str | Mapping[str, str] | None = None
 
@@ -140,8 +140,8 @@ class Task:
     metric_list: tuple[Metric, ...] | None = None
     # Ours.
     subsets: Mapping[str, str] | None = None  # name in the data -> title
-    csv_columns: tuple[str, ...] = ()  # of published files without a heading
-    scored_elsewhere: str | None = None  # generated texts are written, which this program scores
+    csv_columns: tuple[str, ...] = ()  # columns of published files without a header
+    scored_elsewhere: str | None = None  # program that scores the written texts
     folder: str = ""  # of the task's file; set by `read_task`
 
     @property
@@ -157,7 +157,7 @@ class Task:
 
     @property
     def until(self) -> tuple[str, ...]:
-        """The texts that end a generation."""
+        """The stop strings of a generation."""
         given = self.generation_kwargs.until
         if given is None:
             return (self.fewshot_delimiter,)
@@ -165,17 +165,17 @@ class Task:
 
     @property
     def split(self) -> str:
-        """The split that is evaluated."""
+        """The evaluated split."""
         return self.test_split or self.validation_split or "test"
 
     @property
     def shots_split(self) -> str:
-        """The split that examples are of."""
+        """The split of the examples."""
         return self.fewshot_split or self.training_split or self.validation_split or self.split
 
     @property
     def shots_overlap(self) -> bool:
-        """True where a document must not be its own example, as lm_eval decides it."""
+        """True if a document must not be its own example, by lm_eval's rule."""
         return self.fewshot_split == self.test_split
 
     def errors(self) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _aggregation(metric: str) -> str:
 
 
 def built_in() -> list[str]:
-    """The names of the tasks that come with lite-runner."""
+    """The names of the built-in tasks."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -263,7 +263,7 @@ def _settled(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tagged(value: Any, key: str = "") -> Iterator[tuple[str, Tagged]]:
-    """The values with a tag such as !function, with their dotted keys."""
+    """Values with a tag such as !function, by dotted key."""
     if isinstance(value, Tagged):
         yield key, value
     pairs: Sequence[tuple[Any, Any]] = ()

@@ -1,4 +1,4 @@
-"""Run a script written for MindFormers, not a character changed.
+"""Run an unchanged script written for MindFormers.
 
     python -m lite_runner.mindformers [--device_target CPU] SCRIPT.py ARGS
 
@@ -30,7 +30,7 @@ from lite_runner.mindformers import tree
 from lite_runner.system import environment
 
 MODULE = "lite_runner.mindformers"
-# MindFormers' own scripts: where there is no such file, the one here that takes its flags.
+# MindFormers' own scripts: where the file is missing, the one here that takes its flags.
 SCRIPTS = {
     "convert_weight.py",
     "export.py",
@@ -45,7 +45,7 @@ RUN_MINDFORMER = {"run_mindformer.py", "run_mindformers.py"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Flags in front of the script, and the rest."""
+    """The parser of flags before the script, and the rest."""
     flags = argparse.ArgumentParser(
         prog=f"python -m {MODULE}",
         description="Run a script written for MindFormers: `import mindformers` means lite_runner.",
@@ -84,7 +84,7 @@ def run(script: str, path: Path, arguments: list[str]) -> None:
     tree.alias_golden_stick()
     file = str(path.absolute())
     sys.argv = [script, *arguments]
-    sys.path[0] = str(path.resolve().parent)  # until now where -m looked: the current folder
+    sys.path[0] = str(path.resolve().parent)  # replaces the current folder, where -m looked
     loader = _Script("__main__", file)
     module = module_from_spec(ModuleSpec("__main__", loader, origin=file))
     module.__file__, module.__package__, module.__spec__ = file, None, None
@@ -94,7 +94,7 @@ def run(script: str, path: Path, arguments: list[str]) -> None:
     except Exception as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != file:
-            trace = trace.tb_next  # what is of this module and of Python's import
+            trace = trace.tb_next  # frames of this module and of Python's import
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         if "Ascend" in str(error) and not environment.ascend_devices():
             hint = "python -m lite_runner.mindformers --device_target CPU SCRIPT.py"
@@ -126,7 +126,7 @@ def force_device(device: str) -> None:
 
 
 def main() -> NoReturn:
-    """Run what the command line says; ends as the script ends."""
+    """Run the script of the command line; exits with its status."""
     flags = parser().parse_args()
     if Path(flags.script).name in RUN_MINDFORMER and not Path(flags.script).exists():
         given = ["--device_target", flags.device_target] if flags.device_target else []

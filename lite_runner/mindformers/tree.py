@@ -80,7 +80,7 @@ def _infer(package: str) -> dict[str, tuple[str, ...]]:
     }
 
 
-# A package that is not in it has what its modules have; so has MindFormers itself, "".
+# A package without a row has the names of its modules; so has MindFormers itself, "".
 _LISTED: dict[str, tuple[str, ...]] = {
     "auto_class": _AUTO,
     "core.context": _CONTEXT,
@@ -151,7 +151,7 @@ class _Existing(Loader):
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """It is executed already."""
+        """Nothing to do: it is executed already."""
 
 
 class AliasModule(ModuleType):
@@ -237,7 +237,7 @@ def alias_mindformers(root: ModuleType) -> None:
 
 
 def alias_golden_stick() -> None:
-    """Make `import mindspore_gs` mean the quantization here, which knows the models here."""
+    """Make `import mindspore_gs` mean the quantization here."""
     for name, names in _GOLDEN_STICK.items():
         module = sys.modules[name] = ModuleType(name, "MindSpore Golden Stick's module.")
         module.__path__ = []

@@ -21,8 +21,7 @@ from lite_runner.system.files import sampled_digest
 from lite_runner.weights.checkpoint import LEARNED_KEYS, LORA, PICKLES, open_with, rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of
 
-# The readers of tensors are imported by the methods that open them: a run from packed layers
-# opens none.
+# Tensor readers are imported by the methods that open them: a run from packed layers opens none.
 if TYPE_CHECKING:
     from lite_runner.architectures.spec import Decoder
     from lite_runner.config.sections import DType
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from lite_runner.weights.formats.gguf_file import GGUFFile
     from lite_runner.weights.lora.adapter import Adapter
 
-# Suffixes of files that hold weights; the second where there are none of the first.
+# Suffixes of weight files; the second are used if there are none of the first.
 WEIGHTS = ((".safetensors", ".ckpt", ".gguf"), PICKLES)
 
 
@@ -39,7 +38,7 @@ WEIGHTS = ((".safetensors", ".ckpt", ".gguf"), PICKLES)
 class ModelFiles:
     """A located model: its source, its description, and how its weights are to be read."""
 
-    source: str  # as the config names it; "random" for weights made from the seed
+    source: str  # as in the config; "random" for weights drawn from the seed
     path: Path | None  # None: random weights, an exported model, or not fetched
     model: Decoder
     seed: int  # of random weights
@@ -47,12 +46,12 @@ class ModelFiles:
     strategy: Path | None = None  # layout of a sharded checkpoint that has no manifests
     auto_trans: bool = False  # whether a checkpoint with another layout is resharded
     verified: bool = False  # whether `verify` has been called, maybe by another process
-    base: Decoder | None = None  # with an adapter: the model that it is merged into
+    base: Decoder | None = None  # with an adapter: the model into which it is merged
     adapter: Adapter | None = None
     learned_keys: Mapping[str, LazyTensor] | None = None  # of the checkpoint: see learned_keys.py
     quantization: Quantization = Quantization()
     held: Mapping[str, LazyTensor] | None = None  # this rank's tensors, in memory; None: on disk
-    stored: Literal["F32", "F16"] = "F32"  # of weights that are not here
+    stored: Literal["F32", "F16"] = "F32"  # type of weights that are not on this machine
     rounded: DType = "float32"  # wider matrices are rounded to it; integers stay
     # The opened GGUF, held so that its header is parsed once: see `gguf_at`.
     gguf: GGUFFile | None = field(default=None, compare=False, repr=False)
@@ -194,9 +193,9 @@ class ModelFiles:
         self._check_has_weights()
         changed = self.adapter is not None or self.learned_keys is not None
         if self.path is None or changed or self.quantization.rounds:
-            # Whole matrices are quantized, then sharded: all ranks get the same integers.
+            # Quantized before sharding, so that all ranks get the same integers.
             return pieces(self._whole(), self.model, ranks, vocab_parallel=vocab_parallel)
-        # Not for those who read no weights: it imports protobuf, for strategy files.
+        # Imported here: it imports protobuf, for strategy files.
         from lite_runner.weights.sharding.shards import tensors_for
 
         tensors = tensors_for(
@@ -230,7 +229,7 @@ def explained_nonfinite(files: ModelFiles, ranks: Ranks | None = None) -> Iterat
     try:
         yield
     except NonFiniteError as error:
-        if files.exported is not None:  # an export, whose weights are inside of its graphs
+        if files.exported is not None:  # an export, whose weights are inside its graphs
             raise
         try:
             name = _first_nonfinite(files, ranks)

@@ -46,7 +46,7 @@ from lite_runner.weights.lora.adapter_shards import adapter_pieces, cached_shard
 from lite_runner.weights.sharding.partition import pieces
 from lite_runner.weights.source import fetch, is_on_hub
 
-# Name, time of change in ns, bytes and inode of each file.
+# Name, modification time in ns, bytes and inode of each file.
 AdapterFiles: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
@@ -155,7 +155,7 @@ def merged_network(files: ModelFiles, tensors: Mapping[str, LazyTensor]) -> dict
 
 
 def _names(weight: str) -> tuple[str, str]:
-    """The names of A and B beside a weight."""
+    """The names of a weight's A and B."""
     start = f"{weight.rpartition('.')[0]}.{LORA_NAME}"
     return f"{start}a", f"{start}b"
 
@@ -200,7 +200,7 @@ class AdapterJob:
     adapters: Sequence[Adapter]
     of_prompts: Sequence[str | None]  # adapter name of each prompt; None: the base model
     sharded: Path | None = None  # folder of adapters stored as shards; `adapters` are rank 0's
-    root: Path | None = None  # that they must lie in; None: anywhere
+    root: Path | None = None  # the folder that they must lie in; None: anywhere
     vocab_parallel: bool = False  # ranks hold parts of the embedding and the head
     stored: Path | None = None  # folder where shards are kept for later runs; None: they are not
     later_rank: int = 0  # see AdapterSource
@@ -312,7 +312,7 @@ def check_adapters(adapters: Sequence[Adapter], files: ModelFiles) -> None:
 
 
 def adapter_files(folder: Path) -> AdapterFiles | None:
-    """The files of an adapter as they are now; None: some are missing."""
+    """The current state of an adapter's files; None: some are missing."""
     found = []
     for name in FILES:
         with suppress(OSError):
@@ -323,7 +323,7 @@ def adapter_files(folder: Path) -> AdapterFiles | None:
 
 
 def in_memory(adapter: Adapter) -> Adapter:
-    """An adapter whose files may change from now on."""
+    """An adapter that no longer depends on its files."""
     pairs = {
         weight: LoraPair(_held(pair.a), _held(pair.b), pair.scale)
         for weight, pair in adapter.pairs.items()

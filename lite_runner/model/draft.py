@@ -77,7 +77,7 @@ def check_vocabulary(draft: ModelFiles, files: ModelFiles, tokenizer: Tokenizer 
 
 @lru_cache(maxsize=1)
 def _vocabulary(checkpoint: Path) -> dict[int, str] | None:
-    """The tokens of a checkpoint by id; None: no tokenizer lies beside it."""
+    """The tokens of a checkpoint by id; None without a tokenizer beside it."""
     place = tokenizer_place(checkpoint)
     if place.is_dir() and not holds_tokenizer(place):
         return None

@@ -14,8 +14,8 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import read_json, read_json_object
 from lite_runner.weights.repository import MODULES, PROMPTS
 
-_POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "lasttoken": "last"}  # those computed here
-# Keys of 1_Pooling/config.json, by their names since version 5.
+_POOLINGS: Mapping[str, Pooling] = {"mean": "mean", "lasttoken": "last"}  # supported pooling modes
+# Keys of 1_Pooling/config.json -> their values since version 5.
 _KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -34,11 +34,11 @@ class EmbeddingConfig:
 
     pooling: Pooling | None = None  # None: the checkpoint does not say
     normalize: bool = True
-    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before a text, by name
-    usual: str | None = None  # the name of the prompt that is not asked for
+    prompts: Mapping[str, str] = field(default_factory=dict)  # prefixes of texts, by name
+    usual: str | None = None  # name of the default prompt
 
     def prompt(self, name: str | None) -> str:
-        """The text before each text. Raises ConfigError for a name that there is not."""
+        """The prefix of each text. Raises ConfigError for an unknown name."""
         name = self.usual if name is None else name
         if name is None:
             return ""

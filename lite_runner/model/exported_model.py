@@ -19,8 +19,8 @@ from lite_runner.system import environment
 if TYPE_CHECKING:
     from lite_runner.mindir.manifest import GraphName, Manifest
 
-FILE_NAME = "config.ini"  # of GE options, as MindFormers wants it beside the graphs
-# A model above 1 GB has _graph in its files' names, MindFormers' documents have it in all.
+FILE_NAME = "config.ini"  # GE options, in the file that MindFormers reads beside the graphs
+# Models above 1 GB have _graph in their files' names; MindFormers' documents have it in all.
 PREFILL_ENDS = ("prefill_graph.mindir", "prefill.mindir")
 INCREMENT_ENDS = ("inc_graph.mindir", "inc.mindir")
 
@@ -103,7 +103,7 @@ def graphs_in(folder: Path) -> dict[GraphName, Path]:
         raise ArtifactError(f"{folder}: got {len(found)} MindIR files ({names}); {expected}")
     prefill = [path for path in found if path.name.endswith(PREFILL_ENDS)]
     increment = [path for path in found if path.name.endswith(INCREMENT_ENDS)]
-    if len(found) == 1 and not increment:  # a full graph may be called a prefill
+    if len(found) == 1 and not increment:  # a full graph may be named prefill
         return {"model": found[0]}
     if len(found) == 2 and not prefill and not increment:  # as in x_prefill_seq1024_bs1.mindir
         prefill = [path for path in found if "prefill" in path.name]

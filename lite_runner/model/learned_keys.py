@@ -63,7 +63,7 @@ def learned_keys(
     both = numbers.reshape(len(numbers), model.num_layers, 2, -1)
     parameter = next(one for one in parameters(model) if one.role == "key")
     rows = architecture_of(model).stored_rows(parameter, model)
-    if isinstance(rows, np.ndarray):  # files have the rows of keys in another order
+    if isinstance(rows, np.ndarray):  # files store key rows in another order
         both[:, :, 0] = both[:, :, 0][:, :, np.argsort(np.argsort(rows))]
     shape = (len(numbers), model.num_layers, 2, model.n_kv_heads, model.head_dim)
     return both.reshape(shape).transpose(1, 2, 3, 0, 4)
@@ -80,11 +80,11 @@ def _product(x: NDArray[np.float32], weight: NDArray[np.float32]) -> NDArray[np.
 def _tanh(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """By operations of float64 that each processor rounds alike; within a bit of the nearest
     float32."""
-    wide = np.clip(x.astype(np.float64), -20, 20)  # beyond it is 1
+    wide = np.clip(x.astype(np.float64), -20, 20)  # beyond it tanh is 1
     halvings = np.rint(wide * (2 / math.log(2)))
     rest = 2 * wide - halvings * math.log(2)
     exponential = np.ones_like(rest)
-    for n in range(14, 0, -1):  # the series of e^rest
+    for n in range(14, 0, -1):  # series of e^rest
         exponential = 1 + exponential * rest / n
     found = 1 - 2 / (np.ldexp(exponential, halvings.astype(np.int32)) + 1)
     square = wide * wide

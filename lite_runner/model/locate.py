@@ -60,11 +60,11 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
         return _with_own_adapter(not_here(source, model), source)
     key = "pretrained_model_dir" if source.checkpoint == source.folder else "load_checkpoint"
     path = fetch(source.checkpoint, key, weights=weights)
-    # A folder from the hub without weights holds no checkpoint, which is no error here.
+    # A folder from the hub without weights holds no checkpoint, which is not an error here.
     alone = not weights and is_on_hub(source.checkpoint) and path.is_dir()
     sharded = bool(rank_folders(path))
     gguf = None if alone or sharded else gguf_at(path)
-    # A damaged file is reported before what is missing beside it.
+    # A damaged file is reported before missing ones.
     packed = weights and not sharded and check_file(path)
     stored = model_config_in(path) if alone else model_config_of(path)
     if model is None:
@@ -132,7 +132,7 @@ def not_here(source: ModelSource, model: Decoder) -> ModelFiles:
 def locate_for_plan(source: ModelSource) -> ModelFiles:
     """The files of a run, an adapter of adapter_path not merged; with dry_run=true nothing is
     fetched. Raises ArtifactError, ConfigError."""
-    named = source.adapters is not None and source.adapters.path  # a script may load them later
+    named = source.adapters is not None and source.adapters.path  # a script may load weights later
     lora = isinstance(source.pet, PetLoraSettings)
     if lora and source.checkpoint == RANDOM and not named:
         raise ConfigError(
@@ -179,7 +179,7 @@ def _exported(source: ModelSource) -> ModelFiles:
     return ModelFiles(exported.manifest.source, None, model, source.seed, exported)
 
 
-# What a run may choose against its checkpoint: the context length and the special tokens.
+# Fields that may differ from the checkpoint's: context length and special tokens.
 TOKEN_FIELDS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 FREE_FIELDS = {"seq_length", "rope_scaling", *TOKEN_FIELDS}
 
@@ -263,7 +263,7 @@ def _differences(configured: Decoder, stored: Decoder, owner: str, free: Set[str
     asked, found = configured.sizes(), stored.sizes()
     names = architecture_of(stored).names
     if names and names == architecture_of(configured).names:
-        # As what MindFormers calls a Llama: the tensors are the same, the rest is compared.
+        # Under MindFormers' name, Llama: the tensors are the same, and the rest is compared.
         free = {*free, "family"}
     return "; ".join(
         f"{name}: the config says {asked[name]}, {owner} {found[name]}"
@@ -283,7 +283,7 @@ def tokenizer_of(source: TokenizerSource, files: ModelFiles, *, fetching: bool =
     changes: dict[str, Any] = {}
     if settings.chat_template:
         changes["chat_template"] = _template(settings.chat_template)
-    if settings.type != "ByteTokenizer":  # it has tokens of its own
+    if settings.type != "ByteTokenizer":  # it needs no files
         changes |= _changes(settings, tokenizer)
     if changes:
         tokenizer = tokenizer.with_special(**changes)
@@ -320,7 +320,7 @@ def _template(given: str) -> str:
         return given
     try:
         return read_small(Path(given).expanduser(), "a chat template").decode()
-    except (OSError, ValueError) as error:  # a NUL, not UTF-8
+    except (OSError, ValueError) as error:  # a NUL, or not UTF-8
         reason = error.strerror if isinstance(error, OSError) else error
         raise ArtifactError(
             f"processor.tokenizer.chat_template: {given}: {reason}",
@@ -400,7 +400,7 @@ def _tokenizer_elsewhere(
     Raises ArtifactError where the model's own source cannot be had.
     """
     place, own = downloaded_tokenizer(source.model_name), source.usual
-    if own == source.checkpoint:  # the config replaced the model's own
+    if own == source.checkpoint:  # the config overrides the model's own
         own = own_source(source.model_name)
     if place is None and own not in ("", RANDOM, source.checkpoint):
         try:
@@ -423,7 +423,7 @@ def side_files(source: TokenizerSource, files: ModelFiles) -> dict[str, bytes]:
     A tokenizer beside the source is copied as it is; that of a GGUF, of tokenizer_file or of
     checkpoint_download is written anew. Raises ArtifactError.
     """
-    from lite_runner.weights.write import config_file, copied_files  # not for those who only read
+    from lite_runner.weights.write import config_file, copied_files  # imported only to write
 
     path, model = files.path, files.model
     name, named = source.model_name, bool(source.named)
@@ -432,10 +432,10 @@ def side_files(source: TokenizerSource, files: ModelFiles) -> dict[str, bytes]:
     if path is not None and not named and not _is_gguf(path) and not _only_downloaded(name, path):
         return {**copied_files(path), **config_file(model)}
     tokenizer = tokenizer_of(source, files)
-    # Other files of a tokenizer would contradict these.
+    # Other tokenizer files would contradict these.
     found = {} if path is None else copied_files(path, without=TOKENIZER_FILES)
     found |= {name: text.encode() for name, text in tokenizer.files().items()}
-    # config.json has room for all tokens that end a text, the tokenizer's files for one.
+    # config.json can list all end tokens, the tokenizer's files only one.
     model = dataclasses.replace(model, eos_token_id=end_tokens(model, tokenizer))
     return found | config_file(model)
 

@@ -23,13 +23,13 @@ from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
 from lite_runner.text.tokenizer import Tokenizer
 
-MAX_CHARS = 1 << 16  # of a grammar
-MAX_MULTIPLE = 10_000  # of multipleOf: its automaton has as many states
-MOST_REPEATS = 10_000  # nested repeats, multiplied: an automaton has as many copies of the part
+MAX_CHARS = 1 << 16  # characters of a grammar
+MAX_MULTIPLE = 10_000  # of multipleOf, whose automaton has as many states
+MOST_REPEATS = 10_000  # product of nested repeats: an automaton has as many copies of the part
 _PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(|\)|\{(\d+)(,?)(\d*)\}|[^\\]", re.DOTALL)
-# A space where JSON may have white space: a sequence of them need not end.
+# At most one space where JSON allows white space: a run of them need not end.
 _JSON_OPTIONS = {"whitespace_pattern": "[ ]?"}
-_ASCII = "dw"  # \\d and \\w are ASCII's, as in JavaScript and JSON schemas
+_ASCII = "dw"  # \\d and \\w are ASCII, as in JavaScript and JSON schemas
 _MOST_SAID = 300  # characters of llguidance's messages, which may quote the grammar
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,  # some 6 ms
@@ -43,7 +43,7 @@ _OBJECT = {"type": "object"}
 
 
 class GrammarError(ConfigError):
-    """A grammar is wrong, or takes too much, or an answer cannot go on: it leaves no token."""
+    """A grammar is invalid or too costly, or leaves no token to continue an answer."""
 
     def __init__(self, field: str, message: str) -> None:
         """`field`: of the request that has the grammar."""
@@ -130,12 +130,12 @@ def of_choices(choices: Sequence[str], field: str) -> Grammar:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """JSON of a schema, in Lark."""
+    """A Lark rule for JSON of a schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 
 def regex_terminal(pattern: str) -> str:
-    """Texts that a regex matches as a whole, in Lark."""
+    """A Lark terminal for texts that a regex matches as a whole."""
     return f"/{regex_to_lark(pattern, _ASCII)}/"
 
 
@@ -164,35 +164,35 @@ class Grammars:
         if error is None:
             matcher = LLMatcher(self._tokens(), grammar.lark, log_level=0, limits=_LIMITS)
             if not matcher.is_error():
-                matcher.compute_bitmask()  # the first one costs the most, and may have no token
+                matcher.compute_bitmask()  # the first mask costs the most, and may have no token
             if not matcher.is_error():
                 return lambda: _Guide(matcher.deep_copy(), grammar.field)
             error = _said(matcher.get_error())
         raise GrammarError(grammar.field, error)
 
     def _lack(self) -> str | None:
-        """The reason why the tokenizer has no grammars; None: it has."""
+        """The reason why the tokenizer cannot use grammars; None: it can."""
         if self._tokenizer.spelling is not None and self._ends:
             return None
         what = "has no end token" if self._ends == [] else "does not spell tokens in bytes"
         return f"not supported: {self._tokenizer.source} {what}"
 
     def _tokens(self) -> LLTokenizer:
-        with self._lock:  # made once, which takes a second
+        with self._lock:  # built once, which takes a second
             if self._vocabulary is None:
                 spelled = TokenizerWrapper(_Spelled(self._tokenizer, self._size, self._ends[0]))
                 self._vocabulary = LLTokenizer(spelled, self._size, self._ends)
             return self._vocabulary
 
 
-@lru_cache(maxsize=1)  # a vocabulary takes a second
+@lru_cache(maxsize=1)  # building takes a second
 def compiler_for(tokenizer: Tokenizer, vocab: int, ends: tuple[int, ...]) -> Grammars:
-    """The Grammars of a model, made once for calls one after another."""
+    """The Grammars of a model, built once for successive calls."""
     return Grammars(tokenizer, vocab, ends)
 
 
 class _Guide:
-    """A grammar and how far an answer is in it. See Guide."""
+    """A grammar, and an answer's state in it. See Guide."""
 
     def __init__(self, matcher: LLMatcher, field: str) -> None:
         self._matcher, self._field = matcher, field
@@ -235,10 +235,10 @@ class _Spelled:
             ids = []
         if b"".join(self.tokens[id] for id in ids) == data:
             return ids
-        return list(self._greedy(data))  # a vocabulary that puts a space before each text
+        return list(self._greedy(data))  # a vocabulary that adds a space before each text
 
     def _greedy(self, data: bytes) -> Iterator[int]:
-        """The longest token at each place."""
+        """The longest token at each position."""
         at = 0
         while at < len(data):
             for size in range(min(self._longest, len(data) - at), 0, -1):
@@ -251,7 +251,7 @@ class _Spelled:
 
 
 def _error(grammar: Grammar) -> str | None:
-    """The part of a grammar that is too large or costly; None: none."""
+    """The error of a grammar that is too large or costly; None: it is not."""
     if len(grammar.lark) > MAX_CHARS:
         return f"{len(grammar.lark):,} characters, at most {MAX_CHARS:,} are taken"
     patterns = list(grammar.patterns)
@@ -271,7 +271,7 @@ def _error(grammar: Grammar) -> str | None:
 def repeats(pattern: str) -> int:
     """The largest product of the counts of repeats that are nested in one another."""
     open: list[int] = []  # the largest product inside each open group, so far
-    most, before = 1, 1  # so far in this group; of the part just read
+    most, before = 1, 1  # so far in this group; of the last part
     for found in _PART.finditer(pattern):
         part = found[0]
         if part == "(":
