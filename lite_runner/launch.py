@@ -52,7 +52,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         progress.note(f"note: {told}")
     starts, mode = starts_ranks(config), run_mode(config.run_mode)
     if config.parallel.rank_table_file or "RANK_TABLE_FILE" in os.environ:
-        from lite_runner.distributed.ascend_ranks import with_rank_table
+        from lite_runner.distributed.rank_table import with_rank_table
 
         parallel, context = with_rank_table(
             *(config.parallel, config.context, ranks_of(config)),
@@ -217,15 +217,14 @@ def _run_ranks(
 ) -> None:
     """Run the ranks of this machine with a command line, and these `variables` beside their
     environment's. Raises RunnerError, KeyboardInterrupt."""
-    from lite_runner.distributed import ascend_ranks
     from lite_runner.distributed.job import Limits, run_ranks
-    from lite_runner.distributed.rank_table import read_rank_table
+    from lite_runner.distributed.rank_table import rank_variables, read_rank_table
 
     on_ascend = environment.resolve_device(target) == "Ascend"
     table = (parallel.rank_table_file if on_ascend else "") or ""
     if on_ascend:
         rank_table = read_rank_table(Path(table)) if table else None
-        of_devices = ascend_ranks.variables(cluster, rank_table, parallel.hccl_timeout)
+        of_devices = rank_variables(cluster, rank_table, parallel.hccl_timeout)
         variables = {**variables, **of_devices}
     # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
     exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0

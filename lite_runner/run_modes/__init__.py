@@ -71,7 +71,7 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
     yield from mindformers_available_errors(config)
     yield from run_mode(config.run_mode).errors(config)
     if config.use_parallel and (table := config.parallel.rank_table_file):
-        from lite_runner.distributed.ascend_ranks import rank_table_errors
+        from lite_runner.distributed.rank_table import rank_table_errors
 
         yield from rank_table_errors(table, ranks_of(config))
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:

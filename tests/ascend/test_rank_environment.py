@@ -17,8 +17,7 @@ from lite_runner.config import sections
 from lite_runner.config.argv import parse
 from lite_runner.config.parallel import Cluster, ranks_of, starts_ranks
 from lite_runner.config.schema import RunConfig
-from lite_runner.distributed import ascend_ranks, job
-from lite_runner.distributed.ascend_ranks import with_rank_table
+from lite_runner.distributed import job
 from lite_runner.distributed.job import Limits
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.distributed.rank_table import (
@@ -26,7 +25,9 @@ from lite_runner.distributed.rank_table import (
     RankTable,
     TableServer,
     device_range,
+    rank_variables,
     read_rank_table,
+    with_rank_table,
 )
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.run_modes import heads, resolve
@@ -65,7 +66,7 @@ def run_recorded(folder: Path, cluster: Cluster, table: Path | None) -> list[dic
         folder,
         Limits(rendezvous=60, exit=20),
         rank_table_file=str(table or ""),
-        variables=ascend_ranks.variables(cluster, read, 7200),
+        variables=rank_variables(cluster, read, 7200),
     )
     return recorded(folder)
 
@@ -103,15 +104,15 @@ def test_the_second_machine_of_a_table(shows: list[int]) -> None:
     table = read_rank_table(TABLES / "ascend_operator.json")
     for node, visible in enumerate(("4,5,6,7", "0,1,2,3")):
         cluster = Cluster(8, 4, master_port=8118, node_rank=node)
-        assert ascend_ranks.variables(cluster, table, 7200, {})[VISIBLE] == visible
+        assert rank_variables(cluster, table, 7200, {})[VISIBLE] == visible
     assert list(cluster.local_ranks) == FACTS["msrun"]["RANK_ID"]
     with pytest.raises(ConfigError, match="has 2 machines of 4 ranks") as caught:
-        ascend_ranks.variables(Cluster(8, 8), table, 7200, {})
+        rank_variables(Cluster(8, 8), table, 7200, {})
     assert "parallel.local_worker_num=4" in caught.value.hint
 
 
 def test_without_a_table_the_ranks_see_what_the_user_says() -> None:
-    assert VISIBLE not in ascend_ranks.variables(Cluster(2, 2), None, 7200, {VISIBLE: "2,3"})
+    assert VISIBLE not in rank_variables(Cluster(2, 2), None, 7200, {VISIBLE: "2,3"})
 
 
 @pytest.mark.parametrize("seconds", ["", "119", "7201", "1.5", "0"])
@@ -149,7 +150,7 @@ def test_the_devices_of_run_distribute(shows: list[int], fact: dict[str, Any]) -
     node = table.node(numbers.start, numbers.stop, None)
     cluster = Cluster(node.worker_num, node.local_worker_num, node_rank=node.node_rank)
     assert list(cluster.local_ranks) == fact["RANK_ID"]
-    visible = ascend_ranks.variables(cluster, table, 7200, {})
+    visible = rank_variables(cluster, table, 7200, {})
     for rank, device in zip(fact["RANK_ID"], fact["DEVICE_ID"], strict=True):
         index = environment.index_of(table.device_of(rank), visible)
         assert environment.seen_ids(visible)[index] == device
