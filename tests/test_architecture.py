@@ -399,7 +399,7 @@ TOKENIZER_KINDS = {"lite_runner.text.gguf"}
 
 
 @over(MODULES)
-def test_what_an_architecture_is_called_matters_only_to_itself(path: Path) -> None:
+def test_architecture_names_occur_only_in_their_own_file(path: Path) -> None:
     """What else depends on a model asks its description."""
     name = module_name(path)
     if part_of(name) == "architectures" or name in TOKENIZER_KINDS:
@@ -579,7 +579,7 @@ def test_every_yaml_is_commented(path: Path) -> None:
     assert first.startswith("# "), f"begins with {first!r}: say first what it is for"
 
 
-def test_tests_lie_where_what_they_test_does() -> None:
+def test_tests_mirror_the_package() -> None:
     """tests/PATH/test_X.py is of lite_runner/PATH/X, or one of END_TO_END."""
     alone = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

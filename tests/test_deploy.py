@@ -91,7 +91,7 @@ def test_systemd_does_not_start_again_in_vain() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "deploy/ascend.Dockerfile"])
-def test_what_an_image_copies_and_cuts_is_there(name: str) -> None:
+def test_files_copied_into_the_image_exist(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):

@@ -17,7 +17,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", frozen.NAMES)
-def test_is_as_it_was(found: dict[str, dict[str, Any]], name: str) -> None:
+def test_frozen_runs_are_unchanged(found: dict[str, dict[str, Any]], name: str) -> None:
     expected = frozen.stored()[name]
     differences = [
         f"{run}: was {was}, is {found[name].get(run)}"

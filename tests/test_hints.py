@@ -88,7 +88,7 @@ def test_a_message_names_targets_and_files_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("run_mode", frozen.run_modes())
-def test_what_a_refusal_says_is_accepted(run_mode: str, tmp_path: Path) -> None:
+def test_the_remedy_of_a_refusal_is_accepted(run_mode: str, tmp_path: Path) -> None:
     wrong, seen = set(), set()
     with frozen.beside(tmp_path):
         for sample, verdicts in frozen.stored("accepted.json").items():
@@ -116,7 +116,7 @@ REFUSED = [
 ]
 
 
-def test_what_a_plan_says_is_accepted(
+def test_the_remedy_of_a_plan_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With too little memory for a model of 7 billion parameters, on a processor."""

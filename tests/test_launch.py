@@ -101,7 +101,9 @@ def old_entry(name: str) -> Path:
     return folder
 
 
-def test_what_exceeds_the_limit_is_removed_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_beyond_the_limit_are_removed_and_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     old = old_entry("graphs/old")
     other = old_entry("artifacts/other")
     run(*HI)

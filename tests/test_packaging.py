@@ -336,7 +336,7 @@ def put_namesake(site: Path, **modules: str) -> None:
         (site / name).write_text(text)
 
 
-def test_files_that_the_namesake_replaced_are_told(wheel: Path, tmp_path: Path) -> None:
+def test_files_replaced_by_the_namesake_are_reported(wheel: Path, tmp_path: Path) -> None:
     """`pip install lite-runner` after ours, and what it says then is typed."""
     program = installation_of(wheel, tmp_path / "environment") / "run-lite"
     (site,) = tmp_path.glob("environment/lib/python*/site-packages")
@@ -357,7 +357,7 @@ def test_files_that_the_namesake_replaced_are_told(wheel: Path, tmp_path: Path) 
     assert run(program, "--version", cwd=tmp_path).returncode == 0
 
 
-def test_the_namesake_beside_ours_is_told(installed: Path, tmp_path: Path) -> None:
+def test_the_namesake_beside_ours_is_reported(installed: Path, tmp_path: Path) -> None:
     """Where its modules are elsewhere, or were replaced by ours, a run goes on with a note."""
     put_namesake(tmp_path / "site", **{})
     env = {"PYTHONPATH": str(tmp_path / "site"), "LITE_RUNNER_CACHE": str(tmp_path / "cache")}
@@ -369,7 +369,7 @@ def test_the_namesake_beside_ours_is_told(installed: Path, tmp_path: Path) -> No
         assert f"  -> {installed / 'python'} -m pip uninstall --yes lite-runner; " in told
 
 
-def test_an_earlier_installation_of_ours_is_no_namesake(installed: Path, tmp_path: Path) -> None:
+def test_an_earlier_installation_is_not_a_namesake(installed: Path, tmp_path: Path) -> None:
     put_namesake(tmp_path / "site", **{})
     scripts = "[console_scripts]\nrun-lite = lite_runner.app:console\n"
     (tmp_path / "site/lite_runner-0.2.0.dist-info/entry_points.txt").write_text(scripts)

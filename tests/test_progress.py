@@ -97,7 +97,7 @@ def test_silence_keeps_text_and_the_log(
 
 
 @pytest.mark.parametrize(("verbosity", "shown"), [(0, ""), (1, ""), (2, "more\n")])
-def test_details_are_for_who_asks(
+def test_details_are_shown_on_request(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     verbosity: int,
@@ -272,7 +272,7 @@ def test_a_level_that_a_program_sets_is_obeyed(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == "as ever\n"
 
 
-def test_standard_error_is_known_by_whatever_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_error_is_recognized_in_every_wrapper(capsys: pytest.CaptureFixture[str]) -> None:
     package = logging.getLogger("lite_runner")
     with open(2, "w", closefd=False) as again:
         handler = logging.StreamHandler(again)
@@ -320,7 +320,7 @@ def test_line_breaks_of_names_are_told_apart_from_ours(capsys: pytest.CaptureFix
     assert align({"output": name}) == [f"output        {told}"]
 
 
-def test_values_of_fields_are_quoted_where_they_are_no_word(
+def test_field_values_are_quoted_unless_they_are_a_word(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fields = {"a": "/v1/é=b", "b": "two words", "c": 'a"b', "d": "", "e": "a\\nb", "f": 0.5}

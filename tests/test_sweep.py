@@ -205,7 +205,7 @@ def test_a_dry_run_leaves_nothing() -> None:
         ),
     ],
 )
-def test_what_does_not_work_is_said(
+def test_what_does_not_work_is_reported(
     words: list[str], error: type[RunnerError], expected: str
 ) -> None:
     with pytest.raises(error, match=expected):

@@ -110,7 +110,7 @@ def test_parallel_config() -> None:
             config.parallel_config = wrong
 
 
-def test_several_cards_of_nobody() -> None:
+def test_several_cards_need_msrun() -> None:
     with pytest.raises(EnvironmentFault, match="one of several ranks") as caught:
         init_context(use_parallel=True)
     assert "msrun --worker_num=N" in str(caught.value)

@@ -166,7 +166,7 @@ def test_a_script_may_have_computed_with_tensors_before(tmp_path: Path) -> None:
     assert done.stdout.startswith("[98 99]\n[[97, 98, "), done.stderr
 
 
-def test_parameters_of_quantized_weights_are_told_to_be_floats(
+def test_parameters_of_quantized_weights_are_reported_as_floats(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What mindspore.save_checkpoint(model.parameters_dict()) writes."""

@@ -276,7 +276,7 @@ def test_variants_of_any_family_are_refused() -> None:
             assert isinstance(found, str) and told in found, (name, field, found)
 
 
-def test_fields_that_nobody_knows_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_fields_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     strange = {"attn_sink": 4, "nothing": None, "use_cache": False, "rope_scaling": {"turns": 2}}
     assert read("llama", **strange) == read("llama")
     assert capsys.readouterr().err == (
@@ -295,7 +295,7 @@ def test_another_model_type_gets_the_nearest(given: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["falcon_h1", "mamba2"])
-def test_another_family_is_no_misspelt_one(given: str) -> None:
+def test_another_family_is_not_a_misspelt_one(given: str) -> None:
     with pytest.raises(ArtifactError, match=rf"model_type is '{given}', expected one of") as raised:
         model_config_from_hf({"model_type": given}, "config.json")
     assert "did you mean" not in raised.value.message

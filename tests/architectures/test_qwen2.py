@@ -15,7 +15,7 @@ QWEN2_VL: dict[str, Any] = {
 MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
 
 
-def test_of_a_model_with_images_the_text_model_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_model_of_a_multimodal_model_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     """Its positions of three kinds are the same in a text; the first files have no text_config."""
     expected = read(QWEN2)
     flat = QWEN2 | QWEN2_VL | {"rope_scaling": MROPE}

@@ -27,7 +27,7 @@ def test_every_fourth_layer_has_attention_unless_layers_are_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
-def test_of_a_qwen3_5_with_images_the_text_model_is_read(name: str) -> None:
+def test_the_text_model_of_a_multimodal_qwen3_5_is_read(name: str) -> None:
     raw = json.loads((REFERENCE / f"{name}_text/config.json").read_text("utf-8"))
     rope = raw["rope_parameters"] | {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
     outer = {"model_type": name, "text_config": raw | {"rope_parameters": rope}}

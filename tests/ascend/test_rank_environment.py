@@ -296,7 +296,7 @@ def test_a_script_of_ones_own_sees_the_devices(tmp_path: Path) -> None:
     assert {environ["RANK_TABLE_FILE"] for environ in found} == {table}
 
 
-def test_on_cpu_the_number_of_a_device_means_nothing() -> None:
+def test_device_id_has_no_effect_on_cpu() -> None:
     """Ranks have a DEVICE_ID there too, and MindSpore refuses a second, other one."""
     from lite_runner.backends.mindspore.device import set_device
 

@@ -131,7 +131,7 @@ def test_ratios_are_drawn_of_cells_that_have_a_counterpart(told: Report, tmp_pat
     assert ratios_chart(replace(told, cells=told.cells[1:], comparison=none), "x") is None
 
 
-def test_a_missing_matplotlib_is_said_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     charts.check_available()
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(EnvironmentFault) as caught:

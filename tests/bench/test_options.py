@@ -114,7 +114,7 @@ def test_every_combination_once_and_the_batch_varies_fastest() -> None:
     ]
 
 
-def test_what_is_left_to_the_run_is_not_told(settings: Callable[..., CellSettings]) -> None:
+def test_settings_left_to_the_run_are_not_shown(settings: Callable[..., CellSettings]) -> None:
     assert str(settings(quant="a16w8")) == "batch 1, new 32, prompt 128, quant a16w8"
 
 
@@ -134,7 +134,7 @@ def test_what_makes_no_sense_is_left_out(
     assert why_left_out(settings(**changes), context=256) == why
 
 
-def test_what_cells_share_and_where_they_differ(settings: Callable[..., CellSettings]) -> None:
+def test_shared_and_varying_settings_of_cells(settings: Callable[..., CellSettings]) -> None:
     cells = [settings(batch=1, quant="a16w8"), settings(batch=8, quant="a16w8")]
     assert varying(cells) == ["batch"]
     assert shared(cells) == {"quant": "a16w8", "adapters": 0, "prompt": 128, "new": 32}

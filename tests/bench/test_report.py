@@ -51,7 +51,7 @@ def test_json_both_ways(
     assert found.failed == 1
 
 
-def test_an_axis_is_shown_as_it_was_measured(
+def test_an_axis_shows_the_measured_value(
     settings: Callable[..., CellSettings], measured: Callable[..., Measured]
 ) -> None:
     cell = Cell(settings=settings(), measured=measured([1], quant="a16w8"))
@@ -77,7 +77,7 @@ def test_spread_is_numpys(values: list[float]) -> None:
     assert found.half_range == pytest.approx(np.ptp(values) / 2)
 
 
-def test_ranges_overlap_where_they_share_a_value() -> None:
+def test_ranges_with_a_common_value_overlap() -> None:
     low, high, between = Spread.of([1, 2]), Spread.of([3, 4]), Spread.of([2, 3])
     assert not low.overlaps(high) and not high.overlaps(low)
     assert between.overlaps(low) and high.overlaps(between)

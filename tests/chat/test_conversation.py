@@ -12,7 +12,7 @@ from lite_runner.errors import ConfigError
 from tests.chat.conftest import Echo
 
 
-def test_turns_are_what_the_model_is_told(conversation: Conversation) -> None:
+def test_turns_are_the_models_prompt(conversation: Conversation) -> None:
     pieces: list[str] = []
     conversation.ask("one", pieces.append)
     answer, dropped = conversation.ask("two", lambda _: None)

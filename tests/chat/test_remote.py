@@ -34,7 +34,7 @@ def test_it_says_what_the_model_says_and_goes_on(start: Start) -> None:
     assert again.cached_tokens > 0 and again.prompt_tokens > first.prompt_tokens
 
 
-def test_thinking_is_shown_and_not_said_again(start: Start) -> None:
+def test_thinking_is_shown_and_not_sent_again(start: Start) -> None:
     conversation = Conversation(RemoteModel(start_with(start, SWITCHED, THOUGHT).url))
     pieces: list[str] = []
     answer, _ = conversation.ask("hi", pieces.append)
@@ -68,7 +68,7 @@ def test_sampling_that_is_typed_is_passed_on(
     assert greedy in said("do_sample=false")
 
 
-def test_what_goes_wrong_is_told(start: Start) -> None:
+def test_failures_are_reported(start: Start) -> None:
     served = start(key=b"secret")
     with pytest.raises(EnvironmentFault, match="Bearer"):
         RemoteModel(served.url)

@@ -325,7 +325,7 @@ def test_a_key_of_another_run_mode_that_is_left_open_asks_for_nothing(resolve: R
     assert resolve(*line, "predict_data=x", "predict_data=") == resolve(*line)
 
 
-def test_of_a_key_of_the_run_mode_every_value_is_checked(faults: Faults) -> None:
+def test_every_value_of_a_run_modes_key_is_checked(faults: Faults) -> None:
     assert "max_new_tokens: got 'x'" in faults(
         "model=tiny_llama", "max_new_tokens=x", "max_new_tokens=3", "predict_data=a"
     )

@@ -210,7 +210,7 @@ def test_an_unknown_model_gets_a_suggestion(faults: Faults, model: str, near: st
     assert f"did you mean {near}?" in message and "smollm2_135m" in message
 
 
-def test_all_faults_come_at_once(faults: Faults) -> None:
+def test_all_errors_are_reported_together(faults: Faults) -> None:
     message = faults(
         *("model=blom_560m", "model.model_config.expand_ratio=x", "max_new_token=5", "foo=1"),
         *("temperature=nan", "truncate=lef", "--sed", "3", "stray", "num_beams=0"),

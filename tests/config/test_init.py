@@ -100,7 +100,7 @@ def test_misfits_are_named_with_got_and_expected(changes: dict[str, Any], expect
     assert any(text.startswith(expected) or expected in text for text in faults), faults
 
 
-def test_all_faults_are_kept() -> None:
+def test_all_errors_are_collected() -> None:
     _, faults = read_outer(inner={"size": 0, "x": 1}, ids="y", shape=3)
     assert len(faults) == 4
 
@@ -222,6 +222,6 @@ def test_near_flags() -> None:
     assert nearest_flag("-hlp", flags) == "--help"
 
 
-def test_nothing_to_suggest_is_nothing_said() -> None:
+def test_no_suggestion_gives_an_empty_text() -> None:
     assert did_you_mean(None) == ""
     assert did_you_mean("x") == "; did you mean x?"

@@ -438,7 +438,7 @@ def test_the_feed_forward_width_that_a_file_leaves_out(
     assert model is not None and model.intermediate_size == expected
 
 
-def test_gpt2_has_as_many_positions_as_it_says(resolve: Resolve, faults: Faults) -> None:
+def test_gpt2_has_the_declared_number_of_positions(resolve: Resolve, faults: Faults) -> None:
     flags = ["--model", "gpt2", "--predict_data", "hi"]
     key = "--model.model_config.max_position_embeddings"
     assert resolve(*flags, key, "1024").model_name == "gpt2"

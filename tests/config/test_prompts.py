@@ -319,7 +319,7 @@ def test_a_file_of_too_many_prompts_is_refused(read: Read, monkeypatch: pytest.M
         read("p.csv", "prompt\na\nb\nc\n")
 
 
-def test_many_faults_are_told_at_once_but_not_all(read: Read) -> None:
+def test_many_errors_are_reported_at_once_but_not_all(read: Read) -> None:
     with pytest.raises(ConfigError) as caught:
         read("p.jsonl", '{"prompt": 1}\n' * 30)
     assert caught.value.message.startswith("30 errors in p.jsonl:")
@@ -374,7 +374,7 @@ def test_names_without_the_model_itself() -> None:
 SAMPLING = ("model=tiny_llama", "predict_data=x", "do_sample=true")
 
 
-def test_a_seed_that_nobody_gave_is_another_each_time(resolve: Resolve) -> None:
+def test_a_default_seed_differs_each_time(resolve: Resolve) -> None:
     config = resolve(*SAMPLING)
     drawn = [with_seed(config).seed for _ in range(4)]
     assert config.seed is None and len(set(drawn)) == 4

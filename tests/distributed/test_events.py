@@ -113,7 +113,7 @@ def test_ranks_start_join_and_exit(monitor: RankMonitor, events: Path) -> None:
     assert monitor.all_done and monitor.failure is None
 
 
-def test_one_read_takes_all_that_is_there(monitor: RankMonitor, events: Path) -> None:
+def test_one_read_takes_all_available_data(monitor: RankMonitor, events: Path) -> None:
     """A rank may connect, finish and exit between two reads."""
     for rank in (2, 3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:

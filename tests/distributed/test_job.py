@@ -322,7 +322,7 @@ def test_why_a_scheduler_ended(code: int | None, log: str, expected: str) -> Non
     assert scheduler_text(code, log) == expected
 
 
-def test_the_end_of_a_log_is_told(tmp_path: Path) -> None:
+def test_the_end_of_a_log_is_reported(tmp_path: Path) -> None:
     """Its last lines, without those that are empty."""
     lines = [f"line {number}" for number in range(20)]
     assert last_lines("\n\n".join(lines)) == [f"    {line}" for line in lines[-8:]]

@@ -165,7 +165,7 @@ def test_the_largest_table_is_read(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_whatever_is_changed_in_a_table_it_is_read_or_refused(
+def test_mutated_tables_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     raw = json.loads(ONE.read_text())

@@ -64,7 +64,7 @@ def test_the_ranks_of_a_copy_stop_before_the_same_step(
                     assert begun == STEPS
 
 
-def test_ctrl_c_is_for_the_ranks_once_and_only_while_they_generate(tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_ranks_once_and_only_during_generation(tmp_path: Path) -> None:
     path = tmp_path / "flags"
     launcher = StopFlags.create(path, 2)
     rank = StopFlags(path)

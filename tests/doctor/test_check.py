@@ -21,7 +21,7 @@ def failing(error: BaseException) -> Check:
     return Check("broken", look)
 
 
-def test_an_error_of_ours_is_a_failure_with_its_hint() -> None:
+def test_a_runner_error_is_a_failure_with_its_hint() -> None:
     found = failing(ArtifactError("no such file", "give one")).finding()
     assert found == Finding("fail", "no such file", remedy="give one")
 

@@ -104,7 +104,7 @@ def test_this_machine_has_a_processor_and_memory() -> None:
     assert machine.main_memory().status == "ok"
 
 
-def test_a_cpu_quota_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_quota_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "cpu_quota", lambda: 1.5)
     assert f"1 of {os.cpu_count()} cores (CPU quota of the cgroup: 1.5)" in machine.cpu().found
 
@@ -127,7 +127,7 @@ def test_too_few_addresses_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ulimit -v unlimited" in found.remedy
 
 
-def test_a_limit_of_addresses_that_suffices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sufficient_address_space_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_addresses", lambda: 64 << 30)
     assert machine.main_memory().found.endswith("ulimit -v leaves 68.7 GB of address space")
 

@@ -33,7 +33,7 @@ def test_our_operators_answer() -> None:
     assert probe.ask("operators", 60) in KERNELS
 
 
-def test_an_error_of_ours_comes_through_with_its_hint() -> None:
+def test_a_runner_error_keeps_its_hint() -> None:
     with pytest.raises(EnvironmentFault, match="mindspore_lite does not import") as caught:
         probe.ask("lite", 60)
     assert "install the wheel of MindSpore Lite" in caught.value.hint
@@ -48,7 +48,7 @@ def test_an_error_of_ours_comes_through_with_its_hint() -> None:
         ("raise SystemExit(3)", "ended with exit code 3"),
     ],
 )
-def test_a_crash_is_told(
+def test_a_crash_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str
 ) -> None:
     answers(tmp_path, monkeypatch, code)
@@ -75,7 +75,7 @@ def test_what_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
+def test_a_failed_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="no_program: cannot be started: No such file"):
         probe.run([str(tmp_path / "no_program")], 5)
 

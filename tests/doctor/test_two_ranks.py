@@ -34,7 +34,7 @@ def test_without_memory_they_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.found.startswith("not tried: ")
 
 
-def test_a_rank_that_fails_is_told_and_nothing_is_left(
+def test_a_failing_rank_is_reported_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "program.py"

@@ -41,7 +41,7 @@ def test_answers_of_gsm8k() -> None:
     assert exact_match(metric, "1235", "#### 1234", "t") == 0
 
 
-def test_what_an_exact_match_ignores() -> None:
+def test_ignored_characters_of_exact_match() -> None:
     assert exact_match(Metric("exact_match"), "A", "a", "t") == 0
     assert exact_match(Metric("exact_match", ignore_case=True), "A", "a", "t") == 1
     ignores = Metric("exact_match", ignore_punctuation=True, ignore_numbers=True)

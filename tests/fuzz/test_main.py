@@ -16,7 +16,7 @@ from lite_runner.errors import ArtifactError
 from tests.paths import ROOT
 
 
-def test_damaged_files_end_in_errors_of_ours(tmp_path: Path) -> None:
+def test_damaged_files_end_in_runner_errors(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "fuzz", "--mutations", "1", "--seed", "0", "--out", tmp_path],
         cwd=ROOT,

@@ -96,7 +96,7 @@ def test_a_model_that_drafts_its_own_tokens_has_all_accepted(
 
 
 @pytest.mark.usefixtures("eager")
-def test_another_model_has_few_accepted(backend: Make) -> None:
+def test_drafts_of_another_model_are_rarely_accepted(backend: Make) -> None:
     model = with_draft(backend(), backend(logits=cycling_logits))
     timing = generated(model).timing
     assert timing.drafted_tokens > 100 > 30 > timing.accepted_tokens

@@ -454,7 +454,7 @@ def test_log_likelihoods_equal_scipy(
     assert np.allclose(best, np.take_along_axis(every, ids, axis=1), rtol=2e-7, atol=1e-6)
 
 
-def test_the_most_likely_are_only_found_where_they_are_asked_for() -> None:
+def test_top_logprobs_are_computed_only_on_request() -> None:
     logits = np.array([[1, 3, 2]], np.float32)
     found, ids, best = log_likelihoods(logits, np.array([2], np.int32))
     assert (ids.shape, best.shape) == ((1, 0), (1, 0))

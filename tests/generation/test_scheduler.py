@@ -139,7 +139,7 @@ def test_numbers_that_are_none_end_one_request(scenario: Scenario, length: int) 
 TEXT = np.random.default_rng(2).integers(0, 16, 40).tolist()
 
 
-def test_nobody_waits_for_a_prompt_that_comes_later(backend: Callable[..., Any]) -> None:
+def test_running_prompts_do_not_wait_for_later_ones(backend: Callable[..., Any]) -> None:
     """Those in between would overtake."""
     engine = Engine(backend(slots=4), 8)
     engine.add(asked(TEXT, priority=1))
@@ -209,7 +209,7 @@ def test_a_request_cancelled_while_queued_had_nothing_cached(backend: Callable[.
     assert event.completion.cached_tokens == 0
 
 
-def test_an_end_is_told_though_the_step_failed(backend: Callable[..., Any]) -> None:
+def test_an_end_is_reported_although_the_step_failed(backend: Callable[..., Any]) -> None:
     mock = backend(slots=3)
     engine = Engine(mock)
     engine.add(asked([1], adapter="b"))
@@ -251,7 +251,7 @@ def test_a_token_that_is_none_is_refused(backend: Callable[..., Any], token: int
 
 
 @pytest.mark.parametrize("scored", [False, True])
-def test_prompts_beside_decoding_are_cut_by_the_time_that_they_take(
+def test_prompts_beside_decoding_are_chunked_by_their_time(
     backend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, scored: bool
 ) -> None:
     clock, token_s = [0.0], 0.0025 if scored else 0.001
@@ -321,7 +321,7 @@ def test_what_has_made_room_can_be_cancelled(backend: Callable[..., Any]) -> Non
     assert list(served(engine)) == [first]
 
 
-def test_a_cache_that_nobody_uses_is_given_back_first(backend: Callable[..., Any]) -> None:
+def test_an_unused_cache_is_freed_first(backend: Callable[..., Any]) -> None:
     mock = backend(memory=CacheMemory(4, 20))
     engine = Engine(mock)
     served(engine, [asked(TEXT[:30])])

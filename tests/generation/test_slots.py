@@ -67,9 +67,7 @@ def test_never_across_the_length_of_longropes_short_factors(backend: Backends) -
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 @pytest.mark.parametrize("chunk", [1, 4])
-def test_half_a_prompt_is_used_as_far_as_it_is_computed(
-    backend: Backends, steps: int, chunk: int
-) -> None:
+def test_the_computed_part_of_a_prompt_is_reused(backend: Backends, steps: int, chunk: int) -> None:
     """By one that waited for it, and by one that came later."""
     engine = Engine(backend(slots=4, chunk=chunk), 10)
     request = asked(TEXT)

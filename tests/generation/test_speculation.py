@@ -96,7 +96,7 @@ def test_drafts_follow_the_newest_occurrence_of_the_longest_match() -> None:
     assert one.draft(0) == [] and one.draft(1) == one.draft(1) == [3]
 
 
-def test_a_match_is_followed_as_long_as_it_holds() -> None:
+def test_a_match_is_followed_to_its_end() -> None:
     one = drafter(1, 2, 7, 8, 9, 5, 1, 2)
     assert one.draft(2) == [7, 8]
     one.extend([7], 0)

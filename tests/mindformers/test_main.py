@@ -104,7 +104,7 @@ print(len(model.generate([1, 2], max_new_tokens=2, eos_token_id=[])[0]))
 """
 
 
-def test_a_script_for_ascend_runs_on_the_processor_when_told(run: Run, tmp_path: Path) -> None:
+def test_a_script_for_ascend_runs_on_the_cpu_on_request(run: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ON_ASCEND)
     script = str(tmp_path / "script.py")
     done = run("-m", "lite_runner.mindformers", "--device_target", "CPU", script)
@@ -158,7 +158,7 @@ def test_run_mindformer_answers_as_mindformers_does(run: Run, tmp_path: Path) ->
     assert plain.stdout.startswith('{"id": 0')
 
 
-def test_run_mindformer_has_defaults_where_they_mean_something(run: Run) -> None:
+def test_run_mindformer_has_defaults_where_they_apply(run: Run) -> None:
     script = str(ROOT / "run_mindformer.py")
     for arguments in (["run_mode=doctor"], ["run_mode=export"], ["use_parallel=true"]):
         done = run(script, "model=tiny_llama", "predict_data=", *arguments, "--cfg", "job")

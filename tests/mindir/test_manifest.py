@@ -234,7 +234,7 @@ def manifest(tmp_path: Path) -> Manifest:
     )
 
 
-def test_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
+def test_reads_back_what_was_written(manifest: Manifest, tmp_path: Path) -> None:
     manifest.write(tmp_path / "exported")
     assert read_manifest(tmp_path / "exported") == manifest
 

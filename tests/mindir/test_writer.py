@@ -98,7 +98,7 @@ def test_inputs_become_attributes(path: Path) -> None:
     assert {name: count for name, count in cut.items() if count} == moved
 
 
-def test_constants_that_nobody_reads_are_gone(path: Path) -> None:
+def test_unread_constants_are_removed(path: Path) -> None:
     rewrite_for_lite(path)
     graph = read(path).graph
     used = {name for node in graph.node for name in node.input}
@@ -126,7 +126,7 @@ def test_an_attribute_that_is_not_constant_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["Concat", "Split"])
-def test_a_node_that_nobody_made_is_refused(path: Path, operator: str) -> None:
+def test_an_unknown_node_is_refused(path: Path, operator: str) -> None:
     model = read(path)
     node, _ = nodes_of(model)[operator]
     node.input[0] = "nobody"

@@ -117,7 +117,7 @@ def test_the_weight_is_named(files: ModelFiles, value: float, dtype: str) -> Non
     assert error.message == f"the logits hold NaN: {WEIGHT} of the checkpoint is not finite"
 
 
-def test_of_finite_weights_it_is_the_computation(files: ModelFiles) -> None:
+def test_with_finite_weights_the_computation_overflows(files: ModelFiles) -> None:
     error = explained(files)
     assert "all weights are finite" in error.message and error.hint == "try float32"
 

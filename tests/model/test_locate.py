@@ -126,7 +126,7 @@ def test_without_weights_a_file_here_says_the_sizes(configure: Configure) -> Non
     assert files.gguf is not None and files.model == locate_at(configure, Path("model.gguf")).model
 
 
-def test_a_damaged_file_is_told_where_weights_are_wanted(configure: Configure) -> None:
+def test_a_damaged_file_is_reported_when_weights_are_needed(configure: Configure) -> None:
     Path("model").mkdir()
     shutil.copy(REFERENCE / "llama/config.json", "model")
     Path("model/model.safetensors").write_bytes(bytes(7))

@@ -155,7 +155,7 @@ def test_inputs_are_rounded_for_the_part_with_the_largest_scales(operators: Any,
     np.testing.assert_allclose(found, exact, rtol=0, atol=1e-4 * abs(exact).max())
 
 
-def test_of_one_type_they_are_one_matrix() -> None:
+def test_matrices_of_one_type_are_fused() -> None:
     rng = np.random.default_rng(2)
     parts = [made("Q5_K", rows, 256, rng) for rows in (40, 8, 8)]
     joined = matrices.stacked(parts)
@@ -186,7 +186,7 @@ def test_what_is_no_number_reaches_its_own_row(operators: Any) -> None:
             assert not np.isfinite(result[rows // 2]).any()
 
 
-def test_units_are_as_large_as_they_say() -> None:
+def test_bits_per_weight() -> None:
     sizes = {kind.name: 8 * nbytes / span / 32 for kind, (span, nbytes) in UNITS.items()}
     assert sizes == {
         **{"Q4_0": 4.5, "Q4_1": 5.0, "Q5_0": 5.5, "Q5_1": 6.0, "Q8_0": 8.5},

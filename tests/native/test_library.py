@@ -33,7 +33,7 @@ def refused(
     return refused
 
 
-def test_what_was_not_built_is_said(refused: Callable[[bytes | None], EnvironmentFault]) -> None:
+def test_missing_builds_are_reported(refused: Callable[[bytes | None], EnvironmentFault]) -> None:
     fault = refused(None)
     assert "this run needs this project's own operators, which were not built" in str(fault)
     assert "C++ compiler" in fault.hint

@@ -364,9 +364,7 @@ def test_matrices_of_several_types_are_packed_together(operators: Any) -> None:
 
 
 @each(("bits", "group"), [(8, 32), (8, 64), (4, 32), (4, 128)])
-def test_integers_are_packed_as_the_floats_that_they_stand_for(
-    operators: Any, bits: int, group: int
-) -> None:
+def test_packed_integers_equal_their_floats(operators: Any, bits: int, group: int) -> None:
     rng = np.random.default_rng(bits)
     weights = [quantize(rng.standard_normal((70, 256), np.float32), bits, group) for _ in range(2)]
     floats = [weight.float32() for weight in weights]

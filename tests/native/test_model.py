@@ -129,7 +129,7 @@ def step_without_memory() -> None:
     np.testing.assert_array_equal(found.forward([Row(0, tokens[:4], 0)]), wanted)
 
 
-def test_memory_of_a_slot_is_taken_as_it_grows_and_given_back() -> None:
+def test_memory_of_a_slot_grows_and_is_released() -> None:
     rows, length, width = 4, 4096, 256  # 8 MiB a slot
     cache = CacheArray(64, rows, length, width, np.float16)
 

@@ -165,7 +165,7 @@ def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(shutil.copy(library, tmp_path / "sanitized.so"))
 
 
-def test_no_address_is_wrong_and_nothing_is_undefined(sanitized: Path) -> None:
+def test_sanitizers_find_nothing(sanitized: Path) -> None:
     folder = Path(__file__).parent
     names = ("linear", "layers", "attention", "structs", "model")
     tests = [str(folder / f"test_{name}.py") for name in names]

@@ -236,7 +236,7 @@ def rows_of(of: Job, *texts: tuple[str, FinishReason]) -> list[str]:
 CHATTY = byte_tokenizer().with_special(chat_template="{{ messages }}")
 
 
-def test_a_text_that_was_cut_is_told_once() -> None:
+def test_a_truncated_text_is_reported_once() -> None:
     assert rows_of(job(Request("a")), ("abcd", "length")) == [
         "the text was cut at max_new_tokens=4: a larger max_new_tokens= continues it"
     ]

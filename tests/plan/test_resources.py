@@ -185,7 +185,7 @@ def test_memory_does_not_multiply(dry: Dry, free: int) -> None:
     assert ("is free: enough" in eight) is (free == 16)
 
 
-def test_a_length_that_nobody_typed_never_refuses_a_run(dry: Dry) -> None:
+def test_a_default_length_never_refuses_a_run(dry: Dry) -> None:
     """The context of a model, or the most that it says of itself, is no wish of the user."""
     own = ["model.model_config.max_decode_length=32768", "model.model_config.max_new_tokens=null"]
     words = ["model=qwen2_7b", *QUANT, "predict_data=hi"]

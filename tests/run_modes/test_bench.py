@@ -24,7 +24,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
     return capsys.readouterr().err
 
 
-def test_a_grid_is_measured_told_and_compared(
+def test_a_grid_is_measured_reported_and_compared(
     run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     result = run(*SMALL, "bench.batch=[1,2]", "bench.adapters=[0,2]", "context.threads=2")
@@ -124,7 +124,7 @@ def test_ctrl_c_leaves_the_cells_before_it(
     assert result["bench"]["interrupted"] and len(result["bench"]["cells"]) == 1
 
 
-def test_cells_are_told_what_the_run_was_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_get_the_settings_of_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[CellJob] = []
 
     def measured(job: CellJob) -> tuple[Cell, str]:

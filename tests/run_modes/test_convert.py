@@ -130,7 +130,7 @@ def test_a_lone_file_takes_the_tokenizer_from_elsewhere(
     assert "tokenizer: of checkpoint_download/smol, since" in capsys.readouterr().err
 
 
-def test_a_broken_file_is_told_before_a_missing_tokenizer(
+def test_a_broken_file_is_reported_before_a_missing_tokenizer(
     write_tiny_llama: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_tiny_llama("model")

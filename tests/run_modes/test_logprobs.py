@@ -19,7 +19,7 @@ REFERENCE = json.loads(
 )
 
 
-def test_they_stand_in_the_results(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logprobs_are_in_the_results(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     options = [*TINY, "predict_data=['ab','c']", "max_new_tokens=4", "output_format=jsonl"]
     plain = run(*options)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -53,7 +53,7 @@ def test_the_token_that_ends_a_text_has_one_too(run: Run) -> None:
     assert [one["token"] for one in row["logprobs"]] == ids[: end + 1]
 
 
-def test_they_give_the_perplexity_of_eval(run: Run) -> None:
+def test_prompt_logprobs_give_the_perplexity_of_eval(run: Run) -> None:
     text = "A text, neither long nor short: 文字。"
     Path("text.txt").write_text(text, encoding="utf-8")
     wanted = run("verbosity=0", "run_mode=eval", "model=tiny_llama", "eval_data=text.txt")
@@ -88,7 +88,7 @@ def test_on_several_copies_of_the_model(run: Run) -> None:
 
 @pytest.mark.usefixtures("float32_cache")
 @pytest.mark.xdist_group("smollm2")
-def test_of_the_real_model_they_equal_transformers(run: Run, smollm2_gguf: Path) -> None:
+def test_logprobs_of_the_real_model_match_transformers(run: Run, smollm2_gguf: Path) -> None:
     cases = REFERENCE["completions"]
     rows = [{"prompt": case["prompt"], "logprobs": 5} for case in cases]
     text = REFERENCE["perplexity"]["text"]

@@ -106,7 +106,9 @@ def fault(capsys: pytest.CaptureFixture[str], *overrides: str, code: int = 2) ->
     return capsys.readouterr().err
 
 
-def test_a_contradiction_is_said_before_loading(capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_settings_are_refused_before_loading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     quantized(*TINY)
     run = ["model=tiny_llama", "load_checkpoint=q", "predict_data=hi"]
     for asked in ("quant=a16w8", "quant=none", "quant=a8w8"):
@@ -212,7 +214,7 @@ def test_a_mindformers_yaml_names_modules_to_not_convert(
     assert told in capsys.readouterr().err
 
 
-def test_what_would_be_larger_than_its_source_is_said(
+def test_output_larger_than_its_source_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelFiles, "stored_bytes", lambda files: 1000)
@@ -401,7 +403,7 @@ def test_a_checkpoint_of_golden_stick(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(run) == 0
 
 
-def test_what_a_gguf_file_cannot_be_is_said_before_loading(
+def test_unsupported_gguf_output_is_refused_before_loading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = [*QUANTIZE, *TINY, "quantize.format=Q4_K_M"]

@@ -59,7 +59,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return (checkout / "out.txt").read_text(), done.stderr
 
 
-def test_all_ten_run_whatever_one_ends_with(sent: tuple[str, str]) -> None:
+def test_all_ten_run_whatever_the_status_of_one(sent: tuple[str, str]) -> None:
     text, screen = sent
     assert [f"== {number}. " in text for number in range(1, 11)] == [True] * 10
     assert "exit code: 3, seconds: " in text and "  | 60" in text and "  | 30\n" not in text
@@ -77,7 +77,7 @@ def test_each_command_is_a_run_on_the_card(sent: tuple[str, str]) -> None:
     assert "910B3" in sent[0]
 
 
-def test_the_file_tells_nothing_of_who_sends_it(sent: tuple[str, str]) -> None:
+def test_the_file_does_not_identify_its_sender(sent: tuple[str, str]) -> None:
     text = sent[0]
     for private in (SECRET, "10.1.2.3", "me@there.org", "home of somebody", "open", "smoke0"):
         assert private not in text

@@ -63,7 +63,7 @@ def test_a_file_of_the_repository_is_a_link_where_its_address_is_known() -> None
     assert there in translated("architecture.md", "https://example.org/x/")
 
 
-def test_code_stays_as_it_is() -> None:
+def test_code_is_unchanged() -> None:
     page = "```\n[a](../b.py)\n```\n`[a](../b.py)` [`x`](../b.py)\n"
     assert SITE["with_links"](page, "models.md", "") == page.replace("[`x`](../b.py)", "`x`")
 

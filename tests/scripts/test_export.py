@@ -104,7 +104,7 @@ def test_what_cannot_be_exported(tmp_path: Path, flags: list[str], code: int, sa
     assert (done.returncode, done.stdout) == (code, "") and said in done.stderr, done.stderr
 
 
-def test_a_yaml_for_ascend_is_exported_here_when_told(tmp_path: Path) -> None:
+def test_a_yaml_for_ascend_is_exported_here_on_request(tmp_path: Path) -> None:
     """What the refusal names works: the flag, the key, and the flag before the script."""
     (tmp_path / "a.yaml").write_text(f"{YAML}context: {{mode: 0, device_target: Ascend}}\n")
     refused = run_program(tmp_path, "export.py", "--config_path", "a.yaml")

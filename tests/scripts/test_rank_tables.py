@@ -294,7 +294,7 @@ def test_a_prompt_without_a_rank_size(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
-def test_a_prompt_arrives_as_it_was_given(checkout: Path, locale: str) -> None:
+def test_a_prompt_arrives_unchanged(checkout: Path, locale: str) -> None:
     prompt = 'it\'s 中国, "$(id)" `id` $HOME & \\ *\nand a line'
     arguments = ["a table.json", "x.yaml", "[0,2)", "predict", "2", prompt]
     done = run(

@@ -55,6 +55,6 @@ def test_an_environment_has_its_packages_and_what_each_requires() -> None:
 
 
 @pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="no Debian")
-def test_of_a_system_debians_packages_are_in_it() -> None:
+def test_the_sbom_of_a_system_has_debian_packages() -> None:
     purls = [one["purl"] for one in sbom("--system")["components"]]
     assert any(one.startswith("pkg:deb/debian/libc6@") for one in purls)

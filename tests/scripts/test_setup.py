@@ -254,7 +254,7 @@ def test_a_half_made_environment_is_made_anew(checkout: Path) -> None:
     assert "making .venv" in setup(checkout).stderr
 
 
-def test_a_package_with_another_hash_is_told(checkout: Path) -> None:
+def test_a_package_with_another_hash_is_reported(checkout: Path) -> None:
     python = python_of("3.11", checkout.parent / "bin/python3.11")
     said = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE."
     python.write_text(

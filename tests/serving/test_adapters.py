@@ -48,7 +48,7 @@ def models(served: Served) -> list[str]:
     return [card.id for card in served.client.models.list().data]
 
 
-def test_they_come_and_go(served: Served) -> None:
+def test_adapters_are_loaded_and_unloaded(served: Served) -> None:
     status, _, said = call(served, LOAD, {"lora_name": "new", "lora_path": "x"})
     assert (status, said) == (200, b"Success: LoRA adapter 'new' added successfully.")
     assert models(served) == ["base", "a", "new"]
@@ -99,7 +99,7 @@ def test_what_runs_is_completed_before_an_adapter_goes(served: Served) -> None:
         (UNLOAD, {"lora_name": "ghost"}, 404, "no adapter 'ghost'"),
     ],
 )
-def test_what_cannot_be_done(
+def test_unsupported_requests(
     served: Served, path: str, body: dict[str, Any], status: int, said: str
 ) -> None:
     found, _, content = call(served, path, body)
@@ -107,7 +107,7 @@ def test_what_cannot_be_done(
     assert models(served) == ["base", "a"]
 
 
-def test_they_stay_unless_a_key_allows(start: Start) -> None:
+def test_loading_adapters_needs_a_key(start: Start) -> None:
     served = start()
     for path in (LOAD, UNLOAD):
         status, _, content = call(served, path, {"lora_name": "a", "lora_path": "x"})
@@ -199,7 +199,7 @@ def test_a_watched_folder_is_read_once_its_files_are_at_rest(
     assert capsys.readouterr().err.count("No such file or directory") == 1
 
 
-def test_what_cannot_be_loaded_is_told_once_and_tried_again(
+def test_a_failed_load_is_reported_once_and_retried(
     watched: tuple[FolderWatch, Served, Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch, served, root, read = watched

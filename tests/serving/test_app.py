@@ -328,7 +328,7 @@ def test_a_request_has_its_time(start: Start, stream: bool) -> None:
     served.until_idle()
 
 
-def test_a_backend_that_fails_is_told_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_backend_is_reported_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     served = start(Slow(fails=True))
     for _ in range(3):
         status, _, content = call(served, "/v1/completions", FOREVER)
@@ -352,7 +352,7 @@ def test_a_fault_of_one_request_is_not_the_others(start: Start) -> None:
     assert call(served, "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
 
 
-def test_the_adapters_in_use_are_told(start: Start) -> None:
+def test_the_adapters_in_use_are_reported(start: Start) -> None:
     served = start(Slow())
     threads = [
         threading.Thread(target=call, args=(served, "/v1/completions", {**FOREVER, "model": name}))
@@ -369,7 +369,7 @@ def test_the_adapters_in_use_are_told(start: Start) -> None:
         thread.join()
 
 
-def test_what_a_client_sent_is_not_echoed_whole(start: Start) -> None:
+def test_errors_do_not_echo_a_whole_request(start: Start) -> None:
     served, long = start(), "x" * (MAX_BODY // 2)
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "x", "model": long}),

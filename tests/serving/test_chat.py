@@ -153,7 +153,9 @@ def test_messages_that_the_template_refuses_are_named(start: Start) -> None:
     assert raised.value.body["param"] == "messages"
 
 
-def test_a_model_without_a_template_is_told(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_template_is_reported(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = start()
     monkeypatch.setattr(type(served.tokenizer), "has_chat_template", False)
     with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):

@@ -379,7 +379,7 @@ def test_it_is_the_same_application(served: Served) -> None:
         client.completions.create(model="en", prompt="hello", top_p=0)
 
 
-def test_what_runs_is_completed_and_who_leaves_is_dropped(served: Served) -> None:
+def test_running_requests_complete_and_disconnected_clients_are_dropped(served: Served) -> None:
     async def run() -> str:
         async with await served.answer("en", "left", MANY) as leaving:
             await anext(leaving)
@@ -394,7 +394,7 @@ def test_what_runs_is_completed_and_who_leaves_is_dropped(served: Served) -> Non
 
 
 @pytest.mark.parametrize("content_type", ["", "text/event-stream", "application/json"])
-def test_an_unforeseen_error_is_told(content_type: str, ray_python: Path) -> None:
+def test_an_unexpected_error_is_reported(content_type: str, ray_python: Path) -> None:
     done = subprocess.run(
         [ray_python, "-c", FAILS, content_type],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -206,7 +206,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], int, str], ...] = (
 )
 
 
-def test_what_is_not_there_is_told(start: Start, subtests: pytest.Subtests) -> None:
+def test_unsupported_requests_are_refused(start: Start, subtests: pytest.Subtests) -> None:
     served = start(tokenizer=TOKENIZER)
     for path, body, expected, why in REFUSED:
         with subtests.test(f"{path} {why}"):

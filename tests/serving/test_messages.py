@@ -118,7 +118,7 @@ def test_thinking_and_calls(start: Start) -> None:
     assert omitted["content"][0]["type"] == "text"
 
 
-def test_what_was_said_goes_to_the_template(start: Start) -> None:
+def test_the_conversation_goes_to_the_template(start: Start) -> None:
     served = start_with(start, "Hello.")
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -154,7 +154,7 @@ def test_what_was_said_goes_to_the_template(start: Start) -> None:
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
 
 
-def test_options_mean_what_they_mean_in_chats(start: Start) -> None:
+def test_options_have_the_meaning_of_chats(start: Start) -> None:
     given = {
         "max_tokens": 3,
         "temperature": 0.5,

@@ -65,9 +65,7 @@ def test_half_a_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyP
     assert "has not come within" in json.loads(body)["error"]["message"]
 
 
-def test_a_body_that_nobody_reads_is_not_waited_for(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unread_body_is_not_waited_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is it when it comes byte by byte."""
     monkeypatch.setattr(middleware, "BODY_S", 0.0)
     monkeypatch.setattr(middleware, "_ANSWER_S", 0.3)
@@ -229,7 +227,7 @@ def test_the_most_values_are_taken() -> None:
     assert body.prompt == ids
 
 
-def test_a_text_is_encoded_as_far_as_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_encoded_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, seen = byte_tokenizer(), [0]
     whole = Tokenizer._ids
 
@@ -282,7 +280,7 @@ def test_each_key_has_a_number_of_requests_a_minute(start: Start) -> None:
     assert httpx2.get(f"{served.url}/v1/models", headers={"x-api-key": "one"}).status_code == 200
 
 
-def test_tokens_a_minute_are_counted_when_they_are_there(start: Start) -> None:
+def test_tokens_per_minute_are_counted_once_known(start: Start) -> None:
     served = start(tokens_per_minute=12)
     first, second, third = (limited(served) for _ in range(3))
     assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)

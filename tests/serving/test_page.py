@@ -380,7 +380,7 @@ CONTRASTS = """(() => {
 })()"""
 
 
-def test_what_a_screen_reader_is_told(browser: Browser, visit: Visit) -> None:
+def test_texts_for_screen_readers(browser: Browser, visit: Visit) -> None:
     browser.size(1200, 800)
     visit(Talker(pause=0.005))
     ask(browser, "How are you?")

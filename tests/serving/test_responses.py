@@ -179,7 +179,7 @@ def test_items_go_to_the_template(start: Start) -> None:
     assert counted["input_tokens"] == asked(served, **given)["usage"]["input_tokens"]
 
 
-def test_options_mean_what_they_mean_in_chats() -> None:
+def test_options_have_the_meaning_of_chats() -> None:
     given = {
         **ASKED,
         "temperature": 0.5,

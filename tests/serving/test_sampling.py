@@ -153,7 +153,7 @@ def test_regexes_and_choices(served: Served, form: dict[str, Any], pattern: str)
         assert re.fullmatch(pattern, choice.text, re.DOTALL), choice.text
 
 
-def test_the_neighbours_and_the_logprobs_stay_as_they_are(start: Start) -> None:
+def test_neighbours_and_logprobs_are_unchanged(start: Start) -> None:
     client = start().client
     guided = {"model": "base", "messages": MESSAGES, "temperature": 0, "logprobs": True}
 
@@ -257,7 +257,7 @@ HOSTILE: list[dict[str, Any]] = [
 ]
 
 
-def test_what_is_hard_ends_and_holds_up_nobody(served: Served) -> None:
+def test_costly_grammars_end_and_delay_no_one(served: Served) -> None:
     """Each ends with an answer or is refused; others' answers are right meanwhile."""
     client = served.client
 

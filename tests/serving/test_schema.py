@@ -137,7 +137,7 @@ NULL = (*NULL, "truncate_prompt_tokens", "allowed_token_ids", "chat_template", "
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_what_asks_for_nothing_is_taken(start: Start, path: str) -> None:
+def test_neutral_fields_are_accepted(start: Start, path: str) -> None:
     served, chats = start(), "chat" in path
     body: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
     body["messages" if chats else "prompt"] = CHAT["messages"] if chats else "hello"
@@ -154,7 +154,7 @@ def test_what_asks_for_nothing_is_taken(start: Start, path: str) -> None:
     assert answer(**{name: values[0] for name, values in fields.items()}) == usual
 
 
-def test_what_asks_for_something_is_refused_by_name(start: Start) -> None:
+def test_unsupported_fields_are_refused_by_name(start: Start) -> None:
     served = start()
     for name, value in (
         ("best_of", 2),

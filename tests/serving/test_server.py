@@ -105,7 +105,7 @@ def test_requests_are_taken_for_a_while_after_sigterm(launch: Launch) -> None:
     assert process.wait(60) == 0
 
 
-def test_it_ends_though_nobody_reads_its_log_any_more(launch: Launch) -> None:
+def test_it_ends_although_its_log_is_no_longer_read(launch: Launch) -> None:
     process, _ = launch("serve.drain_delay=0.1")
     assert process.stderr is not None
     process.stderr.close()
@@ -308,7 +308,7 @@ def test_a_port_that_is_taken() -> None:
         assert one.getsockname()[1] > 0
 
 
-def test_what_answers_behind_a_server_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_behind_a_server_do_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica on another machine does not have the server's address."""
     monkeypatch.setenv("KEY", "0123456789abcdef")
     words = ("model=tiny_llama", "serve.host=192.0.2.1", "serve.api_key=env:KEY")

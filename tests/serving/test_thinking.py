@@ -83,7 +83,7 @@ def asked(served: Served, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tokens", [True, False])
-def test_it_is_told_apart_from_the_answer(start: Start, tokens: bool) -> None:
+def test_thinking_is_separated_from_the_answer(start: Start, tokens: bool) -> None:
     served = start_with(start, SWITCHED, THOUGHT, tokens=tokens)
     message = asked(served)
     assert message["content"] == "Yes."

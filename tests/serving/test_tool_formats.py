@@ -341,7 +341,7 @@ def test_types(schema: Any, expected: set[str]) -> None:
     assert types(schema) == expected
 
 
-def test_references_are_followed_as_far_as_they_lead() -> None:
+def test_references_are_followed_to_their_end() -> None:
     schema = {
         "properties": {
             "a": {"$ref": "#/$defs/x/y", "title": "A"},

@@ -254,7 +254,7 @@ def test_a_call_that_is_cut_has_what_has_come() -> None:
     assert read_however_cut("glm45", said, TOOLS) == ("", [("f", '{"text": "a"')])
 
 
-def test_texts_stream_and_arguments_come_when_they_are_complete() -> None:
+def test_texts_stream_and_arguments_come_complete() -> None:
     parser = FORMATS["glm45"].parser(TOOLS)
     assert parser.put("Hello ") == ["Hello"]
     assert parser.put("you") == [" you"]

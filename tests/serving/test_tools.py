@@ -284,7 +284,7 @@ def test_an_answer_and_its_stream(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_call_is_forced_whatever_the_model(start: Start, form: str) -> None:
+def test_a_call_is_forced_for_every_model(start: Start, form: str) -> None:
     tokenizer = tokenizer_of(form)
     client = start(any_of(tokenizer), tokenizer=tokenizer).client
     named = {"type": "function", "function": {"name": "get_weather"}}
@@ -400,7 +400,7 @@ def test_the_turns_before_reach_the_template(start: Start) -> None:
     assert prompt("chatglm3") == f"[gMASK]sop{TURN_TAG}x\n{code}<|observation|>\nwarm{TURN_TAG}"
 
 
-def test_a_chatglm3_is_told_of_tools_and_calls_them(launch: Launch, tmp_path: Path) -> None:
+def test_chatglm3_calls_tools(launch: Launch, tmp_path: Path) -> None:
     """Of random weights, from its folder."""
     folder = write_chatglm3(tmp_path / "model", seq_length=1024)
     _, url = launch(f"model={folder}")
@@ -507,7 +507,7 @@ def test_what_cannot_be_done_is_refused_by_its_name(
         ({"tools": None, "messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     ],
 )
-def test_a_template_without_tools_is_told(
+def test_a_template_without_tools_is_reported(
     start: Start, changes: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match="chat template has no tools") as raised:

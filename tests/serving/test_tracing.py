@@ -97,7 +97,7 @@ def test_the_spans_of_a_request(
     )
 
 
-def test_a_collector_that_fails_is_told_of_once(
+def test_a_failing_collector_is_reported_once(
     collector: Collector, capfd: pytest.CaptureFixture[str]
 ) -> None:
     collector.status = 500

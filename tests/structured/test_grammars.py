@@ -49,7 +49,7 @@ def test_every_way_through_the_masks_is_a_text_of_the_grammar(kind: object, patt
     assert texts == {text.replace("a{3}", "aaa") for text in pattern.split("|")}
 
 
-def test_what_a_vocabulary_lacks_is_told() -> None:
+def test_missing_tokens_of_a_vocabulary_are_reported() -> None:
     grammar = of_regex("a", "guided_regex")
     with pytest.raises(GrammarError, match=r"guided_regex: not supported: .* has no end token"):
         Grammars(byte_tokenizer(), 259, ()).compile(grammar)

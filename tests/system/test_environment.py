@@ -155,7 +155,7 @@ def test_another_version_is_refused_with_the_install_line(
     assert caught.value.hint == f'{sys.executable} -m pip install "{name}{wanted.bounds}"'
 
 
-def test_all_are_told_at_once(install: Install) -> None:
+def test_all_errors_are_reported_at_once(install: Install) -> None:
     install("numpy", "2.1.0")
     install("mindspore", "2.2.0")
     with pytest.raises(EnvironmentFault, match=r"mindspore 2\.2\.0 .*; numpy 2\.1\.0 ") as caught:
@@ -163,7 +163,7 @@ def test_all_are_told_at_once(install: Install) -> None:
     assert '"mindspore>=2.10,<3" "numpy>=1.25,<2"' in caught.value.hint
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [Requirement("no-such-package", ">=1")]
     monkeypatch.setattr(environment, "required", lambda _="": wanted)
     with pytest.raises(EnvironmentFault, match="no-such-package is not installed") as caught:

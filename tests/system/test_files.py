@@ -114,7 +114,7 @@ def age(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["temporary_folder", "atomic_write", "new_folder"])
-def test_what_a_killed_run_left_goes_with_the_next(kind: str, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed_by_the_next(kind: str, tmp_path: Path) -> None:
     orphaned(kind, tmp_path)
     (left,) = tmp_path.iterdir()
     files.remove_orphans(tmp_path)
@@ -126,7 +126,7 @@ def test_what_a_killed_run_left_goes_with_the_next(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["temporary_folder", "atomic_write", "new_folder"])
-def test_what_a_run_uses_stays(kind: str, tmp_path: Path) -> None:
+def test_cache_entries_in_use_are_kept(kind: str, tmp_path: Path) -> None:
     child = orphaned(kind, tmp_path, kill=False)
     try:
         age(tmp_path)
@@ -215,7 +215,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("data", "expected"), BROKEN)
-def test_what_is_broken_is_told_in_one_line(tmp_path: Path, data: bytes, expected: str) -> None:
+def test_broken_files_are_reported_in_one_line(tmp_path: Path, data: bytes, expected: str) -> None:
     path = tmp_path / "some.json"
     path.write_bytes(data)
     with pytest.raises(ArtifactError) as error:

@@ -116,11 +116,11 @@ def test_failures_for_want_of_memory(error: Exception, said: str) -> None:
         RuntimeError("a tensor in device memory has no allocation"),
     ],
 )
-def test_other_failures_stay_what_they_are(error: Exception) -> None:
+def test_other_failures_are_unchanged(error: Exception) -> None:
     assert memory.shortage_error(error) is None
 
 
-def test_a_peak_is_not_that_of_who_started_the_process() -> None:
+def test_a_peak_is_not_that_of_the_parent_process() -> None:
     inner = "from lite_runner.system import memory; print(memory.peak())"
     outer = (
         "import subprocess, sys; large = b'x' * 300_000_000; "
@@ -144,7 +144,7 @@ def test_a_forgotten_peak_counts_from_now_on() -> None:
     assert int(done.stdout) > 200 << 20
 
 
-def test_mallocs_limits_are_those_of_who_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_limits_are_those_of_the_remaining_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trainings in threads of a program end in any order."""
     limits: dict[int, int] = {}
 

@@ -96,7 +96,7 @@ def test_a_module_is_started_as_a_module(checkout: Path) -> None:
     assert done.stdout == "<-m><lite_runner.mindformers.__main__><predict.py>"
 
 
-def test_a_python_that_is_too_old_is_told(
+def test_a_python_that_is_too_old_is_reported(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(own_python, "OLDEST", (99,))

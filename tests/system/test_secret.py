@@ -90,7 +90,7 @@ EXPORT = ["run_mode=export", "model=tiny_llama"]
 
 @each("typed", ["infer.enc_key", "infer.enc_kye", "+infer.enc_key", "enckey"])
 @each("run_mode", ["export", "convert"])
-def test_no_fault_shows_a_key(typed: str, run_mode: str) -> None:
+def test_errors_show_no_secret(typed: str, run_mode: str) -> None:
     words = ["model=tiny_llama", f"run_mode={run_mode}", f"{typed}={KEY}"]
     with pytest.raises(ConfigError, match="seed") as caught:
         resolve(parse([*words, "seed=x"], heads()))

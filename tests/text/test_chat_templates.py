@@ -194,7 +194,7 @@ TOO_LONG = {
 
 
 @each("name", TOO_LARGE)
-def test_what_a_template_builds_is_bounded(name: str) -> None:
+def test_memory_of_a_template_is_bounded(name: str) -> None:
     """By the kernel, which gives the process no more memory."""
     with pytest.raises(ArtifactError, match=r"file\.json: the chat template failed: ") as error:
         render_template(TOO_LARGE[name], {}, source="file.json", limits=SMALL)
@@ -203,7 +203,7 @@ def test_what_a_template_builds_is_bounded(name: str) -> None:
 
 
 @each("name", TOO_LONG)
-def test_what_a_template_computes_is_bounded(name: str) -> None:
+def test_time_of_a_template_is_bounded(name: str) -> None:
     """By the kernel, which ends the process."""
     before = children_seconds()
     with pytest.raises(ArtifactError, match=r"file\.json: the chat template failed: "):
@@ -258,7 +258,7 @@ def test_a_process_that_was_killed_is_started_again() -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_who_asked_a_process_that_is_ended_from_outside_gets_an_answer(end: signal.Signals) -> None:
+def test_a_client_of_a_killed_process_gets_an_answer(end: signal.Signals) -> None:
     render("x")
     assert chat_templates._process is not None
     pid = chat_templates._process.pid
@@ -345,7 +345,7 @@ TEMPLATES = st.recursive(
 
 @given(TEMPLATES)
 @settings(max_examples=40, deadline=None)
-def test_whatever_a_template_does_it_ends(template: str) -> None:
+def test_every_template_ends(template: str) -> None:
     before = children_seconds()
     start = "{% set s = namespace(t='a') %}{% set x = 'a' * 9 %}{% set y = 99 %}{% set n = 3 %}"
     try:

@@ -137,7 +137,7 @@ def test_thinking_without_a_switch() -> None:
         thinking_switch(template, False)
 
 
-def test_thinking_is_told_as_it_comes() -> None:
+def test_thinking_is_streamed() -> None:
     reader = ThinkingReader(MARKS, "open")
     told = [
         reader.put(piece) for piece in ("<think>", "\nI", " see", " </", "b", "</think>", "\nA")
@@ -189,7 +189,7 @@ def test_channels_however_the_text_comes(text: str, thinking: str, rest: str) ->
         assert ["".join(one) for one in zip(*read, strict=True)] == [thinking, rest], parts
 
 
-def test_channels_are_told_as_they_come() -> None:
+def test_channels_are_streamed() -> None:
     reader = HarmonyReader()
     parts = ("<|channel|>", "analysis", "<|message|>", "I", " see", "<|end|>", "<|start|>")
     parts += ("assistant", "<|channel|>", "final", "<|message|>", "A")

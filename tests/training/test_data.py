@@ -49,7 +49,7 @@ def test_some_of_the_records(tmp_path: Path, tokenizer: Tokenizer) -> None:
         read_data(tmp_path, tokenizer, "alpaca", 100)
 
 
-def test_what_is_cut_and_dropped_is_said(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_truncated_and_dropped_examples_are_reported(tmp_path: Path, tokenizer: Tokenizer) -> None:
     long = {"prompt": "ab", "completion": "c" * 50}
     path = written(tmp_path, long, {"prompt": "a" * 20, "completion": "b"})
     data = read_data(path, tokenizer, "alpaca", 10)

@@ -119,7 +119,7 @@ def test_a_server_that_never_answers(
     assert len(server.asked) == module.ATTEMPTS
 
 
-def test_too_small_a_disk_is_told_before(
+def test_too_small_a_disk_is_reported_first(
     file: Remote, server: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage("/")._replace(free=200_000)

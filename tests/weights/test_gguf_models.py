@@ -327,7 +327,7 @@ def test_a_mistral_without_its_window_is_a_llama(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", ["qwen3", "mistral"])
-def test_files_are_what_they_say(case: str, kind: str, tmp_path: Path) -> None:
+def test_files_hold_the_quantized_type(case: str, kind: str, tmp_path: Path) -> None:
     folder = references.REFERENCE / case
     meant = write_model_gguf(tmp_path / "x.gguf", folder, kind)
     assert kind in {one.type_name for one in open_gguf(tmp_path / "x.gguf").tensors.values()}

@@ -55,7 +55,7 @@ def test_one_without_a_checksum_is_noted_once(
 
 
 @pytest.mark.parametrize("change", [{"count": 4}, {"checksum": SHA}, {"checksum": 5}])
-def test_one_that_was_edited(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_edited_manifest_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "m.json"
     write_manifest(path, PLAIN)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -71,7 +71,7 @@ def test_needed_files(names: list[str], needed: list[str]) -> None:
     assert Repository("owner/name").needed(names, weights=True) == needed
 
 
-def test_a_tokenizer_needs_the_weights_only_where_they_hold_it() -> None:
+def test_a_tokenizer_needs_only_weights_that_contain_it() -> None:
     names = ["config.json", "tokenizer.json", "model.safetensors"]
     repository = Repository("owner/name")
     assert repository.needed(names, weights=False) == names[:2]

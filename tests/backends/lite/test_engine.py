@@ -59,7 +59,7 @@ def test_the_preset_of_a_processor(machine: Callable[[str], None], soc: str, pre
     assert ge_of_run(config_of().infer) == ge_config(config_of(f"ge={preset}").infer)
 
 
-def test_a_processor_nobody_recommends_options_for(machine: Callable[[str], None]) -> None:
+def test_a_processor_without_recommended_options(machine: Callable[[str], None]) -> None:
     machine("Ascend310P3")
     assert ge_of_run(config_of().infer) is None
     own = config_of("infer.ge_options.ascend_context.provider=ge")
@@ -88,7 +88,7 @@ def test_what_comes_before_the_preset(machine: Callable[[str], None], tmp_path: 
     assert ge_of_run(config_of("ge=none").infer, (beside,)) is None  # as it was asked for
 
 
-def test_where_they_come_from_is_told(
+def test_the_source_is_reported(
     machine: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine("Ascend910B3")

@@ -173,7 +173,7 @@ def test_a_yaml_that_contains_itself(faults: Faults, tmp_path: Path) -> None:
     assert "nested too deeply" in faults(*given("--config", str(file)))
 
 
-def test_an_own_file_is_taken_as_it_is(resolve: Resolve, tmp_path: Path) -> None:
+def test_an_own_file_is_used_unchanged(resolve: Resolve, tmp_path: Path) -> None:
     paths = [tmp_path / "prefill.ini", tmp_path / "inc.ini"]
     for path in paths:
         path.write_text(RECOMMENDED["atlas_800"])
@@ -195,7 +195,7 @@ def test_files_that_cannot_be(faults: Faults, tmp_path: Path) -> None:
     assert "null byte" in faults(*given(f"{key}=a\0b"))
 
 
-def test_online_they_have_no_meaning(faults: Faults, tmp_path: Path) -> None:
+def test_ge_options_have_no_effect_online(faults: Faults, tmp_path: Path) -> None:
     good = tmp_path / "good.ini"
     good.write_text("[ascend_context]\n")
     online = ("model=tiny_llama", "predict_data=x", "backend=ms")
@@ -239,7 +239,7 @@ def test_unknown_sections_of_a_file_are_a_note(
     assert unknown_sections(SECTIONS) == []
 
 
-def test_lines_before_the_first_section_are_read_by_nobody(
+def test_lines_before_the_first_section_are_ignored_with_a_note(
     notes: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     """context.cfg of MindFormers' documentation of BLOOM, letter by letter."""

@@ -49,7 +49,7 @@ def test_its_graph_gives_its_tokens(model: str, rows: int, other: str) -> None:
     assert all(text["equal"] == text["tokens"] for text in result["comparison"]["texts"])
 
 
-def test_one_that_computes_something_else_is_not_kept(
+def test_an_export_that_computes_something_else_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     right = module.write_checkpoint

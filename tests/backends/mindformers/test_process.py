@@ -201,7 +201,7 @@ def start_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sta
         yield run
 
 
-def test_they_meet_and_generate_together(start_group: StartGroup, tmp_path: Path) -> None:
+def test_ranks_meet_and_generate_together(start_group: StartGroup, tmp_path: Path) -> None:
     workers = start_group()
     assert workers.load() == [None, None]
     for rank in range(2):
@@ -230,7 +230,7 @@ def test_a_scheduler_that_is_killed(start_group: StartGroup) -> None:
         workers.processes[0].load(workers.folder / "model.yaml")
 
 
-def test_a_scheduler_that_dies_while_they_generate(start_group: StartGroup) -> None:
+def test_a_scheduler_that_dies_during_generation(start_group: StartGroup) -> None:
     workers = start_group(step="hang")
     assert workers.load() == [None, None]
     os.kill(workers.scheduler.pid, signal.SIGKILL)

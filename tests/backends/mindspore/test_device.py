@@ -33,7 +33,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return made
 
 
-def test_they_are_set_once_when_the_card_is_chosen(calls: list[tuple[str, Any]]) -> None:
+def test_ascend_settings_are_applied_once_for_the_card(calls: list[tuple[str, Any]]) -> None:
     settings = AscendSettings("58GB", {"precision_mode": "force_fp32", "jit_compile": True})
     device.choose_ascend_settings(settings, "Ascend")
     assert os.environ["MS_ALLOC_CONF"] == "enable_vmm:False" and not calls

@@ -37,7 +37,7 @@ def graphs(folder: Path) -> list[Path]:
     return sorted((folder / "cache" / "graphs").rglob("*.mindir"))
 
 
-def test_graphs_are_kept_and_compiled_again_where_they_have_to_be(
+def test_graphs_are_cached_and_recompiled_when_necessary(
     predict: Callable[..., tuple[Any, str]], tmp_path: Path
 ) -> None:
     """Scoring has a graph of its own: neither purpose is served the other's, whichever came

@@ -30,7 +30,7 @@ Dry = Callable[..., str]
         (["quant=a16w8", "context.device_target=Ascend"], "as integers (quant=a16w8)"),
     ],
 )
-def test_weights_are_counted_as_they_are_held(
+def test_weights_are_counted_by_their_size_in_memory(
     settings: list[str], held: str, dry: Dry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "ascend_devices", lambda: 0)

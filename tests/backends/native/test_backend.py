@@ -237,7 +237,7 @@ def test_a_rounded_cache_is_close(
         ),
     ],
 )
-def test_integers_give_what_the_floats_that_they_stand_for_give(
+def test_integers_compute_what_their_floats_compute(
     case: str, quant: Quant, reference: Reference, relative_error: Error
 ) -> None:
     known = reference(case)
@@ -296,7 +296,7 @@ class SomeIntegers:
         return known.run(NativeBackend(known.config, layers, options))
 
 
-def test_a_files_own_integers_become_its_floats_in_whatever_forms_it_has_them(
+def test_integers_of_a_file_become_its_floats_in_every_format(
     reference: Reference,
 ) -> None:
     """Matrices that are packed together may be of 8 and 4 bits, and of floats."""

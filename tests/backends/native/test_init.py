@@ -37,7 +37,7 @@ def test_logits_of_prompts_are_counted() -> None:
     assert need_of("predict_data=[{prompt: x, prompt_logprobs: 0},y]") == scored
 
 
-def test_weights_are_counted_as_they_are_held(dry: Dry, tmp_path: Path) -> None:
+def test_weights_are_counted_by_their_size_in_memory(dry: Dry, tmp_path: Path) -> None:
     base = [*RANDOM, "predict_data=[x,y]"]
     assert "269.1 MB as float16" in dry(*base, HALF)
     assert "269.1 MB as float16 in each rank" in dry(*base, HALF, "parallel=dp2")
@@ -133,7 +133,7 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
     assert "-> quant=a16w4 would need" in error and "make random weights" not in error
 
 
-def test_a_limit_of_the_address_space_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_an_address_space_limit_is_reported_before_loading(tmp_path: Path) -> None:
     run = [sys.executable, str(ROOT / "run_lite.py"), "model=tiny_llama", "predict_data=hi"]
     limited = f'ulimit -v 900000; exec "$@" output_dir={tmp_path}'
     done = subprocess.run(["bash", "-c", limited, "-", *run], capture_output=True, text=True)

@@ -109,7 +109,7 @@ def test_the_time_runs_from_the_last_event(process: WorkerProcess) -> None:
         process.ask({**request, "pause": 5}, seconds=0.1, doing="working", **on_event)
 
 
-def test_an_error_of_who_listens_ends_the_process(process: WorkerProcess) -> None:
+def test_an_error_of_the_listener_ends_the_process(process: WorkerProcess) -> None:
     def stop(event: dict[str, Any]) -> None:
         raise ValueError("enough")
 

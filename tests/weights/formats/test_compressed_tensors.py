@@ -67,7 +67,7 @@ def test_what_is_written_is_read_back(
         )
 
 
-def test_calibrated_integers_are_written_as_they_are(
+def test_calibrated_integers_are_written_unchanged(
     tmp_path: Path, configs: Mapping[str, Decoder]
 ) -> None:
     model, quantization = configs["llama"], Quantization("a16w4", 32)
@@ -98,7 +98,7 @@ def test_modules_that_stay_floats_are_ignored_by_name(
     assert kept and all(found[name].dtype == "F16" for name in kept)
 
 
-def test_what_the_format_has_no_room_for_is_said(configs: Mapping[str, Decoder]) -> None:
+def test_what_the_format_cannot_hold_is_reported(configs: Mapping[str, Decoder]) -> None:
     four, mixtral = Quantization("a16w4", 32), model_config_of(REFERENCE / "mixtral")
     phi3 = model_config_of(REFERENCE / "phi3")
     assert mixtral is not None and phi3 is not None

@@ -73,7 +73,7 @@ def test_blocks_of_256_values_are_mixed_as_llama_cpp_does(tmp_path: Path) -> Non
     assert file.tensors["output.weight"].type_name == "Q8_0"
 
 
-def test_integers_and_blocks_are_written_as_they_are(tmp_path: Path) -> None:
+def test_integers_and_blocks_are_written_unchanged(tmp_path: Path) -> None:
     model = CONFIGS["llama"]
     first, second = tmp_path / "1.gguf", tmp_path / "2.gguf"
     quantized = with_quantization(random_checkpoint(model, 0), model, Quantization("a16w4", 32))

@@ -75,7 +75,7 @@ def test_what_is_written_is_read_back(
             np.testing.assert_allclose(one.float32(), values, rtol=1e-3, atol=1e-6)
 
 
-def test_calibrated_integers_are_written_as_they_are(
+def test_calibrated_integers_are_written_unchanged(
     tmp_path: Path, configs: Mapping[str, Decoder]
 ) -> None:
     model, quantization = configs["llama"], Quantization("a16w4", 32)
@@ -88,7 +88,7 @@ def test_calibrated_integers_are_written_as_they_are(
             np.testing.assert_array_equal(found[one.name].float32(), held[one.name].float32())
 
 
-def test_what_the_form_has_no_room_for_is_said(configs: Mapping[str, Decoder]) -> None:
+def test_what_the_form_cannot_hold_is_reported(configs: Mapping[str, Decoder]) -> None:
     four = Quantization("a16w4", 32)
     mixtral = model_config_of(REFERENCE / "mixtral")
     assert mixtral is not None

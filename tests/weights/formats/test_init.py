@@ -576,7 +576,7 @@ def test_gemma3() -> None:
         read(GEMMA3, attn_logit_softcapping=50)
 
 
-def test_of_a_gemma3_with_a_vision_tower_the_text_model_is_read(
+def test_the_text_model_of_a_gemma3_with_a_vision_tower_is_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = {key: value for key, value in GEMMA3.items() if key != "vocab_size"}

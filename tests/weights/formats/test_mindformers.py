@@ -73,7 +73,7 @@ def test_unfused_tensors_are_read_too(model: Decoder, tmp_path: Path) -> None:
     assert same(open_checkpoint(tmp_path / "own.safetensors", model), tensors)
 
 
-def test_a_tensor_that_is_missing_is_named_as_it_is_stored(model: Decoder, tmp_path: Path) -> None:
+def test_a_missing_tensor_has_its_stored_name_in_the_error(model: Decoder, tmp_path: Path) -> None:
     tensors = to_mindformers(open_checkpoint(CHATGLM, model), model)
     del tensors["transformer.layers.1.attention.query_key_value.bias"]
     write_ckpt(tmp_path / "less.ckpt", tensors)

@@ -100,7 +100,7 @@ def test_weights_stay_as_small_as_in_the_file(name: str, tmp_path: Path) -> None
         assert estimated <= most * file_of(tmp_path).stat().st_size
 
 
-def test_matrices_that_are_multiplied_as_one_are_widened_where_they_differ(tmp_path: Path) -> None:
+def test_fused_matrices_are_widened_where_they_differ(tmp_path: Path) -> None:
     write_folder(tmp_path, "awq")
     tensors = open_checkpoint(tmp_path, MODEL)
     key = "model.layers.0.attention.wk.weight"

@@ -224,7 +224,7 @@ def test_detection(tmp_path: Path) -> None:
     assert not looks_like_safetensors(tmp_path / "z")
 
 
-def test_too_small_a_disk_is_told_before_the_first_byte(
+def test_too_small_a_disk_is_reported_before_the_first_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100, total=1 << 30))

@@ -489,7 +489,7 @@ def test_merges_that_are_refused() -> None:
         merged(base, adapter, model)[name].read()
 
 
-def test_an_adapter_of_fused_modules_changes_what_they_hold(tmp_path: Path) -> None:
+def test_an_adapter_of_fused_modules_changes_their_parts(tmp_path: Path) -> None:
     """Of ChatGLM-6B, for which peft has no class: against its files, merged as peft does, and as
     its own operators apply it."""
     folder = FIXTURES / "reference/chatglm_6b"

@@ -117,7 +117,7 @@ def test_smoothquant_makes_inputs_as_even_as_weights(size: float) -> None:
     np.testing.assert_allclose(abs(rows / found).max(0), abs(weight * found).max(0), rtol=1e-4)
 
 
-def test_matrices_that_are_fixed_have_their_channels_as_they_are() -> None:
+def test_channels_of_fixed_matrices_are_unchanged() -> None:
     fixed = tuple(name for name in opened("llama")[1] if "feed_forward" in name)
     for _, changed in scaled("llama", "awq", fixed):
         assert {one.role for one in changed} == {

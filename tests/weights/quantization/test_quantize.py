@@ -100,7 +100,7 @@ def test_the_line_about_it(config: Decoder) -> None:
         assert count and describe(tensors, quantization) == expected
 
 
-def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
+def test_a_group_that_does_not_fit_is_refused_before_reading(
     configs: dict[str, Decoder],
 ) -> None:
     def unread() -> np.ndarray:
@@ -113,7 +113,7 @@ def test_a_group_that_does_not_fit_is_said_before_anything_is_read(
         with_quantization(tensors, config, Quantization.of("a16w4", 64))
 
 
-def test_blocks_of_a_file_that_are_rounded_once_more_are_told(
+def test_requantized_blocks_are_reported(
     configs: dict[str, Decoder],
     write_gguf: Callable[..., Path],
     tmp_path: Path,

@@ -36,9 +36,7 @@ def spread(scales: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
 
 @pytest.mark.parametrize(("bits", "group"), FORMS)
 @given(weight=matrices())
-def test_no_value_is_further_off_than_half_a_step(
-    bits: int, group: int, weight: np.ndarray
-) -> None:
+def test_values_are_within_half_a_step(bits: int, group: int, weight: np.ndarray) -> None:
     found = quantize(weight, bits, group)
     error = np.abs(found.float32().astype(np.float64) - weight)
     largest = np.abs(weight.reshape(len(weight), -1, group or 128)).max(-1)

@@ -244,7 +244,7 @@ class TestRank:
             )
             same(found, cutting.of_rank(rank, source))
 
-    def test_of_the_same_cut_its_own_file_is_read(
+    def test_with_the_same_layout_its_own_file_is_read(
         self, tmp_path: Path, configs: Configs, values: Values, same: Same
     ) -> None:
         model = configs["llama"]
@@ -267,7 +267,7 @@ class TestRank:
         with pytest.raises(ArtifactError, match="a whole checkpoint, and s would say"):
             tensors_for(tmp_path / "x.ckpt", model, Ranks(), strategy=Path("s"))
 
-    def test_of_another_cut_only_with_auto_trans(
+    def test_another_layout_needs_auto_trans(
         self, tmp_path: Path, configs: Configs, values: Values, same: Same
     ) -> None:
         model = configs["llama"]

@@ -247,7 +247,7 @@ def test_ge_sections_go_in_a_file_where_there_is_no_dict(
 
 
 @pytest.mark.parametrize("names", [["a.ini"], ["a.ini", "b.ini"]])
-def test_ge_files_are_given_as_they_are(
+def test_ge_files_are_passed_unchanged(
     lite: ModuleType, count: Path, tmp_path: Path, names: list[str]
 ) -> None:
     for name in names:
@@ -395,7 +395,7 @@ def test_a_machine_without_ascend(
         engine({"model": count}, device="Ascend")
 
 
-def test_what_the_library_raises_is_told_in_one_line(
+def test_library_errors_are_reported_in_one_line(
     lite: ModuleType, count: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "broken.mindir"
