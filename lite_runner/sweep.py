@@ -285,7 +285,7 @@ def _callbacks(file: ConfigFile) -> dict[str, Any]:
         except Exception as error:  # whatever an import raises
             raise ConfigError(f"hydra.callbacks.{name}: {' '.join(str(error).split())}") from None
         if not (isinstance(found, type) and issubclass(found, Callback)):
-            raise ConfigError(f"hydra.callbacks.{name}: {target} is no callback of Hydra's")
+            raise ConfigError(f"hydra.callbacks.{name}: {target} is not one of Hydra's callbacks")
     return callbacks
 
 

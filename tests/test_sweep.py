@@ -167,7 +167,7 @@ def test_a_folder_of_options_has_launchers_and_sweeps() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("callbacks: {a: {_target_: os.system}}", "os.system is no callback of Hydra's"),
+        ("callbacks: {a: {_target_: os.system}}", "os.system is not one of Hydra's callbacks"),
         ("callbacks: {a: {_target_: no_such.Module}}", "hydra.callbacks.a: .*no_such"),
         ("callbacks: {a: {_target_: x.Y, b: [{_target_: os.system}]}}", "expected one _target_"),
         ("launcher: {_target_: os.system}", "_target_ is not taken from a file"),

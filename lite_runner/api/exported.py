@@ -198,7 +198,7 @@ def exported_of(
     model: PreTrainedModel | PretrainedConfig, kwargs: Mapping[str, Any]
 ) -> tuple[PretrainedConfig, dict[str, Any]]:
     """The settings of an export of a model object, or of its config, and those of `kwargs` that
-    are no fields of InferConfig.
+    are not fields of InferConfig.
 
     Raises ConfigError where the weights are in the object alone.
     """

@@ -238,7 +238,7 @@ class _Pieces:
         self._queue: queue.Queue[str | BaseException | None] = queue.Queue()
 
     def put(self, value: Any) -> None:
-        """Take the prompt's ids, which are no text of ours, then each new one."""
+        """Take the prompt's ids, which are not generated text, then each new one."""
         if self.left:
             raise _Left
         at_prompt, self._at_prompt = self._at_prompt, False

@@ -87,8 +87,8 @@ class TrainingArguments:
             if name not in _OF_TRAINING and value:
                 near = did_you_mean(nearest(name, (*_OF_TRAINING, "batch_size", "output_dir")))
                 raise ConfigError(
-                    f"TrainingArguments: {name} is no setting of training, and a model has its own"
-                    f" settings{near}",
+                    f"TrainingArguments: {name} is not a setting of training, and a model has its"
+                    f" own settings{near}",
                     "set it on the model's config, or by init_context",
                 )
         self.output_dir, self.batch_size, self.seed = output_dir, batch_size, seed

@@ -268,7 +268,7 @@ def rope_names(scaling: Mapping[str, Any]) -> dict[str, Any]:
 
 def _set_yarn_attention_factor(scaling: dict[str, Any]) -> None:
     """MindFormers (modules/layers.py, FreqsMgr) scales by the quotient of both mscales, always;
-    transformers only where neither is 0. Values that are no such numbers stay for the checks."""
+    transformers only where neither is 0. Other values stay for the checks."""
     given = {name: scaling[name] for name in ("mscale", "mscale_all_dim") if name in scaling}
     numbers = [scaling.get("factor"), *given.values()]
     if given and all(isinstance(one, (int, float)) and one >= 0 for one in numbers):

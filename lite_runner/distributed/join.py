@@ -151,7 +151,7 @@ class RankLock:
         os.pwrite(self._file, text.encode(), 0)
 
     def mark_done(self) -> None:
-        """This rank's work is complete: that it ends now is no failure."""
+        """This rank's work is complete: ending now is not a failure."""
         self.write(_DONE)
 
     def stop_watching(self) -> None:

@@ -47,7 +47,7 @@ class Member:
 
     @property
     def is_machine(self) -> bool:
-        """True for a process that is no rank itself, but starts those of its machine."""
+        """True for a process that is not a rank, but starts those of its machine."""
         return self.local_ranks > 1
 
     @property

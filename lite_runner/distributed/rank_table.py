@@ -167,7 +167,7 @@ class RankTable:
             blocks.append(f"[{begin},{end})")
             begin = end
         raise ConfigError(
-            f"the range [{first},{last}) is no machine of the rank table, which has"
+            f"the range [{first},{last}) is not a machine of the rank table, which has"
             f" {', '.join(blocks)}",
             "give the ranks of this machine",
         )

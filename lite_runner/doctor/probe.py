@@ -135,7 +135,7 @@ def _computes_on(device: str) -> str:
 def main() -> int:
     """Answer; an error of ours goes to standard output as well, its hint behind ->."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries is not an answer
     questions = {"mindspore": mindspore, "ascend": ascend, "operators": operators, "lite": lite}
     code = 0
     try:

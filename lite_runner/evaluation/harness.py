@@ -436,7 +436,7 @@ def _result(
 def read_lines(folder: Path) -> list[dict[str, Any]]:
     """The samples that a run has written; the last line of one that was killed may be half.
 
-    Raises ArtifactError where it is no such file.
+    Raises ArtifactError where it is not such a file.
     """
     path = folder / SAMPLES
     try:

@@ -456,7 +456,7 @@ def _requirement(text: str) -> Requirement:
 
 
 def _release(version: str) -> tuple[int, ...] | None:
-    """The numbers of a version without zeros at its end; None for what is no version."""
+    """The numbers of a version without zeros at its end; None for other texts."""
     match = _RELEASE.match(version)
     if match is None:
         return None

@@ -21,7 +21,7 @@ class _Data(Protocol):
 def parse_message(kind: Any, data: bytes) -> Any:
     """The message of class `kind` in `data`. Every text in it is a str.
 
-    Raises ValueError where that is no such message, or a text in it is not UTF-8, which protobuf
+    Raises ValueError where it is not such a message, or a text in it is not UTF-8, which protobuf
     itself says only of some messages; of others it gives the text as bytes.
     """
     from google.protobuf.message import DecodeError
@@ -52,7 +52,7 @@ def _check_texts(message: Message) -> None:
 def fields(data: _Data, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Per field its number and the offsets of its start, of its value and of its end.
 
-    Raises ValueError if this is no message.
+    Raises ValueError if this is not a message.
     """
     while at < end:
         first = at

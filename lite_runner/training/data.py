@@ -214,7 +214,7 @@ def pieces_of(
 ) -> Pieces:
     """The texts of a record. Raises ConfigError for one of no known kind."""
     if not isinstance(record, Mapping):
-        raise _no_example(where, "is no object")
+        raise _no_example(where, "is not an object")
     if "messages" in record:
         return _chat(record, where, tokenizer)
     if "completion" in record:

@@ -251,7 +251,7 @@ ERRORS = [
         '{"prompt": "a", "prompt": "b"}',
         "p.jsonl:1: no JSON: the key 'prompt' occurs twice",
     ),
-    ("p.jsonl", '{"prompt": "a", "seed": NaN}', "NaN is no number"),
+    ("p.jsonl", '{"prompt": "a", "seed": NaN}', "NaN is not a JSON number"),
     ("p.jsonl", "[" * 100_000, "p.jsonl:1: no JSON: nested too deeply"),
     ("p.jsonl", "7", "p.jsonl:1: got 7, expected an object"),
     ("p.jsonl", '{"text": "a"}', "p.jsonl:1: no prompt; expected prompt or messages"),

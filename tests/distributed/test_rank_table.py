@@ -279,10 +279,16 @@ def test_the_machine_that_a_range_names(
     [
         (NODES, 0, 8, 16, "the rank size is 16, but the rank table has 24 ranks"),
         (NODES, 0, 8, None, "the rank size is 8, but the rank table has 24 ranks"),
-        (NODES, 4, 12, 24, r"\[4,12\) is no machine .* has \[0,8\), \[8,16\), \[16,24\)"),
-        (NODES, 0, 4, 24, r"\[0,4\) is no machine"),
+        (NODES, 4, 12, 24, r"\[4,12\) is not a machine .* has \[0,8\), \[8,16\), \[16,24\)"),
+        (NODES, 0, 4, 24, r"\[0,4\) is not a machine"),
         (table(("a", 8), ("b", 4)), 8, 12, 12, "have 8, 4 ranks, expected as many on each"),
-        (table(("a", 4)), 4, 8, None, r"\[4,8\) is no machine of the rank table, which has \[0,4"),
+        (
+            table(("a", 4)),
+            4,
+            8,
+            None,
+            r"\[4,8\) is not a machine of the rank table, which has \[0,4",
+        ),
     ],
 )
 def test_a_range_that_is_no_machine(

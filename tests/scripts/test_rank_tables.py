@@ -333,7 +333,7 @@ def test_a_machine_of_several(checkout: Path) -> None:
         ("run_dist_gen.sh", ["a", "a table.json", "[0,2]", "x"], 2, "RANK_SIZE: got 'x'"),
         ("run_dist_gen.sh", ["a", "a table.json", "[0,2]", "4"], 2, "the rank size is 4, but"),
         ("run_dist_gen.sh", ["a", "a table.json", "0-2", "2"], 2, "got the range '0-2'"),
-        ("run_dist_gen.sh", ["a", "cluster.json", "[4,12]", "16"], 2, "[4,12) is no machine"),
+        ("run_dist_gen.sh", ["a", "cluster.json", "[4,12]", "16"], 2, "[4,12) is not a machine"),
         ("run_dist_gen.sh", ["a", "none.json", "[0,2]", "2"], 4, "none.json: No such file"),
         ("run_distribute.sh", ["a table.json", "x", "[0,4]", "predict"], 2, "has 2 ranks"),
     ],

@@ -103,7 +103,7 @@ def test_lists_and_tables(tmp_path: Path, tokenizer: Tokenizer) -> None:
     ("record", "said"),
     [
         ({"question": "x"}, "line 1: has question; expected text; or prompt and completion"),
-        ([1], "line 1: is no object"),
+        ([1], "line 1: is not an object"),
         ({"prompt": 3, "completion": "x"}, "line 1: prompt: got int, expected a text"),
         ({"completion": "x"}, "line 1: prompt: got nothing, expected a text"),
         ({"messages": "x"}, "messages: expected a list of objects"),

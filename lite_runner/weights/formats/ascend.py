@@ -252,7 +252,7 @@ class _Module(ModuleParts):
         zeros = np.broadcast_to(stored.T if turned else stored.reshape(rows, -1), (rows, groups))
         zeros = zeros + middle
         if not (zeros == np.rint(zeros)).all() or np.abs(zeros).max() > 127:
-            raise self._broken(f"{name} has numbers that are no zero points of 8 bits")
+            raise self._broken(f"{name} has numbers that are not zero points of 8 bits")
         return zeros.astype(np.int8)
 
     def _factors(self, columns: int) -> NDArray[np.float32] | None:

@@ -147,7 +147,7 @@ def mxfp4(data: NDArray[np.uint8], rows: int, columns: int) -> QuantizedTensor:
     exponents = blocks[:, :, 0]
     if (exponents == 255).any():
         raise ArtifactError(
-            f"a matrix [{rows}, {columns}] of MXFP4 blocks: a scale that is no number",
+            f"a matrix [{rows}, {columns}] of MXFP4 blocks: a scale that is not a number",
             "the file may be damaged",
         )
     values: NDArray[Any] = np.empty((rows, columns // 2), np.uint8)
@@ -163,7 +163,7 @@ def mxfp4(data: NDArray[np.uint8], rows: int, columns: int) -> QuantizedTensor:
 
 def indices(data: NDArray[np.uint8], type_name: str, rows: int, columns: int) -> QuantizedTensor:
     """The matrix [rows, columns] in blocks of one of INDEXED: indices of 4 bits into its numbers,
-    whose products with the scales are exact. Raises ArtifactError for a scale that is no number."""
+    whose products with the scales are exact. Raises ArtifactError for non-finite scales."""
     numbers, group, _ = INDEXED[type_name]
     table = np.zeros(16, np.float32)
     table[: len(numbers)] = numbers
@@ -185,7 +185,7 @@ def indices(data: NDArray[np.uint8], type_name: str, rows: int, columns: int) ->
         values[part] = packed(index_of[multiples.astype(np.int16)].reshape(len(some), -1))
     if not np.isfinite(scales).all():
         raise ArtifactError(
-            f"a matrix [{rows}, {columns}] of {type_name} blocks: a scale that is no number",
+            f"a matrix [{rows}, {columns}] of {type_name} blocks: a scale that is not a number",
             "the file may be damaged",
         )
     drop_pages(data)

@@ -96,7 +96,7 @@ _OF_INPUTS = re.compile(
 def unpack(
     floats: Mapping[str, LazyTensor], others: Mapping[str, StoredTensor], path: Path
 ) -> dict[str, LazyTensor]:
-    """The tensors of a checkpoint, of which `others` are no floats: each quantized matrix as a
+    """The tensors of a checkpoint, of which `others` are not floats: each quantized matrix as a
     tensor NAME.weight [out, in], with its integers. Only shapes and types are looked at.
 
     `path`: of the weights or their index. Raises ArtifactError for a layout that is not read, and

@@ -79,7 +79,7 @@ class PackedMatrix:
         order = None if self.index is None else self._order(layout, self.index())
         values, scales = self.values(order), self.scales()
         if self.codes == "e4m3" and (values & 0x7F == 0x7F).any():
-            raise broken(self.where, layout.name, "has a weight that is no number")
+            raise broken(self.where, layout.name, "has a weight that is not a number")
         table = None if self.table is None else self.table()
         if not all(np.isfinite(widened(one)).all() for one in (scales, table) if one is not None):
             raise broken(self.where, layout.name, "has a scale that is not finite")

@@ -339,7 +339,7 @@ class _Machine:
     def build(self) -> None:
         """The attributes of an OrderedDict, which say which releases wrote which module."""
         if not isinstance(self.pop(), dict):
-            raise NotTensors("attributes that are no dictionary")
+            raise NotTensors("attributes that are not a dictionary")
         self.top(_Ordered)
 
     def storage(self) -> None:
@@ -349,7 +349,7 @@ class _Machine:
             ):
                 self.push(Storage(key, STORAGES[kind.removeprefix("torch.")], numel))
             case other:
-                raise NotTensors(f"a reference that is no storage: {str(type(other))[:60]}")
+                raise NotTensors(f"a reference that is not a storage: {str(type(other))[:60]}")
 
     def reduce(self) -> None:
         arguments, function = self.pop(), self.pop()

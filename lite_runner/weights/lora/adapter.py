@@ -231,7 +231,7 @@ def _sum(base: LazyTensor, pair: LoraPair, site: TargetModule, name: str) -> NDA
         stored = narrowed(total, base.dtype)
     if not np.isfinite(total).all() or (base.dtype == "F16" and not np.isfinite(stored).all()):
         raise ArtifactError(
-            f"adapter {name}: {site.weight} merged with it has values that are no number, or too "
+            f"adapter {name}: {site.weight} merged with it has values that are not numbers, or too "
             f"large for {base.dtype}",
             "the adapter's weights are damaged, or it was trained on another base",
         )

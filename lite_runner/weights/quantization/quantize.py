@@ -276,7 +276,7 @@ def _nearest(
             values = flat[start : start + VALUES_AT_ONCE]
             if not (values.max() < limit and values.min() > -limit):  # NaN fails too
                 raise ArtifactError(
-                    f"{name}: a value that is no number, or too large for {dtype}",
+                    f"{name}: a value that is not a number, or too large for {dtype}",
                     "model.model_config.compute_dtype=float32, or another checkpoint",
                 )
             result[done : done + values.size] = narrowed(values, dtype)

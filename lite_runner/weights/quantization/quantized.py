@@ -166,7 +166,7 @@ E2M1 = np.array([*_E2M1, *(-one for one in _E2M1)], np.float32)
 
 
 def powers_of_two(exponents: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """2 ** (exponent - 127) as bfloat16; infinite for 255, which is no number."""
+    """2 ** (exponent - 127) as bfloat16; infinite for 255, which is not a number."""
     return np.maximum(exponents.astype(np.uint16) << 7, 0x40).astype(np.uint16)
 
 

@@ -496,7 +496,7 @@ def _from_shapes(
             ranks = Ranks(data=len(held) // tensor, tensor=tensor)
             return strategy_of(model, ranks, vocab_parallel=vocab_parallel)
     raise ArtifactError(
-        f"{folder}: the shapes of its {len(held)} ranks are no cut of the model that is known here",
+        f"{folder}: the shapes of its {len(held)} ranks match no known sharding of the model",
         "check that model= and load_checkpoint= belong together; for another cut give "
         "src_strategy_path_or_dir=",
     )

@@ -152,7 +152,7 @@ def write_strategy(path: Path, strategy: Strategy) -> None:
 def merge_strategies(folder: Path, out: Path) -> None:
     """Join the files of all pipeline stages in `folder`, as mindspore.merge_pipeline_strategys.
 
-    Raises ArtifactError for files that are no strategies or do not belong together.
+    Raises ArtifactError for files that are not strategies or do not belong together.
     """
     read_strategy(folder)  # reports the error of any of them
     joined = _strategy_map()(current_stage=1)

@@ -57,7 +57,7 @@ def test_any_bytes_of_mxfp4_mean_the_same_numbers() -> None:
     np.testing.assert_array_equal(found[normal], expected[normal])
     assert abs(found[~normal]).max() < 1e-37
     blocks[7, 0] = 255
-    with pytest.raises(ArtifactError, match="a scale that is no number"):
+    with pytest.raises(ArtifactError, match="a scale that is not a number"):
         mxfp4(blocks.reshape(-1), 500, 192)
 
 
@@ -88,7 +88,7 @@ def test_any_indices_mean_the_same_numbers(kind: str, monkeypatch: pytest.Monkey
 def test_indices_with_a_scale_that_is_no_number(kind: str) -> None:
     blocks = any_indexed(kind, 1, 256)
     blocks[0, {"IQ1_M": slice(48, None), "TQ1_0": slice(52, None)}.get(kind, slice(2))] = 0xFF
-    with pytest.raises(ArtifactError, match=f"{kind} blocks: a scale that is no number"):
+    with pytest.raises(ArtifactError, match=f"{kind} blocks: a scale that is not a number"):
         indices(blocks.reshape(-1), kind, 1, 256)
 
 

@@ -302,7 +302,7 @@ def with_state(**given: Any) -> Change:
         ("mxfp4-pack-quantized", changed("weight_scale", lambda a: a[1:]), "expected [64, 2]"),
         ("fp8 blocks", without("weight_scale_inv"), "lacks weight_scale"),
         ("fp8 blocks", changed("weight_scale_inv", lambda a: a[None]), "for a matrix [64, 64]"),
-        ("fp8 by tensor", changed("weight", lambda a: a | 0x7F), "a weight that is no number"),
+        ("fp8 by tensor", changed("weight", lambda a: a | 0x7F), "a weight that is not a number"),
         (
             "bitsandbytes 8 bits",
             changed("weight_format", np.ones_like),

@@ -485,7 +485,9 @@ def test_merges_that_are_refused() -> None:
     name, pair = next(iter(adapter.pairs.items()))
     broken = LazyTensor(pair.b.shape, "F32", lambda: np.full(pair.b.shape, np.nan, np.float32))
     adapter = replace(adapter, pairs={**adapter.pairs, name: replace(pair, b=broken)})
-    with pytest.raises(ArtifactError, match=f"{name} merged with it has values that are no number"):
+    with pytest.raises(
+        ArtifactError, match=f"{name} merged with it has values that are not numbers"
+    ):
         merged(base, adapter, model)[name].read()
 
 

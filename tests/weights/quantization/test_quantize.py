@@ -188,7 +188,9 @@ def test_values_too_large_for_float16_are_refused(value: float) -> None:
     values = np.zeros((4, 5), np.float32)
     values[2, 3] = value
     (found,) = with_matrices_in({"w": lazy(values)}, "float16").values()
-    with pytest.raises(ArtifactError, match="w: a value that is no number, or too large for F16"):
+    with pytest.raises(
+        ArtifactError, match="w: a value that is not a number, or too large for F16"
+    ):
         found.read()
     values[2, 3] = 65519.0
     assert found.read()[2, 3] == 65504

@@ -452,7 +452,7 @@ class TestBadInput:
     def test_another_model(self, folder: Path, model: Decoder) -> None:
         without_manifests(folder)
         other = resized(model, intermediate_size=100)
-        with pytest.raises(ArtifactError, match="no cut of the model"):
+        with pytest.raises(ArtifactError, match="no known sharding of the model"):
             whole_tensors(folder, other)
 
     def test_an_empty_rank(self, folder: Path, fails: Callable[..., None]) -> None:

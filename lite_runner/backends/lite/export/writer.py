@@ -112,7 +112,7 @@ def adopt(
     """Make an artifact of `folder`, which holds a `graph` of another program, and give it its name.
 
     `made_by`: the versions that wrote it; `hidden`: token ids that its attention does not see.
-    Raises ArtifactError where it is no graph of the model, or computes something else.
+    Raises ArtifactError where it is not a graph of the model, or computes something else.
     """
     # Imports MindSpore for its protobuf classes, and every run imports this module.
     from lite_runner.mindir.inspect import foreign_manifest
