@@ -325,7 +325,7 @@ def test_a_sentencepiece_folder_is_no_gguf_tokenizer(
     sentencepiece_model: Callable[..., Path],
 ) -> None:
     tokenizer = load_tokenizer(sentencepiece_model(), model_vocab=None)
-    with pytest.raises(ArtifactError, match="cannot hold this tokenizer: it is no BPE"):
+    with pytest.raises(ArtifactError, match="cannot hold this tokenizer: it is neither"):
         gguf_tokenizer(tokenizer)
 
 
