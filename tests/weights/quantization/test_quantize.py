@@ -204,5 +204,5 @@ def test_values_too_large_for_bfloat16_are_refused() -> None:
     values[:] = 3.389e38
     np.testing.assert_array_equal(found.float32(), nearest(values, "bfloat16"))
     values[1, 1] = np.nan
-    with pytest.raises(ArtifactError, match="no number"):
+    with pytest.raises(ArtifactError, match="not a number"):
         found.read()
