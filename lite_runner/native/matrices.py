@@ -65,8 +65,8 @@ def matrix(
 ) -> StructLayout:
     """Pack a matrix in panels with its bias [out] (a pair for Alternating).
 
-    `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too, and that
-    of a matrix in bfloat16 is rounded to bfloat16;
+    `rounded_input`: the input of an int8 matrix, or of blocks, is quantized to int8 too (groups
+    with an outlier: to 16 bits), and that of a matrix in bfloat16 is rounded to bfloat16;
     `dequantize`: a group-quantized matrix, or one in blocks, is stored as float32.
     """
     pair = isinstance(weight, Alternating)

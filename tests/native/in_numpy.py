@@ -23,6 +23,7 @@ CLOSE = 2e-5
 # What multiplies integers is rounded to 16 bits, of the largest in a group: that adds up over the
 # inputs of a product as a random walk does.
 CLOSE_INTEGERS = 2e-4
+OUTLIER = np.float32(1.75)  # kOutlier
 BASE = np.full(1, -1, np.int32)  # places of adapters: none is looked at
 NO_ROPE = np.zeros((1, 1), np.float32)
 
@@ -83,6 +84,28 @@ def a_matrix(out: int, inputs: int, kind: str, rng: np.random.Generator) -> matr
 def values(weight: matrices.Weight) -> Wide:
     plain = weight.float32() if isinstance(weight, QuantizedTensor) else widened(weight)
     return plain.astype(np.float64)
+
+
+def rounded(
+    x: Floats, group: int, most: int, *, eight: bool = False
+) -> tuple[NDArray[np.int64], Floats]:
+    """Integers up to `most` [rows, groups, group] and scales [rows, groups] of the inputs of matrix
+    products, as documented. `eight`: up to 127, but in groups with an outlier."""
+    grouped = np.pad(x, ((0, 0), (0, -x.shape[1] % group))).reshape(len(x), -1, group)
+    bound = abs(grouped).max(2)
+    # One after the other: a sum by pairs may differ in its last bit.
+    total = np.add.accumulate(bound, 1, dtype=np.float32)[:, -1:]
+    outlier = bound > total * (OUTLIER / np.float32(bound.shape[1]))
+    largest = np.where(outlier, most, 127 if eight else most).astype(np.float32)
+    factor = np.divide(largest, bound, out=np.zeros_like(bound), where=bound > 0)
+    return np.rint(grouped * factor[..., None]).astype(np.int64), bound / largest
+
+
+def with_outliers(x: Floats, rng: np.random.Generator) -> Floats:
+    """x [rows, inputs] with a large column, and a larger number in one row."""
+    x[:, rng.integers(x.shape[1])] *= 20
+    x[rng.integers(len(x)), rng.integers(x.shape[1])] *= 100
+    return x
 
 
 def step_words(

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.native import matrices, packing
+from lite_runner.native import matrices, packing, structs
 from lite_runner.native.structs import UNITS, Format
 from lite_runner.weights.formats.gguf_blocks import INDEXED, BlockMatrix
 from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES
 from lite_runner.weights.quantization.quantized import QuantizedTensor
-from tests.native.in_numpy import step_words
+from tests.native import in_numpy
+from tests.native.in_numpy import step_words, with_outliers
 
 # Others are indices of numbers.
 KINDS = [kind for kind in QUANTIZED_TYPES if kind not in ("MXFP4", *INDEXED)]
@@ -26,7 +27,6 @@ HALVES = {
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
 }
 UNIT = 2.0**-24
-ROUNDED = 32  # inputs that are rounded with one scale
 FEWER_BITS = {"Q6_K": 16383, "IQ4_XS": 16383}  # else 32512
 
 
@@ -47,11 +47,9 @@ def theirs(matrix: BlockMatrix) -> NDArray[np.float32]:
 
 def rounded(x: NDArray[np.float32], kind: str, *, eight: bool = False) -> NDArray[np.float64]:
     """x [rows, inputs] as the operators round it; `eight`: of rounded_input."""
-    most = np.float32(127 if eight else FEWER_BITS.get(kind, 32512))
-    padded = np.pad(x, ((0, 0), (0, -x.shape[1] % ROUNDED))).reshape(len(x), -1, ROUNDED)
-    bound = abs(padded).max(2, keepdims=True)
-    factor = np.divide(most, bound, out=np.zeros_like(bound), where=bound > 0)
-    whole = np.rint(padded * factor) * (bound / most).astype(np.float64)
+    most = FEWER_BITS.get(kind, 32512)
+    integers, scales = in_numpy.rounded(x, structs.INPUT_GROUP, most, eight=eight)
+    whole = integers * scales[..., None].astype(np.float64)
     return whole.reshape(len(x), -1)[:, : x.shape[1]]
 
 
@@ -88,7 +86,7 @@ def test_products(operators: Any, kind: str) -> None:
     def check(rows: int, out: int, units: int, seed: int, bias: bool, eight: bool) -> None:
         rng, inputs = np.random.default_rng(seed), size * units
         matrix = made(kind, out, inputs, rng)
-        x = rng.standard_normal((rows, inputs), np.float32)
+        x = with_outliers(rng.standard_normal((rows, inputs), np.float32), rng)
         offset = rng.standard_normal(out, np.float32) if bias else None
         block = matrices.matrix(matrix, offset, rounded_input=eight).block()
         operators.set_threads(2)

@@ -1,11 +1,10 @@
 // Products with GGUF's blocks as they are: see BlockForm. What multiplies them is rounded to 16
 // bits, 32 inputs by one scale; so the products of 32 inputs by weights times their integer scales
 // add up in 32 bits, and are exact up to there. Where those are too large, to 15 bits; and to 8 where
-// the matrix says so, which takes half as many products.
+// the matrix says so, which takes half as many products, but for groups with an outlier.
 
-constexpr float kMostRounded = 32512.0f;  // 32 * 32512 * 31 * 63 is below 2^31, as of Q5_K
-constexpr float kFewerBits = 16383.0f;    // 32 * 16383 * 32 * 128, as of Q6_K
-constexpr float kEightBits = 127.0f;
+// 32 * kMostRounded * 31 * 63 is below 2^31, as of Q5_K; and here 32 * 16383 * 32 * 128, as of Q6_K.
+constexpr float kFewerBits = 16383.0f;
 constexpr int64_t kUnpacked = 256;           // inputs that are unpacked for several rows
 constexpr int64_t kBlockTile = WIDTH == 8 ? 3 : 4;  // rows whose totals registers hold too
 
@@ -150,8 +149,8 @@ inline float inputs_of(const Rows& rows, int64_t at, int64_t index) {
 }
 
 // sums [count][32] of the inputs of the rows from `row` on that share the scale `index` of 32, from k
-// on, by their q - offset. `eight`: the inputs have 8 bits.
-template <Format format, bool eight, int64_t index, int64_t count>
+// on, by their q - offset. `wide`: some have 16 bits.
+template <Format format, bool wide, int64_t index, int64_t count>
 inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, const Rows& rows,
                                                         int64_t row, int64_t k,
                                                         Ints (&sums)[count][kParts]) {
@@ -172,9 +171,8 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
       sums[r][p] = offset ? splat_int(static_cast<int32_t>(-offset) * inputs) : Ints{};
   }
 #if BYTE_PRODUCTS
-  constexpr int64_t size = eight ? 1 : 2;
   constexpr int64_t chains = count * kParts < 4 ? 2 : 1;  // one sum would have to be waited for
-  const uint8_t* x = rows.bytes + size * first;
+  const uint8_t* x = rows.bytes + 2 * first;
   Ints high[chains][count][kParts] = {}, low[chains][count][kParts] = {};
   unrolled<sub / 4>([&](auto i) __attribute__((always_inline)) {
     constexpr int64_t quad = index * (sub / 4) + i;
@@ -183,14 +181,14 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
     for (int64_t p = 0; p < kParts; ++p) q[p] = Quants<format>::template quad<quad>(words, p);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < count; ++r) {
-      const uint8_t* four = x + size * r * rows.stride + 4 * quad;
-      const Ints above = broadcast_word(four);
-      const Ints below = eight ? Ints{} : broadcast_word(four + 32);
+      const uint8_t* four = x + 2 * r * rows.stride + 4 * quad;
+      const Ints above = wide ? broadcast_word(four) : Ints{};
+      const Ints below = broadcast_word(four + 32);
 #pragma GCC unroll 8
       for (int64_t p = 0; p < kParts; ++p) {
         Ints &upper = high[i % chains][r][p], &lower = low[i % chains][r][p];
-        upper = add_quads(upper, q[p], above);
-        if (!eight) lower = add_quads(lower, q[p], below);
+        if (wide) upper = add_quads(upper, q[p], above);
+        lower = add_quads(lower, q[p], below);
       }
     }
   });
@@ -200,7 +198,7 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
     for (int64_t p = 0; p < kParts; ++p) {
       Ints upper = high[0][r][p], lower = low[0][r][p];
       if (chains == 2) upper += high[chains - 1][r][p], lower += low[chains - 1][r][p];
-      sums[r][p] += eight ? upper : lower + (upper << 8);
+      sums[r][p] += lower + (upper << 8);
     }
 #else
   static_assert(count == 1);
@@ -221,7 +219,7 @@ inline __attribute__((always_inline)) void multiply_sub(const uint8_t* words, co
 constexpr int64_t kFewRows = WIDTH == 16 ? 4 : 1;  // whose sums fit the registers
 
 // A few rows from `row` on by one panel, the blocks unpacked in registers.
-template <Format format, bool eight, int64_t count>
+template <Format format, int64_t count>
 void multiply_blocks_by_rows(const Matrix& m, const Rows& rows, int64_t row, int64_t panel,
                              float* to) {
   const uint8_t* unit = m.at(m.data) + panel * m.panel_bytes();
@@ -236,9 +234,17 @@ void multiply_blocks_by_rows(const Matrix& m, const Rows& rows, int64_t row, int
       const int64_t k = first + 32 * chunk;
       fetch<kForm<format>.words_bytes()>(words + kAhead);
       Ints scaled[count][kParts] = {};
+#if BYTE_PRODUCTS
+      const bool wide = any_wide<count>(rows, row, all, k / 32);
+#else
+      constexpr bool wide = true;
+#endif
       unrolled<32 / kForm<format>.sub>([&](auto index) __attribute__((always_inline)) {
         Ints sums[count][kParts];
-        multiply_sub<format, eight, index>(words, rows, row, k, sums);
+        if (wide)
+          multiply_sub<format, true, index>(words, rows, row, k, sums);
+        else
+          multiply_sub<format, false, index>(words, rows, row, k, sums);
 #pragma GCC unroll 8
         for (int64_t p = 0; p < kParts; ++p) {
           Ints scale{};
@@ -343,27 +349,37 @@ inline __attribute__((always_inline)) void multiply_pairs(const Unpacked& from, 
 }
 
 #if BYTE_PRODUCTS
-// The same of bytes; `totals`: of each 16 of the first row's inputs.
+// The same of bytes; `totals`: of each 16 of the first row's inputs. `wide`: some have 16 bits.
 template <Format format, int64_t count>
 inline __attribute__((always_inline)) void multiply_quads(const Unpacked& from, int64_t g,
                                                           const uint8_t* x, const int32_t* totals,
-                                                          int64_t stride,
+                                                          int64_t stride, bool wide,
                                                           Ints (&sum)[count][kParts]) {
   constexpr int64_t sub = kForm<format>.sub, subs = 32 / sub;
   constexpr int64_t offset = kForm<format>.offset + Quants<format>::lifted;
   unrolled<subs>([&](auto index) __attribute__((always_inline)) {
     Ints part[count][kParts] = {};
-    for (int64_t i = index * (sub / 4); i < (index + 1) * (sub / 4); ++i) {
-      Ints weights[kParts];
+    const auto add = [&](const uint8_t* bytes) __attribute__((always_inline)) {
+      for (int64_t i = index * (sub / 4); i < (index + 1) * (sub / 4); ++i) {
+        Ints weights[kParts];
 #pragma GCC unroll 8
-      for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 8 + i] + p * kLanes);
+        for (int64_t p = 0; p < kParts; ++p) weights[p] = load(from.words[g * 8 + i] + p * kLanes);
 #pragma GCC unroll 16
-      for (int64_t r = 0; r < count; ++r) {
-        const Ints four = broadcast_word(x + r * stride + 4 * i);
+        for (int64_t r = 0; r < count; ++r) {
+          const Ints four = broadcast_word(bytes + 2 * r * stride + 4 * i);
 #pragma GCC unroll 8
-        for (int64_t p = 0; p < kParts; ++p) part[r][p] = add_quads(part[r][p], weights[p], four);
+          for (int64_t p = 0; p < kParts; ++p) part[r][p] = add_quads(part[r][p], weights[p], four);
+        }
       }
+    };
+    if (wide) {
+      add(x);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < count; ++r)
+#pragma GCC unroll 8
+        for (int64_t p = 0; p < kParts; ++p) part[r][p] <<= 8;
     }
+    add(x + 32);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < count; ++r) {
       int32_t inputs = 0;
@@ -396,7 +412,8 @@ void multiply_unpacked(const Unpacked& from, const Rows& rows, int64_t row, int6
     const int64_t first = row * rows.stride + k + 32 * g;
 #if BYTE_PRODUCTS
     if constexpr (bytes)
-      multiply_quads<format>(from, g, rows.bytes + first, rows.totals + first / 16, rows.stride, sum);
+      multiply_quads<format>(from, g, rows.bytes + 2 * first, rows.totals + first / 16, rows.stride,
+                             any_wide<count>(rows, row, all, k / 32 + g), sum);
     else
 #endif
       multiply_pairs<format>(from, g, rows.shorts + first, rows.stride, sum);
@@ -422,7 +439,7 @@ template <Format format, bool eight>
 void multiply_blocks_of(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
   if (rows.count <= kFewRows)
     return in_tiles<kFewRows>(rows.count, [&](auto count, int64_t row) {
-      multiply_blocks_by_rows<format, eight, count>(m, rows, row, panel, sums);
+      multiply_blocks_by_rows<format, count>(m, rows, row, panel, sums);
     });
   constexpr bool bytes = eight && BYTE_PRODUCTS;
   Unpacked unpacked;
@@ -454,9 +471,8 @@ inline void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, fl
   });
 }
 
-// The largest integer that the inputs of a matrix are rounded to.
+// The largest integer that the inputs of a matrix are rounded to, but for those of 8 bits.
 inline float most_rounded(const Matrix& m) {
-  if (m.rounded_input) return kEightBits;
   if (m.format != Format::kJoined)
     return m.format == Format::kQ6_K || m.format == Format::kIQ4_XS ? kFewerBits : kMostRounded;
   const JoinedMatrix& joined = *reinterpret_cast<const JoinedMatrix*>(&m);
@@ -468,35 +484,30 @@ inline float most_rounded(const Matrix& m) {
 inline Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   const int64_t groups = m.input_groups();
   const float most = most_rounded(m);
-  [[maybe_unused]] const bool eight = m.rounded_input;
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
   float* scales = scratch<float>(kScales, 2 * count * groups);
   float* sums = scales + count * groups;
   int32_t* totals = scratch<int32_t>(kTotals, count * stride / 16);
+  uint8_t* wide = scratch<uint8_t>(kWide, count * groups);
   uint8_t* bytes = BYTE_PRODUCTS ? scratch<uint8_t>(kBytes, 2 * count * stride) : nullptr;
-  over_rows(count, [=](int64_t row) {
-    for (int64_t first = 0; first < stride; first += 32) {
-      const float* from = x + row * stride;
-      int16_t* to = shorts + row * stride;
-      const float bound = bound_of(from + first, 32);
-      const float factor = integer_factor(bound, most), scale = bound / most;
-      int32_t* total = totals + (row * stride + first) / 16;
-      for (int64_t half = 0; half < 2; ++half) {
-        const int64_t at = first + 16 * half;
-        total[half] = round_all(from + at, 16, factor, to + at);
-      }
-      scales[row * groups + first / 32] = scale;
-      sums[row * groups + first / 32] = static_cast<float>(total[0] + total[1]) * scale;
+  over_rows(count, [=, &m](int64_t row) {
+    const float* from = x + row * stride;
+    find_wide(from, stride, 32, m.rounded_input, scales + row * groups, wide + row * groups);
+    for (int64_t g = row * groups; g < (row + 1) * groups; ++g, from += 32) {
+      int16_t* to = shorts + 32 * g;
+      const float largest = wide[g] ? most : kEightBits, bound = scales[g];
+      const float factor = integer_factor(bound, largest), scale = bound / largest;
+      int32_t* total = totals + 2 * g;
+      for (int64_t half = 0; half < 2; ++half)
+        total[half] = round_all(from + 16 * half, 16, factor, to + 16 * half);
+      scales[g] = scale;
+      sums[g] = static_cast<float>(total[0] + total[1]) * scale;
 #if BYTE_PRODUCTS
-      uint8_t* above = bytes + 2 * (row * stride + first);
-      if (eight)
-        order_bytes(to + first, bytes + row * stride + first);
-      else
-        split_bytes<Int8>(to + first, 32, above, above + 32);
+      split_bytes<Int8>(to, 32, bytes + 64 * g, bytes + 64 * g + 32);
 #endif
     }
   });
-  return {x, count, stride, bytes, shorts, scales, sums, totals};
+  return {x, count, stride, bytes, shorts, wide, scales, sums, totals};
 }
 
 template <Format format>

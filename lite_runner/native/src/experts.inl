@@ -142,10 +142,15 @@ inline Routes routed(const FeedForwardLayer& layer, float* logits, int64_t strid
 inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t count) {
   const auto moved = [&](auto* from, int64_t stride) { return from ? from + first * stride : from; };
   const int64_t groups = m.integers() ? m.input_groups() : 0;
-  return {moved(rows.x, rows.stride),     count,
-          rows.stride,                    moved(rows.bytes, (m.rounded_input ? 1 : 2) * m.depth()),
-          moved(rows.shorts, m.depth()),  moved(rows.scales, groups),
-          moved(rows.sums, groups),       moved(rows.totals, m.blocks() ? m.depth() / 16 : groups)};
+  return {moved(rows.x, rows.stride),
+          count,
+          rows.stride,
+          moved(rows.bytes, 2 * m.depth()),
+          moved(rows.shorts, m.depth()),
+          moved(rows.wide, groups),
+          moved(rows.scales, groups),
+          moved(rows.sums, groups),
+          moved(rows.totals, m.blocks() ? m.depth() / 16 : groups)};
 }
 
 // As linear, of the matrix of each active expert at `offsets` with its rows: calls finish(first row,

@@ -16,6 +16,7 @@ enum Scratch {
   kBytes,
   kScales,
   kTotals,
+  kWide,
   kPanels,
   kItems,
   kPartial,
