@@ -10,11 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import LazyLoader
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from lite_runner import __version__, progress
@@ -35,21 +31,7 @@ if TYPE_CHECKING:
     from lite_runner.config.argv import CommandLine
     from lite_runner.config.schema import RunConfig
 
-_LATER = {"numpy.ctypeslib", "numpy.fft", "numpy.ma", "numpy.polynomial"}
 GRACE_S = 20.0  # for a job to end by itself, longer than stopping.STOP_S
-
-
-class _PartsOfNumPy(MetaPathFinder):
-    """Imports parts of NumPy when they are used, as NumPy 2 does: a quarter of its import."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _LATER or (spec := PathFinder.find_spec(fullname, path)) is None:
-            return None
-        assert spec.loader is not None
-        spec.loader = LazyLoader(spec.loader)
-        return spec
 
 
 def console(*, mindformer: bool = False) -> NoReturn:
@@ -67,7 +49,6 @@ def start_quickly() -> None:
     gc.set_threshold(100_000)
     # NumPy's other threads would wait for their first product for 0.1 s of a processor's time.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")  # 2^16 cycles
-    sys.meta_path.insert(0, _PartsOfNumPy())
 
 
 def main(argv: Sequence[str] | None = None, *, mindformer: bool = False) -> int:

@@ -280,27 +280,6 @@ def run_process(
     )
 
 
-PARTS_OF_NUMPY = """
-import sys
-from lite_runner import app
-app.main = lambda **options: 0
-try:
-    app.console()
-except SystemExit:
-    pass
-import numpy
-assert not {"numpy.ma.core", "numpy.polynomial.polynomial"} & sys.modules.keys()
-assert numpy.ma.array([1, 2], mask=[0, 1]).sum() == 1
-assert numpy.polynomial.Polynomial([1, 2])(3) == 7
-assert abs(numpy.fft.fft([1, 1])[0]) == 2
-assert numpy.ctypeslib.as_array((numpy.ctypeslib.ctypes.c_int * 1)(5))[0] == 5
-"""
-
-
-def test_parts_of_numpy_are_imported_when_used() -> None:
-    subprocess.run([sys.executable, "-c", PARTS_OF_NUMPY], cwd=ROOT, check=True)
-
-
 @pytest.mark.parametrize(
     ("args", "code", "expected"),
     [
