@@ -204,6 +204,17 @@ def tests() -> int:
     )
 
 
+# Of architectures/, what several of them share.
+SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "positions"}
+SHARED |= {"quantization", "reference", "row_order", "serialize", "settings", "spec"}
+
+
+def families() -> list[int]:
+    """Lines of each architecture's file."""
+    inside = (name for name in modules() if name.startswith("lite_runner.architectures."))
+    return [lines_of(name) for name in inside if name.rpartition(".")[2] not in SHARED]
+
+
 def main() -> None:
     """Print all figures."""
     with tempfile.TemporaryDirectory() as folder:
@@ -221,6 +232,7 @@ def main() -> None:
     print(f"functions and fields with a run's config, outside runs: {len(taking_config())}")
     print(f"comparisons with names of backends, engines, layouts: {compared()}")
     print(f"{sum(sizes)} lines, {len(sizes)} modules, median {statistics.median(sizes):g}")
+    print(f"families: {len(families())}, median {statistics.median(families()):g} lines")
     print(f"modules of at most 60 lines with one importer: {len(with_one_importer())}")
     print(f"class names used twice: {len(used_twice())}")
     print(f"docstrings of modules that are clauses: {clauses}")

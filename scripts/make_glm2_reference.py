@@ -1,5 +1,5 @@
 """Makes tests/fixtures/reference/chatglm_biases with the real MindFormers 1.0.2, and
-tests/fixtures/mindformers/glm2/ptuning2.
+tests/fixtures/mindformers/glm2/ptuning2 and .../pangualpha.
 
 .venv-mindformers/bin/python scripts/make_glm2_reference.py: a ChatGLM2 with biases everywhere,
 LayerNorm and no norm before the head, in the form of Hugging Face, whose names differ by a prefix;
@@ -20,7 +20,10 @@ from mindformers.models.glm2 import (
     ChatGLM2ForConditionalGeneration,
     ChatGLM2WithPtuning2,
 )
+from mindformers.models.pangualpha import PanguAlphaConfig, PanguAlphaHeadModel
 from mindformers.pet.pet_config import Ptuning2Config
+
+from make_mindformers import fill  # isort: skip
 
 FIXTURES = Path(__file__).parent.parent / "tests" / "fixtures"
 TARGET = FIXTURES / "reference" / "chatglm_biases"
@@ -52,6 +55,12 @@ TUNED = {
     **{"apply_residual_connection_post_layernorm": False, "pre_seq_len": 5},
 }
 LENGTHS, STEPS = (9, 1, 5), 6
+PANGU = FIXTURES / "mindformers" / "pangualpha"
+# Of tests/test_real_mindformers_glm.py, too.
+PANGU_CONFIG = {
+    **{"vocab_size": 64, "hidden_size": 16, "ffn_hidden_size": 64, "num_layers": 3, "num_heads": 2},
+    **{"seq_length": 16, "pad_token_id": 0, "eos_token_id": 2},
+}
 
 
 def main() -> None:
@@ -71,6 +80,20 @@ def main() -> None:
     kept = [{"name": name, "data": ms.Tensor(values)} for name, values in tensors.items()]
     ms.save_checkpoint(kept, str(LEARNED / "glm2.ckpt"))
     np.savez_compressed(LEARNED / "expected.npz", **expected)
+    make_pangualpha()
+
+
+def make_pangualpha() -> None:
+    """A PanGu-alpha of random weights, and its logits behind each token of a text."""
+    types = dict.fromkeys(("param_init_type", "compute_dtype", "softmax_compute_type"), "float32")
+    network = PanguAlphaHeadModel(PanguAlphaConfig(batch_size=1, **PANGU_CONFIG, **types))
+    network.set_train(False)
+    fill(network, "pangualpha")
+    tokens = np.random.default_rng(3).integers(3, 64, (1, 16)).astype(np.int32)
+    logits = network(ms.Tensor(tokens))[0].asnumpy()[0]
+    PANGU.mkdir(exist_ok=True)
+    ms.save_checkpoint(network, str(PANGU / "pangualpha.ckpt"))
+    np.savez_compressed(PANGU / "expected.npz", tokens=tokens[0], logits=logits)
 
 
 def computed(kind, settings) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

@@ -62,6 +62,9 @@ def newer_cases() -> list[Windowed]:
     window = {"sliding_window": 8, "num_hidden_layers": 4}
     opt = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48}
     opt |= {"num_attention_heads": 4, "max_position_embeddings": 64, **tokens}
+    # As the one of 350 million parameters, but for its biases.
+    bare = {"enable_bias": False, "activation_function": "gelu"}
+    bare |= {"do_layer_norm_before": False, "word_embed_proj_dim": 16}
     router = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
     router |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
     olmo = {"sliding_attention": rope(500.0), "full_attention": rope(500.0)}
@@ -350,7 +353,7 @@ def newer_cases() -> list[Windowed]:
             PLAIN,
         ),
         ("opt", OPTConfig(**opt), PLAIN),
-        ("opt_bare", OPTConfig(**opt, enable_bias=False, activation_function="gelu"), PLAIN),
+        ("opt_bare", OPTConfig(**opt, **bare), PLAIN),
         ("phi", PhiConfig(**sizes, **half), PLAIN),
         ("phi_normed", PhiConfig(**sizes, **half, qk_layernorm=True), PLAIN),
         ("qwen2_moe", Qwen2MoeConfig(**moe, **plain, **shared, num_experts=5), PLAIN),

@@ -12,18 +12,10 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import Annotated, Any, TypeAlias
 
-from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.naming import (
-    Names,
-    Part,
-    Role,
-    Rows,
-    StoredRows,
-    apart,
-    parameters_of,
-    stacked,
-)
+from lite_runner.architectures.fields import MAX_LAYERS, Fields
+from lite_runner.architectures.naming import Names, Part, Role, parameters_of
 from lite_runner.architectures.naming import Parameter as Parameter
+from lite_runner.architectures.row_order import Rows, StoredRows, apart, stacked
 from lite_runner.architectures.settings import (
     AutoSettings,
     DecoderSettings,
@@ -114,6 +106,8 @@ class Architecture:
     stored_rows: StoredRows = stacked  # of tensors that checkpoints fuse or reorder
     always_tied: bool = False  # in MindFormers the head is always the embedding
     text_of: str = ""  # a model with other parts, of which this architecture's text model is read
+    # Matrices of files whose embedding and head are narrower: behind the one, and before the other.
+    projections: tuple[str, str] | None = None
     norms_less_one: bool = False  # transformers stores the weights of norms less 1
     next_token_layers: bool = False  # files have layers behind the model's that predict further
     custom: CustomNetwork | None = None
@@ -134,6 +128,28 @@ _SHARED = (
 def shared_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The MindFormers settings whose names equal fields of Decoder, for every architecture."""
     return {name: given[name] for name in _SHARED}
+
+
+def shared_fields(fields: Fields) -> dict[str, Any]:
+    """The same from a config.json that has MindFormers' names."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_heads")
+    fields.head_dim(hidden, heads)
+    fields.neutral(tie_word_embeddings=True)
+    vocab_size = fields.integer("vocab_size")
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden,
+        "num_layers": fields.integer("num_layers", most=MAX_LAYERS),
+        "num_heads": heads,
+        "seq_length": fields.integer("seq_length"),
+        "tie_word_embeddings": True,
+        **fields.tokens(vocab_size),
+    }
+
+
+def shared_names(model: Decoder) -> dict[str, Any]:
+    """The inverse of `shared_fields`."""
+    return {name: getattr(model, name) for name in _SHARED[1:5]}
 
 
 # model_type -> the module that it is in; messages list them in this order.
@@ -200,6 +216,8 @@ _MODULES = {
     "qwen3_5_moe": "qwen3_5",
     "telechat": "telechat",
     "telechat3": "telechat",
+    "iflytekspark": "iflytekspark",
+    "pangualpha": "pangualpha",
     "llama4_text": "llama4",
     "llama4": "llama4",
 }
@@ -232,6 +250,8 @@ _CONFIG_CLASSES = {
     "InternLM2Config": "internlm2",
     "QwenConfig": "qwen",
     "TelechatConfig": "telechat",
+    "IFlytekSparkConfig": "iflytekspark",
+    "PanguAlphaConfig": "pangualpha",
 }
 
 
@@ -318,6 +338,12 @@ def of_mindformers(config: object) -> MindFormers | None:
     """The architecture with this config class of MindFormers; None: there is none."""
     name = _CONFIG_CLASSES.get(config) if isinstance(config, str) else None
     return None if name is None else KNOWN[name].mindformers
+
+
+def modules_of(config: object) -> list[str]:
+    """MindFormers' modules of the architecture with this config class."""
+    name = _CONFIG_CLASSES.get(config) if isinstance(config, str) else None
+    return [] if name is None else [one.mindformers for one in KNOWN[name].names.values()]
 
 
 def of_yaml(raw: Mapping[str, Any], network: Any) -> MindFormers | None:
@@ -445,6 +471,7 @@ def native_parts(model: Decoder) -> list[str]:
         "keys that layers share": any(one.borrowed is not None for one in attentions),
         "norms of values": any(one.value_norm or one.values_are_keys for one in attentions),
         "inputs of each layer by itself": model.side is not None,
+        "queries by position alone": any(one.placed_query for one in attentions),
         "blocks with a factor, or of one part alone,": any(
             one.scaled or one.only for one in model.blocks
         ),
@@ -478,6 +505,11 @@ def unsupported(model: Decoder, *, native: bool = False) -> list[str]:
         reasons.append("recurrent layers differ")
     if any(block.recurrent and (block.parallel or block.norm is None) for block in model.blocks):
         reasons.append("a recurrent layer has no norm, or is parallel to the feed-forward")
+    if any(
+        one.placed_query and (one.latent or one.gated or one.kv_heads < one.heads)
+        for one in attentions
+    ):
+        reasons.append("queries by position alone are of latent, gated or grouped attention")
     if any(one.gated and (one.latent or one.clip is not None) for one in attentions):
         reasons.append("gated attention is latent, or queries are clipped")
     if len({(one.rotary, one.head_dim) for one in attentions if one.rotary}) > len(model.rotaries):

@@ -10,7 +10,8 @@ from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, row_order
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.naming import Name, Names, apart
+from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.row_order import apart
 from lite_runner.architectures.spec import Decoder, Norm
 
 _LAYER = "model.layers.{}"

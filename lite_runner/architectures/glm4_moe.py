@@ -11,7 +11,6 @@ from lite_runner.architectures import (
     Architecture,
     experts,
     llama_like,
-    naming,
     qwen3,
     row_order,
 )
@@ -79,9 +78,9 @@ GLM4_MOE = Architecture(
         llama_like.KEYS | llama_like.PARTIAL_KEYS | experts.GROUPED_KEYS,
         infer=infer_from_gguf,
         name="glm4moe",
-        rows=row_order.rotated_first(naming.apart),
+        rows=row_order.rotated_first(row_order.apart),
     ),
     no_effect=experts.NO_EFFECT | experts.NEXT_TOKEN,
-    stored_rows=row_order.rotated_first(naming.apart),
+    stored_rows=row_order.rotated_first(row_order.apart),
     next_token_layers=True,
 )

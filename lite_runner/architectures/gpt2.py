@@ -195,11 +195,11 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": given["hidden_size"] // given["num_heads"],
         "intermediate_size": given["expand_ratio"] * given["hidden_size"],
         "norm_eps": given["layernorm_epsilon"],
-        "activation": _OF_SETTINGS.get(given["hidden_act"]),
+        "activation": OF_SETTINGS.get(given["hidden_act"]),
     }
 
 
-_OF_SETTINGS: dict[str, Activation] = {
+OF_SETTINGS: dict[str, Activation] = {
     "fast_gelu": "quick_gelu",
     "gelu_exact": "gelu_exact",
     "relu": "relu",

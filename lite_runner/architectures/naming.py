@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from lite_runner.architectures.spec import (
     Attention,
@@ -22,10 +22,7 @@ from lite_runner.architectures.spec import (
 from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 Role = Literal[
     "embedding",
@@ -36,6 +33,7 @@ Role = Literal[
     "join_hidden_norm",
     "attention_norm",
     "query",
+    "query_places",
     "key",
     "value",
     "query_norm",
@@ -58,6 +56,7 @@ Role = Literal[
     "recurrent_gain",
     "recurrent_out",
     "attention_post_norm",
+    "sum_norm",
     "feed_forward_norm",
     "gate",
     "up",
@@ -72,6 +71,7 @@ Role = Literal[
     "shared_up",
     "shared_down",
     "feed_forward_post_norm",
+    "out_norm",
     "router_scale",
     "expert_scales",
     "expert_norm",
@@ -120,6 +120,7 @@ class Name:
     stored: str = ""
     stacked: str = ""  # MindFormers' module that has all experts of a layer, [experts, out, in]
     gguf: str = ""  # llama.cpp's name, where it is not that of the role
+    last: str = ""  # MindFormers' module in the last layer, where it is another
     fused: FusedExperts | None = None
 
 
@@ -152,6 +153,9 @@ GGUF: Mapping[Role, str] = {  # llama.cpp's names, the same for every architectu
     "recurrent_skip": "blk.{}.ssm_d.",
     "recurrent_gain": "blk.{}.ssm_norm",
     "recurrent_out": "blk.{}.ssm_out",
+    "query_places": "",  # llama.cpp has none
+    "sum_norm": "blk.{}.attn_output_norm",
+    "out_norm": "blk.{}.layer_output_norm",
     "attention_post_norm": "blk.{}.post_attention_norm",
     "feed_forward_norm": "blk.{}.ffn_norm",
     "gate": "blk.{}.ffn_gate",
@@ -232,7 +236,10 @@ def parameters_of(model: Decoder, names: Names) -> Iterator[Parameter]:
             if before:
                 for layer, block in enumerate(model.blocks):
                     for inner in in_layers:
-                        yield from _of_block(model, block, layer, inner, names[inner])
+                        one = names[inner]
+                        if one.last and layer == model.num_layers - 1:
+                            one = replace(one, mindformers=one.last)
+                        yield from _of_block(model, block, layer, inner, one)
             before = False
         else:
             yield from _of_model(model, role, name)
@@ -324,6 +331,8 @@ def _of_block(
         "attention_post_norm": (block.post_norm, hidden),
         "feed_forward_norm": (None if block.shared_norm else block.norm, hidden),
         "feed_forward_post_norm": (block.post_norm, hidden),
+        "sum_norm": (block.sum_norm, hidden),
+        "out_norm": (block.out_norm, hidden),
         "query_norm": (attention.qk_norm, attention.head_dim if by_head else queries),
         "key_norm": (attention.qk_norm, attention.head_dim if by_head else keys),
     }
@@ -333,6 +342,11 @@ def _of_block(
             yield from _norm(norm, size, role, name, layer)
     elif feed_forward.experts is not None and role in _OF_EXPERTS:
         yield from _of_experts(block, feed_forward.experts, hidden, layer, role, name)
+    elif attention.placed_query and role in ("query", "query_places"):
+        table = role == "query_places"
+        yield _plain(name, layer, role, (model.seq_length if table else queries, hidden))
+        if attention.qkv_bias and not table:
+            yield _plain(name, layer, role, (queries,), "bias")
     elif role == "sinks" and attention.sinks:
         yield _plain(name, layer, role, (attention.heads,))
     elif role in linears:
@@ -439,7 +453,7 @@ _OF_EXPERTS = (
     *("shared_router", "shared_gate", "shared_up", "shared_down", *_APART),
 )
 _OF_FEED_FORWARD = (
-    *("feed_forward_norm", "gate", "up", "down", "feed_forward_post_norm"),
+    *("feed_forward_norm", "gate", "up", "down", "feed_forward_post_norm", "out_norm"),
     *(*_OF_EXPERTS, *_OF_BLOCK_END),
 )
 
@@ -577,23 +591,3 @@ def _at(name: str, layer: int | None) -> str:
 def _gguf(role: Role, name: Name, layer: int | None, kind: Part) -> str:
     theirs = name.gguf or (GGUF if name.part is None else _FUSED)[role]
     return f"{_at(theirs, layer)}.{kind}"
-
-
-Rows: TypeAlias = "slice | NDArray[np.int64]"  # row i of a tensor is row rows[i] of the stored one
-StoredRows: TypeAlias = "Callable[[Parameter, Decoder], Rows | None]"  # None: stored as it is
-
-
-def apart(parameter: Parameter, model: Decoder) -> None:
-    """Each tensor by itself, as it is."""
-
-
-def stacked(parameter: Parameter, model: Decoder) -> slice | None:
-    """All of q, then all of k, then all of v; all of gate, then all of up."""
-    if parameter.part is None:
-        return None
-    if parameter.role in ("gate", "up"):
-        sizes = [model.intermediate_size] * 2
-    else:
-        sizes = [heads * model.head_dim for heads in (model.num_heads, *[model.n_kv_heads] * 2)]
-    start = sum(sizes[: parameter.part])
-    return slice(start, start + sizes[parameter.part])

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, naming, row_order
+from lite_runner.architectures import GGUF, Architecture, llama_like, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -55,8 +55,8 @@ NEMOTRON = Architecture(
     gguf=GGUF(
         llama_like.layer_norm_keys("norm_eps") | llama_like.PARTIAL_KEYS,
         infer=infer_from_gguf,
-        rows=row_order.rotated_first(naming.apart),
+        rows=row_order.rotated_first(row_order.apart),
     ),
     norms_less_one=True,
-    stored_rows=row_order.rotated_first(naming.apart),
+    stored_rows=row_order.rotated_first(row_order.apart),
 )

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, naming, row_order, starcoder2
+from lite_runner.architectures import GGUF, Architecture, llama_like, row_order, starcoder2
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -78,8 +78,8 @@ PHI = Architecture(
         llama_like.layer_norm_keys("layer_norm_eps") | llama_like.PARTIAL_KEYS,
         infer=infer_from_gguf,
         name="phi2",
-        rows=row_order.rotated_first(naming.apart),
+        rows=row_order.rotated_first(row_order.apart),
     ),
     no_effect={"embd_pdrop": TRAINING, "resid_pdrop": TRAINING},
-    stored_rows=row_order.rotated_first(naming.apart),
+    stored_rows=row_order.rotated_first(row_order.apart),
 )

@@ -17,8 +17,8 @@ from lite_runner.architectures import (
 )
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
-from lite_runner.architectures.naming import Name, Names, Parameter, Rows, apart
-from lite_runner.architectures.row_order import rotated_first
+from lite_runner.architectures.naming import Name, Names, Parameter
+from lite_runner.architectures.row_order import Rows, apart, rotated_first
 from lite_runner.architectures.spec import Block, Decoder, Experts, Norm, Recurrent
 
 if TYPE_CHECKING:

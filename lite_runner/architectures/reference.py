@@ -76,6 +76,7 @@ def forward(
                 added = attention(block.attention, normed, weights, layer, prefix, ahead, kept)
             added = norm(block.post_norm, added, weights, "attention_post_norm", layer)
             x = residual(block, x, normed) + block.residual_scale * added
+            x = norm(block.sum_norm, x, weights, "sum_norm", layer)
         if block.only != "mixer":
             start = start if block.parallel else x
             role: Role = "attention_norm" if block.shared_norm else "feed_forward_norm"
@@ -83,6 +84,7 @@ def forward(
             added = feed_forward(block, normed, weights, layer, start)
             added = norm(block.post_norm, added, weights, "feed_forward_post_norm", layer)
             x = residual(block, x, normed) + block.residual_scale * added
+            x = norm(block.out_norm, x, weights, "out_norm", layer)
         if model.side is not None and sides is not None:
             gate = linear(x, weights, "side_gate", layer, bias=False)
             inner = activated(block.feed_forward.function, gate) * sides[:, layer]
@@ -182,7 +184,9 @@ def attention(
 
     def heads(role: Role, count: int) -> Floats:
         """[T, count, head_dim]"""
-        projected = linear(x, weights, role, layer, given.qkv_bias)
+        placed = given.placed_query and role == "query"
+        rows = weights["query_places", layer, "weight"][: len(x)] if placed else x
+        projected = linear(rows, weights, role, layer, given.qkv_bias)
         return projected.reshape(len(x), count, given.head_dim)
 
     def normed(split: Floats, role: Role) -> Floats:

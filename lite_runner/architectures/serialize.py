@@ -138,13 +138,14 @@ def _block_errors(block: Block, model: Decoder) -> Iterator[str]:
         yield f"model: window is {one.window}, expected at least 1"
     if one.clip is not None and not 0 < one.clip <= MAX_SIZE:
         yield f"model: clip is {one.clip}, expected a number above 0"
-    for norm in (block.norm, block.post_norm):
+    norms = (block.norm, block.post_norm, block.sum_norm, block.out_norm)
+    for norm in norms:
         if norm is not None and not 0 < norm.eps < 1:
             yield f"model: eps of a norm is {norm.eps}, expected a number between 0 and 1"
     kept = block.normed_residual
     if kept is not None and not 0 < kept <= MAX_SIZE:
         yield f"model: normed_residual is {kept}, expected a number above 0"
-    if block.norm is None and block.post_norm is None:
+    if not any(norms):
         yield "model: a block has no norm"
     if one.rotary is not None:
         scaling = one.rotary.scaling

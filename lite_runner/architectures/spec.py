@@ -124,6 +124,7 @@ class Attention:
     latent: Latent | None = None
     sinks: bool = False  # the softmax has one more score, of each head, that adds no value
     gated: bool = False  # outputs are times the sigmoid of gates, which `query` has behind queries
+    placed_query: bool = False  # queries are linear in a row by position of a table, not in x
     chunk: int | None = None  # tokens see those of their own chunk of so many alone
     # Queries are times 1 + weight * log(1 + n) behind n whole spans of so many tokens.
     temperature: Temperature | None = None
@@ -233,6 +234,9 @@ class Block:
     # One of both alone; what there is not has the sizes of other blocks.
     only: Literal["mixer", "feed_forward"] | None = None
     scaled: bool = False  # the block's output is times a number of its own
+    # Post-norm: x is the norm of the sum, behind attention and behind the feed-forward.
+    sum_norm: Norm | None = None
+    out_norm: Norm | None = None
 
     @property
     def attends(self) -> bool:
@@ -363,7 +367,7 @@ class Decoder:
     @property
     def norm_eps(self) -> float:
         """Of the final norm; without one, of the blocks'."""
-        norm = self.norm or self.blocks[0].norm
+        norm = self.norm or self.blocks[0].norm or self.blocks[0].sum_norm
         assert norm is not None
         return norm.eps
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
-from lite_runner.architectures import of_mindformers
+from lite_runner.architectures import of_mindformers, parameters
 from lite_runner.architectures.quantization import matrices_of, schemes
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
@@ -206,7 +206,8 @@ def unknown_modules(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
         return
     matrices = list(schemes(model, replace(quantization, kept=())))
     for part in quantization.kept:
-        if not part or not matrices_of(part, model, matrices):
+        known = any(part in one.name for one in parameters(model))  # some are never converted
+        if not part or not (known or matrices_of(part, model, matrices)):
             names = dict.fromkeys(name.removesuffix(".weight").split(".")[-1] for name in matrices)
             yield invalid(
                 ("modules_to_not_convert", "model"),

@@ -381,6 +381,12 @@ def _with_values(composed: Composed, line: CommandLine, file: ConfigFile) -> Con
 def _other_model(composed: Composed, line: CommandLine, file: ConfigFile) -> str:
     """The error of a file for another model than the chosen one; "" for none."""
     arch, chosen = arch_of(file.raw), at(composed.raw, "model.arch.type")
+    sized = any(at(file.raw, f"{key}.hidden_size") for key in ("model", "model.model_config"))
+    if (arch, chosen, sized) == (None, "auto", True):
+        return (
+            f"model.arch.type: missing (in {file.source}): a file of training, with sizes in"
+            " Hugging Face's names and no network; pretrained_model_dir=FOLDER predicts without it"
+        )
     if arch in (None, chosen):
         models = options_of("model", composed.folders)
         return blended(line.settings, file, composed.raw, models) or ""

@@ -6,11 +6,12 @@ keys that would change the result, and unknown keys, are validation errors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from lite_runner.architectures import networks, of_mindformers, of_yaml
+from lite_runner.architectures import modules_of, networks, of_mindformers, of_yaml
 from lite_runner.architectures.experts import has_experts, unsupported
 from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.config import at, did_you_mean, nearest_key, show
@@ -121,6 +122,7 @@ OFF: dict[str, tuple[tuple[Any, ...], str]] = {
     "model.model_config.position_embedding_type": (("rope", None), "rope_scaling has the others"),
     "model.model_config.qk_layernorm": ((True, None), "a Qwen3 always has it"),
     "model.model_config.post_layernorm_residual": ((False, None), _NOT_HERE),
+    "model.model_config.use_moe": ((False, None), _NOT_HERE),
     "model.model_config.return_hidden_states": ((False, None), "logits are all that is given"),
     "model.model_config.quant": (("", None), "quant=a16w8, a16w4 or a8w8 quantizes here"),
     "model.model_config.quant_config": ((None,), "quant=a16w8, a16w4 or a8w8 quantizes here"),
@@ -141,6 +143,7 @@ TOKENIZERS = {
     "Baichuan2Tokenizer": "LlamaTokenizer",
     "BloomProcessor": "BloomTokenizer",
     "GPT2Processor": "GPT2Tokenizer",
+    "IFlytekSparkTokenizer": "LlamaTokenizer",
     "InternLM2Tokenizer": "LlamaTokenizer",
     "InternLMTokenizer": "LlamaTokenizer",
     "LLaMATokenizer": "LlamaTokenizer",
@@ -347,8 +350,11 @@ def _translate_model(
     source = settings.get("checkpoint_name_or_path")
     if source in ("", None) or (isinstance(source, str) and source in models):
         result.assignments.pop(f"{PREFIX}checkpoint_name_or_path", None)
+    if settings.get("top_p") == 0:  # the likeliest token alone
+        result.assignments |= {f"{PREFIX}top_p": 1.0, f"{PREFIX}top_k": 1}
     _translate_adapter(settings.get("pet_config"), result)
-    _translate_quantization(settings.get("quantization_config"), result)
+    modules = modules_of(_type(settings, defaults))
+    _translate_quantization(settings.get("quantization_config"), modules, result)
     _check_head_size(settings, defaults, result)
     if kind is not None:
         kind.translate(raw, defaults, result)
@@ -402,7 +408,7 @@ def _check_head_size(
         )
 
 
-def _translate_quantization(given: Any, result: Translation) -> None:
+def _translate_quantization(given: Any, modules: Collection[str], result: Translation) -> None:
     """Round-to-nearest quantization becomes quant=, and so do smooth_quant and ptq, whose
     checkpoints have integers and scales in them; other methods are errors.
 
@@ -423,11 +429,21 @@ def _translate_quantization(given: Any, result: Translation) -> None:
             f"{section}.quant_method: got {show(method)}, expected rtn (rounded to nearest),"
             " smooth_quant or ptq: nothing is calibrated here"
         )
-    if given.get("layer_policies"):
-        result.errors.append(
-            f"{section}.layer_policies: got {show(given['layer_policies'])}, expected none: all"
-            " layers are quantized alike, but for modules_to_not_convert"
-        )
+    kept = given.get("modules_to_not_convert")
+    for part, own in (given.get("layer_policies") or {}).items():
+        if not _is_alike(own, given):
+            result.errors.append(
+                f"{section}.layer_policies: got {show(own)} for {part}, expected the types of the"
+                " other layers and act_quant_granularity per_token: all are quantized alike, but"
+                " for modules_to_not_convert"
+            )
+        elif (inside := re.fullmatch(r"\.\*\\\.(\w+)\\\.\.\*", str(part))) is None:
+            result.errors.append(
+                f"{section}.layer_policies: got {show(part)}, expected the form .*\\.NAME\\..*"
+            )
+        else:  # it converts its modules, whatever is kept elsewhere
+            kept = [name for name in kept or () if not _is_in(name, inside[1], modules)]
+            kept += own.get("modules_to_not_convert") or ()
     if kv == "int8":
         result.assignments["kv_cache"] = "int8"
     elif kv not in _FLOATS:
@@ -444,10 +460,28 @@ def _translate_quantization(given: Any, result: Translation) -> None:
     result.assignments["quant"] = quant
     understood = {"quant_method", "weight_dtype", "activation_dtype", "kvcache_dtype"}
     understood -= {"quant_method"} if method in _CALIBRATED else set()  # the checkpoint is
-    if kept := given.get("modules_to_not_convert"):
+    if kept:
         result.assignments["modules_to_not_convert"] = kept
-    understood.add("modules_to_not_convert")
+    understood |= {"modules_to_not_convert", "layer_policies"}
     result.ignored += [f"{section}.{name}" for name in given if name not in understood]
+
+
+def _is_alike(policy: Any, given: Mapping[str, Any]) -> bool:
+    """True if a layer's own policy of quantization is what all layers have here."""
+    types = ("weight_dtype", "activation_dtype", "kvcache_dtype")
+    return (
+        isinstance(policy, Mapping)
+        and all(policy.get(name) == given.get(name) for name in types)
+        and policy.get("act_quant_granularity") == "per_token"
+        and policy.get("weight_quant_granularity", "per_channel") == "per_channel"
+        and isinstance(policy.get("modules_to_not_convert", []), list)
+    )
+
+
+def _is_in(name: str, part: str, modules: Collection[str]) -> bool:
+    """True if all modules of this name are in modules of the other."""
+    found = [one for one in modules if name in one]
+    return bool(found) and all(f".{part}." in one for one in found)
 
 
 def _translate_tokenizer(raw: Mapping[str, Any], result: Translation) -> None:

@@ -73,6 +73,7 @@ class TokenizerSettings:
         "Llama3Tokenizer",
         "LlamaTokenizer",
         "LlamaTokenizerFast",
+        "PanguAlphaTokenizer",
         "Qwen2Tokenizer",
         "Qwen2TokenizerFast",
     ]

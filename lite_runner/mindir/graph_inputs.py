@@ -169,7 +169,8 @@ def not_resizable(model: Decoder) -> list[str]:
         reasons.append("attention differs between its layers by more than window and positions")
     if any(not one.qk_norm_by_head for one in attentions):
         reasons.append("queries and keys are normed over all heads together")
-    if any(one.norm is None or one.post_norm is not None for one in model.blocks):
+    behind = ((one.post_norm, one.sum_norm, one.out_norm) for one in model.blocks)
+    if any(map(any, behind)) or any(one.norm is None for one in model.blocks):
         reasons.append("norms are behind attention and feed-forward")
     if (model.embedding_scale, model.logits_scaling) != (1.0, 1.0) or any(
         one.residual_scale != 1 or one.attention.scale is not None for one in model.blocks

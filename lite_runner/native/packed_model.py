@@ -201,6 +201,7 @@ class _Packer:
             rate_bias=self._weights.vector(self._name("recurrent_rate", layer)),
             skip=None if parts.delta else self._weights.vector(self._name("recurrent_skip", layer)),
             post_norm=self._norm(block.post_norm, "attention_post_norm", layer),
+            sum_norm=self._sum_norm(block.sum_norm, "sum_norm", layer),
         )
         return Packed(packed.block(self._room), layout)
 
@@ -213,7 +214,7 @@ class _Packer:
             latent, inward, bias = self._latent(layer, parts, parts.latent)
         else:
             roles = _INWARD if parts.borrowed is None else _INWARD[:1]
-            made = roles[:2] if parts.values_are_keys else roles
+            made = roles[:2] if parts.values_are_keys else roles[parts.placed_query :]
             every = {role: self._matrix(role, layer) for role in made}
             inward = matrices.stacked([every.get(role, every[made[-1]]) for role in roles])
             if parts.qkv_bias:
@@ -263,13 +264,25 @@ class _Packer:
             slopes=self._slopes(parts) if parts.alibi else None,
             latent=latent,
             sinks=self._weights.vector(self._name("sinks", layer)) if parts.sinks else None,
+            placed_queries=self._placed_queries(layer, parts) if parts.placed_query else None,
             temperatures=self._temperatures(parts.temperature),
             query_norm=query_norm,
             key_norm=key_norm,
             value_norm=self._norm(parts.value_norm, "value", layer, parts.head_dim),
             post_norm=post_norm,
+            sum_norm=self._sum_norm(block.sum_norm, "sum_norm", layer),
         )
         return Packed(packed.block(self._room), layout)
+
+    def _placed_queries(self, layer: int, parts: spec.Attention) -> Floats:
+        """Queries of each position, in place of those that the fused matrix makes."""
+        places, query = (
+            self._weights.vector(self._name(role, layer)).astype(np.float64)
+            for role in ("query_places", "query")
+        )
+        bias = self._bias("query", layer) if parts.qkv_bias else np.float32(0)
+        made: Floats = (places @ query.T + bias).astype(np.float32)
+        return made.reshape(-1)
 
     def _latent(
         self, layer: int, parts: spec.Attention, latent: spec.Latent
@@ -331,6 +344,7 @@ class _Packer:
             self._shared_norm or self._norm_of_hidden(block.norm, "feed_forward_norm", layer),
             layout,
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
+            sum_norm=self._sum_norm(block.out_norm, "out_norm", layer),
             side=self._side(layer),
         )
         return Packed(packed.block(self._room), layout)
@@ -412,6 +426,7 @@ class _Packer:
             ],
             norm,
             post_norm=self._norm(block.post_norm, "feed_forward_post_norm", layer),
+            sum_norm=self._sum_norm(block.out_norm, "out_norm", layer),
             choice_bias=choice_bias,
             shared=shared,
             apart=apart,
@@ -446,10 +461,7 @@ class _Packer:
             matrix = self._packed(self._weights.matrix(f"{HEAD}.weight"), bias)
         layout = self._layouts.head()
         norm = self._norm_of_hidden(model.norm, "norm")
-        if norm is not None and model.logits_scaling != 1:
-            scaling = np.float32(model.logits_scaling)
-            beta = None if norm.beta is None else norm.beta / scaling
-            norm = NormValues(norm.gamma / scaling, beta, norm.epsilon)
+        norm = norm and _divided(norm, model.logits_scaling)
         block = packing.head(matrix, norm, layout, hidden=model.hidden_size)
         return Packed(block.block(self._room), layout)
 
@@ -508,6 +520,10 @@ class _Packer:
         scaled = norm and replace(norm, eps=norm.eps / self._model.embedding_scale**2)
         return self._norm(scaled, role, layer)
 
+    def _sum_norm(self, norm: spec.Norm | None, role: Role, layer: int) -> NormValues | None:
+        found = self._norm_of_hidden(norm, role, layer)
+        return found and _divided(found, self._model.embedding_scale)
+
     def _residual(self, block: spec.Block) -> Residual:
         scale = self._model.embedding_scale
         normed = (block.normed_residual or 0.0) / scale
@@ -521,3 +537,12 @@ class _Packer:
         return matrices.matrix(
             weight, bias, rounded_input=self._rounded_input, dequantize=self._dequantize
         )
+
+
+def _divided(norm: NormValues, by: float) -> NormValues:
+    """The norm whose outputs are those divided by a number."""
+    if by == 1:
+        return norm
+    factor = np.float32(by)
+    beta = None if norm.beta is None else norm.beta / factor
+    return NormValues(norm.gamma / factor, beta, norm.epsilon)

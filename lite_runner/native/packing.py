@@ -102,18 +102,21 @@ def attention(
     *,
     slopes: Floats | None = None,
     sinks: Floats | None = None,
+    placed_queries: Floats | None = None,
     temperatures: Floats | None = None,
     latent: LatentLayout | None = None,
     query_norm: NormValues | None = None,
     key_norm: NormValues | None = None,
     value_norm: NormValues | None = None,
     post_norm: NormValues | None = None,
+    sum_norm: NormValues | None = None,
 ) -> StructLayout:
     """Pack an attention layer whose sizes and flags are in `fields`; `inward` is the fused qkv
     projection, `outward` the output one.
 
     `slopes`: ALiBi's [heads]. `query_norm`, `key_norm`: their gamma is [head_dim] for each head, or
-    that of all heads together with `joint_norm` and `apart_norm`. `post_norm`: of the output.
+    that of all heads together with `joint_norm` and `apart_norm`. `post_norm`: of the output;
+    `sum_norm`: of that and the input.
     """
     fields.kind, fields.adapters = Kind.ATTENTION, _lora_pair(adapters)
     layout = StructLayout(fields)
@@ -121,6 +124,8 @@ def attention(
         fields.slopes = layout.add(copied(slopes))
     if sinks is not None:
         fields.sinks = layout.add(copied(sinks))
+    if placed_queries is not None:
+        fields.placed_queries = layout.add(copied(placed_queries))
     if temperatures is not None:
         fields.temperatures = layout.add(copied(temperatures))
     if latent is not None:
@@ -135,7 +140,7 @@ def attention(
     fields.norm = layout.norm(norm)
     fields.query_norm, fields.key_norm = layout.norm(query_norm), layout.norm(key_norm)
     fields.value_norm = layout.norm(value_norm)
-    fields.residual.norm = layout.norm(post_norm)
+    fields.residual.norm, fields.residual.sum_norm = layout.norm(post_norm), layout.norm(sum_norm)
     return layout
 
 
@@ -154,6 +159,7 @@ def recurrent(
     rate_bias: Floats,
     skip: Floats | None,
     post_norm: NormValues | None = None,
+    sum_norm: NormValues | None = None,
 ) -> StructLayout:
     """Pack a recurrent layer: see RecurrentLayer in src/layers.h. `taps` [kernel, channels]."""
     fields.kind, fields.adapters = Kind.RECURRENT, _lora_pair(adapters)
@@ -167,7 +173,7 @@ def recurrent(
     fields.inward, fields.rates = layout.add(inward), layout.add(rates)
     fields.projection = layout.add(outward)
     fields.norm, fields.out_norm = layout.norm(norm), layout.norm(out_norm)
-    fields.residual.norm = layout.norm(post_norm)
+    fields.residual.norm, fields.residual.sum_norm = layout.norm(post_norm), layout.norm(sum_norm)
     return layout
 
 
@@ -193,6 +199,7 @@ def feed_forward(
     adapters: PoolLayout | None = None,
     *,
     post_norm: NormValues | None = None,
+    sum_norm: NormValues | None = None,
     side: SideNetwork | None = None,
 ) -> StructLayout:
     """Pack a feed-forward layer; `up`: gate and up as Alternating panels if `gated`."""
@@ -201,6 +208,7 @@ def feed_forward(
     _add_side(layout, fields, side)
     fields.up, fields.down = layout.add(up), layout.add(down)
     fields.norm, fields.residual.norm = layout.norm(norm), layout.norm(post_norm)
+    fields.residual.sum_norm = layout.norm(sum_norm)
     return layout
 
 
@@ -230,6 +238,7 @@ def experts(
     norm: NormValues | None,
     *,
     post_norm: NormValues | None = None,
+    sum_norm: NormValues | None = None,
     choice_bias: Floats | None = None,
     shared: tuple[StructLayout, StructLayout] | None = None,
     apart: ApartNorms | None = None,
@@ -255,6 +264,7 @@ def experts(
     fields.up = layout.add(copied(np.array([layout.add(one) for one in ups], np.int64)))
     fields.down = layout.add(copied(np.array([layout.add(one) for one in downs], np.int64)))
     fields.norm, fields.residual.norm = layout.norm(norm), layout.norm(post_norm)
+    fields.residual.sum_norm = layout.norm(sum_norm)
     return layout
 
 

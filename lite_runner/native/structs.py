@@ -179,11 +179,16 @@ class EmbeddingLayer(Structure):
 
 
 class Residual(Structure):
-    """The residual connection of a layer: x + scale * norm(output); with `normed_input` to that
-    times the normed input."""
+    """The residual connection of a layer: sum_norm(x + scale * norm(output)); with `normed_input`
+    to that times the normed input."""
 
     __slots__ = ()
-    _fields_ = [("norm", Norm), ("scale", c_double), ("normed_input", c_double)]
+    _fields_ = [
+        ("norm", Norm),
+        ("scale", c_double),
+        ("normed_input", c_double),
+        ("sum_norm", Norm),
+    ]
 
 
 class AttentionLayer(Structure):
@@ -193,7 +198,7 @@ class AttentionLayer(Structure):
     _fields_ = [
         *_integers("kind hidden heads kv_heads head_dim rotary rope_width rope_offset"),
         *_integers("slopes window chunk temperatures span prefix parallel"),
-        *_integers("joint_norm apart_norm late_norm sinks gated borrowed"),
+        *_integers("joint_norm apart_norm late_norm sinks placed_queries gated borrowed"),
         *_integers("latent latent_width latent_value query_rank places absorb expand query"),
         ("latent_norm", Norm),
         ("latent_query_norm", Norm),

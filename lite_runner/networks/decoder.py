@@ -296,6 +296,8 @@ class BlockCell(nn.Cell):
         self.parallel = block.parallel
         self.attention_post_norm = parts.norm(block.post_norm, "attention_post_norm", layer)
         self.feed_forward_post_norm = parts.norm(block.post_norm, "feed_forward_post_norm", layer)
+        self.sum_norm = parts.norm(block.sum_norm, "sum_norm", layer)
+        self.out_norm = parts.norm(block.out_norm, "out_norm", layer)
         rotaries = parts.model.rotaries
         self.rotary = -1 if attention.rotary is None else rotaries.index(attention.rotary)
         self.clip = attention.clip or 0.0  # 0: none
@@ -365,6 +367,7 @@ class BlockCell(nn.Cell):
             h = self.latent.expanded(h)
         h = self.attention_out(h, self.out_lora(h, step)[0])
         x = self.added(x, h if self.attention_post_norm is None else self.attention_post_norm(h))
+        x = x if self.sum_norm is None else self.sum_norm(x)
         start = start if self.parallel else x
         if self.shared_norm:
             h = shared
@@ -374,7 +377,8 @@ class BlockCell(nn.Cell):
         h = self.fed_forward(h, step)
         if self.feed_forward_post_norm is not None:
             h = self.feed_forward_post_norm(h)
-        return self.added(x, h)
+        x = self.added(x, h)
+        return x if self.out_norm is None else self.out_norm(x)
 
     def clipped(self, x: Tensor) -> Tensor:
         """Between -clip and clip."""

@@ -244,12 +244,14 @@ class _Pass:
         added = self.attention(block.attention, normed, layer)
         added = self.norm(block.post_norm, added, "attention_post_norm", layer)
         start, x = x, ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
+        x = self.norm(block.sum_norm, x, "sum_norm", layer)
         start = start if block.parallel else x
         if not block.shared_norm:
             normed = self.norm(block.norm, start, "feed_forward_norm", layer)
         added = self.feed_forward(block.feed_forward, normed, layer)
         added = self.norm(block.post_norm, added, "feed_forward_post_norm", layer)
-        return ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
+        x = ops.add(tape, self.residual(block, x, normed), added, block.residual_scale)
+        return self.norm(block.out_norm, x, "out_norm", layer)
 
     def recomputed(self, given: Block, x: Value, layer: int) -> Value:
         """As `block`, but computed again for its gradients."""

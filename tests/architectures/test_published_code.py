@@ -11,14 +11,26 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import baichuan
 from lite_runner.architectures.reference import forward
+from lite_runner.backends import Row
+from lite_runner.backends.native.backend import NativeBackend
+from lite_runner.native.model import NativeOptions
+from lite_runner.native.packed_model import pack
 from lite_runner.weights import LazyTensor
+from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.formats import hf_from_model_config, model_config_from_hf
+from lite_runner.weights.formats.fused import by_name
 from lite_runner.weights.formats.hugging_face import (
     from_hugging_face,
     shapes_in_files,
     to_hugging_face,
 )
-from lite_runner.weights.formats.mindformers import to_mindformers, with_canonical_names
+from lite_runner.weights.formats.mindformers import (
+    stored_name,
+    to_mindformers,
+    with_canonical_names,
+)
+from lite_runner.weights.read_ahead import QuantizedWeights
+from tests.paths import FIXTURES
 
 Array = NDArray[Any]
 Tensors = dict[str, Array]
@@ -158,6 +170,63 @@ def telechat(t: Tensors, raw: dict[str, Any]) -> Array:
     return normed(x, t["transformer.ln_f.weight"]) @ t["lm_head.weight"].T
 
 
+def layer_normed(x: Array, t: Tensors, name: str) -> Array:
+    x = x - x.mean(-1, keepdims=True)
+    return normed(x, t[f"{name}.gamma"]) + t[f"{name}.beta"]
+
+
+def iflytekspark(t: Tensors, raw: dict[str, Any]) -> Array:
+    """As research/iflytekspark of MindFormers 1.0.2 computes it, by the names of its checkpoint."""
+
+    def dense(x: Array, name: str) -> Array:
+        return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+
+    table = t["transformer.embedding.word_embeddings.embedding_table"]
+    x, at = table[TOKENS], np.arange(len(TOKENS))
+    outside = (at[:, None] - at >= raw["sparse_local_size"]) * -1e9  # pre_tokens
+    for layer in ("transformer.transformer.layers.0.", "transformer.transformer.layers.1."):
+        h = layer_normed(x, t, f"{layer}layer_norm")
+        fused = np.split(dense(h, f"{layer}attention.q_k_v_proj"), 3, axis=-1)
+        q, k, v = (one.reshape(len(x), 4, 8) for one in fused)
+        h = attended(rotated(q, 1e6), rotated(k, 1e6), v, outside)
+        x = x + dense(h, f"{layer}attention.out_proj")
+        h = layer_normed(x, t, f"{layer}final_layer_norm")
+        inner = gelu(dense(h, f"{layer}mlp.fc0")) * dense(h, f"{layer}mlp.fc1")
+        x = x + dense(inner, f"{layer}mlp.fc2")
+    return layer_normed(x, t, "transformer.transformer.layernorm") @ table.T
+
+
+def gelu(x: Array) -> Array:
+    return x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def pangualpha(t: Tensors, raw: dict[str, Any]) -> Array:
+    """As models/pangualpha of MindFormers 1.0.2 computes it, by the names of its checkpoint."""
+
+    def block(x: Array, query: Array | None, layer: str) -> Array:
+        h = layer_normed(x, t, f"{layer}layernorm1")
+        asked = h if query is None else query  # QueryLayer's is the row of a table
+        q, k, v = (
+            (one @ t[f"{layer}attention.dense{n}.weight"].T + t[f"{layer}attention.dense{n}.bias"])
+            for n, one in ((1, asked), (2, h), (3, h))
+        )
+        h = attended(*(one.reshape(len(x), 4, 8) for one in (q, k, v)))
+        x = x + h @ t[f"{layer}attention.projection.weight"]  # [in, out]
+        x = x + t[f"{layer}attention.projection.bias"]
+        h = layer_normed(x, t, f"{layer}layernorm2")
+        h = h @ t[f"{layer}output.mapping.weight"] + t[f"{layer}output.mapping.bias"]
+        h = h / (1 + np.exp(-1.702 * h))  # fast_gelu
+        return x + h @ t[f"{layer}output.projection.weight"] + t[f"{layer}output.projection.bias"]
+
+    table, length = t["backbone.embedding.word_embedding.embedding_table"], len(TOKENS)
+    x = table[TOKENS] + t["backbone.embedding.position_embedding.embedding_table"][:length]
+    for layer in range(raw["num_layers"] - 1):
+        x = block(x, None, f"backbone.blocks.{layer}.")
+    x = layer_normed(x, t, "backbone.layernorm")
+    asked = t["backbone.top_query_embedding.embedding_table"][:length]
+    return block(x, asked, "backbone.top_query_layer.") @ table.T
+
+
 NORMED = {"vocab_size": baichuan.NORMED_VOCABULARY}
 WITHOUT_POSITIONS = SIZES | {"rms_norm_eps": 1e-5}
 QWEN = {"kv_channels": 8, "seq_length": 64, "layer_norm_epsilon": 1e-5, "intermediate_size": 96}
@@ -206,3 +275,54 @@ def test_logits_equal_those_of_the_published_code(
     back = with_canonical_names(stored, model, "file")
     assert all(np.allclose(back[name].read(), ours[name].read(), 1e-6) for name in ours)
     assert case != "qwen" or "transformer.layers.1.attention.wk.bias" in stored
+
+
+def test_logits_equal_those_of_mindformers_code(relative_error: Callable[..., float]) -> None:
+    """Families that have no other code, by the names of their checkpoints."""
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size")}
+    sizes |= {"num_heads": 4, "ffn_hidden_size": 96, "seq_length": 64}
+    for compute, own in (
+        (iflytekspark, {"num_layers": 2, "sparse_local_size": 5}),
+        (pangualpha, {"num_layers": 3}),
+    ):
+        raw = sizes | own | {"model_type": compute.__name__}
+        model = model_config_from_hf(raw, "config.json", notes=False)
+        rng = np.random.default_rng(7)
+        stored = {
+            name: rng.normal(1.0 if name.endswith("gamma") else 0.0, 0.3, shape).astype(np.float32)
+            for name, parts in by_name(model, stored_name).items()
+            for shape in [(sum(one.shape[0] for one in parts), *parts[0].shape[1:])]
+        }
+        held = {
+            name: LazyTensor(one.shape, "F32", lambda one=one: one) for name, one in stored.items()
+        }
+        ours = with_canonical_names(held, model, "file")
+        read = {name: one.float32() for name, one in ours.items()}
+        found = forward(model, read, TOKENS)
+        wide = {name: one.astype(np.float64) for name, one in stored.items()}
+        assert relative_error(found, compute(wide, raw)) <= 1e-6
+        layers = pack(model, QuantizedWeights(ours, model))
+        backend = NativeBackend(model, layers, NativeOptions(1, 64))
+        logits = [backend.forward([Row(0, TOKENS[:7], 0)])[0]]
+        logits += [backend.forward([Row(0, TOKENS[at : at + 1], at)])[0] for at in range(7, 12)]
+        assert relative_error(np.stack(logits), found[6:]) <= 1e-5
+        backend.close()
+        assert model_config_from_hf(hf_from_model_config(model), "config.json") == model
+        folder = to_hugging_face(ours, model)
+        assert folder.keys() == shapes_in_files(model).keys()
+        for back in (
+            from_hugging_face(folder, model, "folder"),
+            with_canonical_names(folder, model, "file"),
+            with_canonical_names(to_mindformers(ours, model), model, "file"),
+        ):
+            assert all((back[name].read() == ours[name].read()).all() for name in ours)
+    # The real MindFormers 1.0.2, which rounds to float16 on the way: see make_glm2_reference.py.
+    sizes = {"vocab_size": 64, "hidden_size": 16, "ffn_hidden_size": 64, "num_layers": 3}
+    raw = {**sizes, "num_heads": 2, "seq_length": 16, "model_type": "pangualpha"}
+    model = model_config_from_hf(raw, "config.json")
+    ours = open_checkpoint(FIXTURES / "mindformers/pangualpha/pangualpha.ckpt", model)
+    known = np.load(FIXTURES / "mindformers/pangualpha/expected.npz")
+    read = {name: one.float32() for name, one in ours.items()}
+    found = forward(model, read, known["tokens"])
+    assert relative_error(found, known["logits"]) <= 2e-3
+    assert (found.argmax(-1) == known["logits"].argmax(-1)).all()

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from lite_runner.weights.lora.adapter import Adapter
 
 FILE = "layers.safetensors"
-FORMAT = 16  # of the layers; changes with the layout that the kernels read
+FORMAT = 17  # of the layers; changes with the layout that the kernels read
 AGAIN = "remove it from the cache: the next run packs the model again"
 # Files of a folder that are hashed: weights, shards' manifests and strategies, an index.
 _SUFFIXES = {".safetensors", ".gguf", ".ckpt", ".bin", ".pth", ".pt", ".json"}

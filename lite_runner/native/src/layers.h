@@ -216,8 +216,11 @@ struct Residual {
   Norm norm;     // of the output; gamma 0: none
   double scale;  // of the normed output
   double normed_input;  // what is added to is that times the normed input; 0: the input itself
+  Norm sum_norm;        // of the sum; gamma 0: none
 
-  bool plain() const { return !norm.gamma && scale == 1.0 && normed_input == 0.0; }
+  bool plain() const {
+    return !norm.gamma && scale == 1.0 && normed_input == 0.0 && !sum_norm.gamma;
+  }
 };
 
 struct AttentionLayer : Layer {
@@ -236,6 +239,7 @@ struct AttentionLayer : Layer {
   int64_t apart_norm;       // 1: they have weights of each head
   int64_t late_norm;        // 1: they are of rotated heads
   int64_t sinks;            // float32 [heads]: a further score, which adds no value
+  int64_t placed_queries;   // float32 [positions, heads * head_dim]: queries by position; 0: of x
   int64_t gated;            // 1: behind the queries gates of the heads' outputs, by their sigmoid
   int64_t borrowed;         // 1: it has queries alone, and the cache is that of a layer before
   // Of latent attention: the rank of what is kept, numbers of a head's query and value, and the rank

@@ -80,6 +80,8 @@ inline void add_residual(const Layer& layer, const Residual& residual, float* ad
       const float base = kept != 0.0f ? kept * normed[row * stride + i] : x[row * hidden + i];
       out[row * hidden + i] = base + scale * from[i];
     }
+    float* to = out + row * hidden;
+    if (residual.sum_norm.gamma) normalize(layer, residual.sum_norm, to, hidden, to, hidden);
   });
 }
 
@@ -392,6 +394,9 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
     float* query = fused + row * stride;
     float *key = query + asked, *value = key + keys;
     const int64_t kv_heads = layer.borrowed ? 0 : layer.kv_heads;
+    if (layer.placed_queries)
+      __builtin_memcpy(query, layer.at<float>(layer.placed_queries) + step.position[row] * queries,
+                       4 * queries);
     const auto normalize_both = [&] {
       normalize_heads(layer, layer.query_norm, query, layer.joint_norm ? 1 : layer.heads, queries);
       if (kv_heads)

@@ -211,16 +211,23 @@ def from_hugging_face(
         found = in_hugging_face(found, where)
     found = _joined(separated(found, config, where), config)
     expected = shapes_in_files(config)
+    beside = architecture_of(config).projections or ()
+    known = {**expected, **dict.fromkeys(beside)}
     named: dict[str, LazyTensor] = {}
     for stored_name, tensor in found.items():
-        name = full_name(stored_name, expected)
+        name = full_name(stored_name, known)
         if name in named:
             raise ArtifactError(f"{where}: tensor {name} occurs twice, with and without prefix")
         left_out = (_is_of_another_part, _is_of_next_token_layer, _is_of_borrowed_keys)
         if not is_buffer(name) and not any(is_of(name, config) for is_of in left_out):
             named[name] = tensor
-    # Quantizing tools store Conv1D's matrices like those of other linear layers.
     table = parameters(config)
+    if beside and beside[0] in named and beside[1] in named:
+        inward, outward = map(named.pop, beside)
+        words = named[table[0].hugging_face]
+        named["lm_head.weight"] = _product(named.get("lm_head.weight", words), outward, where)
+        named[table[0].hugging_face] = _product(words, transposed(inward), where)
+    # Quantizing tools store Conv1D's matrices like those of other linear layers.
     conv1d = {one.hugging_face for one in table if _is_conv1d(one, config)}
     named = {
         name: transposed(one) if one.block_type and name in conv1d else one
@@ -235,6 +242,19 @@ def from_hugging_face(
         parameter.name: _from_file(parameter, named[parameter.hugging_face], config)
         for parameter in table
     }
+
+
+def _product(table: LazyTensor, matrix: LazyTensor, where: str) -> LazyTensor:
+    """A table [rows, width] times a matrix [width, hidden]."""
+    sizes = table.shape, matrix.shape
+    if any(len(shape) != 2 for shape in sizes) or table.shape[1] != matrix.shape[0]:
+        raise ArtifactError(
+            f"{where}: an embedding or head {list(table.shape)} does not fit the projection"
+            f" {list(matrix.shape)}"
+        )
+    return LazyTensor(
+        (table.shape[0], matrix.shape[1]), "F32", lambda: table.float32() @ matrix.float32()
+    )
 
 
 def _is_no_bias(

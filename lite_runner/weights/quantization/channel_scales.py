@@ -73,7 +73,8 @@ def _places(model: Decoder, layer: int) -> Iterator[_Place]:
         heads = given.kv_heads, given.heads // given.kv_heads
         yield _Place(of("value", kinds=both), of("attention_out"), heads)
     if plain and (dense or not block.shared_norm):
-        inward = of("query", "key", "value") + (wide if block.shared_norm else ())
+        inward = () if given.placed_query else of("query")
+        inward += of("key", "value") + (wide if block.shared_norm else ())
         yield _Place(of("attention_norm", kinds=both), inward)
 
 
