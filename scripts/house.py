@@ -205,8 +205,8 @@ def tests() -> int:
 
 
 # Of architectures/, what several of them share.
-SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "positions"}
-SHARED |= {"quantization", "reference", "row_order", "serialize", "settings", "spec"}
+SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "next_token"}
+SHARED |= {"positions", "quantization", "reference", "row_order", "serialize", "settings", "spec"}
 
 
 def families() -> list[int]:

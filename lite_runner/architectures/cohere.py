@@ -51,8 +51,7 @@ def read(fields: Fields, architecture: str) -> Decoder:
         **sizes,
     )
     normed = {"qk_norm": norm if own else None, "qk_norm_apart": own}
-    model = llama_like.changed(model, normed, norm=norm, parallel=True, shared_norm=True)
-    return dataclasses.replace(model, norm=norm)
+    return llama_like.changed(model, normed, norm=norm, parallel=True, shared_norm=True)
 
 
 def write(model: Decoder) -> dict[str, Any]:
@@ -67,12 +66,8 @@ def write(model: Decoder) -> dict[str, Any]:
     if model.architecture == "cohere":
         own = model.attention.qk_norm is not None
         return found | {"architectures": ["CohereForCausalLM"], "use_qk_norm": own}
-    windows = llama_settings.windows_to_settings(model)
-    return found | {
-        "architectures": ["Cohere2ForCausalLM"],
-        "sliding_window": windows.get("sliding_window", 4096),
-        "layer_types": windows.get("layer_types", [llama_settings.FULL] * model.num_layers),
-    }
+    kinds = llama_settings.layer_types(model, 4096)
+    return found | kinds | {"architectures": ["Cohere2ForCausalLM"]}
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:

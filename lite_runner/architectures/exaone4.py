@@ -44,12 +44,8 @@ def read(fields: Fields) -> Decoder:
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    windows = llama_settings.windows_to_settings(model)
-    return llama_like.shared(model) | {
-        "architectures": ["Exaone4ForCausalLM"],
-        "sliding_window": windows.get("sliding_window"),
-        "layer_types": windows.get("layer_types", [llama_settings.FULL] * model.num_layers),
-    }
+    kinds = llama_settings.layer_types(model, None)
+    return llama_like.shared(model) | kinds | {"architectures": ["Exaone4ForCausalLM"]}
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
+from lite_runner.architectures import MindFormers, llama_settings
 from lite_runner.architectures.fields import MAX_EXPERTS, TRAINING, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.llama_settings import LlamaLikeSettings
@@ -83,6 +84,22 @@ def from_settings(given: Mapping[str, Any]) -> Mixture:
         given["moe_intermediate_size"] or given["intermediate_size"],
         _dense_layers(listed, step, given["num_layers"]),
     )
+
+
+def mindformers(
+    config: str, network: str, model: str, make: Callable[..., Decoder], **others: Any
+) -> MindFormers:
+    """See llama_settings.mindformers: of models with experts, the same in all layers with some."""
+
+    def write(found: Decoder) -> dict[str, Any]:
+        return llama_settings.settings(found) | to_settings(found)
+
+    def read(given: Mapping[str, Any]) -> Decoder:
+        return make(mixture=from_settings(given), **llama_settings.sizes_of_settings(given))
+
+    section = llama_settings.plain_section(config, MixtureSettings)
+    others = {"hidden_act": ("silu",)} | others
+    return MindFormers(section, network, "llama", write, read, model=model, **others)
 
 
 NO_EFFECT = dict.fromkeys(

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import GGUF, MindFormers, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
 _LAYER = "model.layers.{}"
 NAMES: Names = {
@@ -161,13 +160,6 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
 HIDDEN_ACT = ("gelu_pytorch_tanh", "gelu")  # MindFormers' names of the tanh form
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gemma2Settings(llama_settings.LlamaLikeSettings):
-    """Settings of Gemma 2."""
-
-    type: Literal["Gemma2Config"] = "Gemma2Config"
-
-
 GEMMA2 = dataclasses.replace(
     llama.LLAMA,
     name="gemma2",
@@ -175,7 +167,7 @@ GEMMA2 = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        Gemma2Settings,
+        llama_settings.plain_section("Gemma2Config"),
         "Gemma2ForCausalLM",
         "llama",
         settings,

@@ -11,8 +11,7 @@ from typing import Any, Literal
 from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.spec import Decoder, Norm
-from lite_runner.records import dataclass
+from lite_runner.architectures.spec import Decoder
 
 _HALF = 0.5  # of a head is rotated
 _LAYER = "model.layers.{}"
@@ -33,12 +32,8 @@ NAMES_4: Names = {
 
 def decoder(architecture: str, norm_eps: float, **sizes: Any) -> Decoder:
     """See llama_like.decoder."""
-    model = llama_like.decoder(architecture=architecture, norm_eps=norm_eps, **sizes)
-    if architecture == "glm":
-        return model
-    norm = Norm("rms", norm_eps)
-    blocks = tuple(dataclasses.replace(block, post_norm=norm) for block in model.blocks)
-    return dataclasses.replace(model, blocks=blocks)
+    norms: Literal["before", "both"] = "before" if architecture == "glm" else "both"
+    return llama_like.decoder(architecture=architecture, norm_eps=norm_eps, norms=norms, **sizes)
 
 
 def read(fields: Fields, architecture: str) -> Decoder:
@@ -63,26 +58,8 @@ def write(model: Decoder) -> dict[str, Any]:
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors; what is rotated as a fraction of a head."""
     head_dim = given.get("head_dim") or given["hidden_size"] // given["num_attention_heads"]
-    dims = given.get("partial_rotary_factor") or head_dim
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "head_dim": head_dim,
-        "partial_rotary_factor": dims / head_dim,
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlmSettings(llama_settings.LlamaLikeSettings):
-    """Settings of GLM-4 of 2024."""
-
-    type: Literal["GlmConfig"] = "GlmConfig"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Glm4Settings(llama_settings.LlamaLikeSettings):
-    """Settings of GLM-4-0414."""
-
-    type: Literal["Glm4Config"] = "Glm4Config"
+    found = llama_like.infer_bias(tensors, given) | llama_like.infer_rotated_share(given)
+    return found | {"head_dim": head_dim}
 
 
 GLM = dataclasses.replace(
@@ -92,7 +69,7 @@ GLM = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=llama_settings.mindformers(
-        GlmSettings, "GlmForCausalLM", "glm4_9b_hf", partial(decoder, "glm")
+        "GlmConfig", "GlmForCausalLM", "glm4_9b_hf", partial(decoder, "glm")
     ),
     gguf=None,  # llama.cpp has it as chatglm
     stored_rows=row_order.interleaved(row_order.stacked),
@@ -103,15 +80,10 @@ GLM4 = dataclasses.replace(
     read=lambda fields: read(fields, "glm4"),
     names=NAMES_4,
     mindformers=llama_settings.mindformers(
-        Glm4Settings, "Glm4ForCausalLM", "glm4_9b_0414", partial(decoder, "glm4")
+        "Glm4Config", "Glm4ForCausalLM", "glm4_9b_0414", partial(decoder, "glm4")
     ),
     gguf=GGUF(
-        llama_like.KEYS
-        | {
-            "hidden_size": "embedding_length",
-            "num_attention_heads": "attention.head_count",
-            "partial_rotary_factor": "rope.dimension_count",
-        },
+        llama_like.KEYS | llama_like.PARTIAL_KEYS,
         permuted=True,
         infer=infer_from_gguf,
     ),

@@ -70,7 +70,7 @@ def read(fields: Fields) -> Decoder:
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    given, windows = experts.to_settings(model), llama_settings.windows_to_settings(model)
+    given = experts.to_settings(model)
     rotary = model.rotary or Rotary()
     return llama_like.shared(model) | {
         "architectures": ["GptOssForCausalLM"],
@@ -78,8 +78,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "num_local_experts": given["num_experts"],
         "num_experts_per_tok": given["num_experts_per_tok"],
         "swiglu_limit": model.feed_forward.limit,
-        "sliding_window": windows.get("sliding_window", 128),
-        "layer_types": windows.get("layer_types", [llama_settings.FULL] * model.num_layers),
+        **llama_settings.layer_types(model, 128),
         "hidden_act": "silu",  # as files say; the network has its own
         "rope_scaling": {"rope_type": "default"}
         if rotary.scaling is None

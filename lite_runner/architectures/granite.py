@@ -6,12 +6,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import GGUF, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
 
 def read(fields: Fields) -> Decoder:
@@ -79,20 +78,13 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class GraniteSettings(llama_settings.LlamaLikeSettings):
-    """Settings of Granite."""
-
-    type: Literal["GraniteConfig"] = "GraniteConfig"
-
-
 GRANITE = dataclasses.replace(
     llama.LLAMA,
     name="granite",
     read=read,
     write=write,
     mindformers=llama_settings.mindformers(
-        GraniteSettings,
+        "GraniteConfig",
         "GraniteForCausalLM",
         "granite3.1_2b",
         partial(llama_like.decoder, architecture="granite"),

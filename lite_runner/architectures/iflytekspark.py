@@ -3,7 +3,6 @@ place of SiLU. MindFormers alone has its code, whose names config.json has here,
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -77,8 +76,7 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
         out_bias=True,
         mlp_bias=True,
     )
-    norm = Norm("layer", model.norm_eps)
-    return dataclasses.replace(llama_like.changed(model, norm=norm), norm=norm)
+    return llama_like.changed(model, norm=Norm("layer", model.norm_eps))
 
 
 def settings(model: Decoder) -> dict[str, Any]:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, row_order
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
-_OURS = "model.layers.{}"
-_FUSED = f"{_OURS}.attention.wqkv"
+_FUSED = "model.layers.{}.attention.wqkv"
 NAMES: Names = {
+    **{role: Name(one.mindformers, one.mindformers) for role, one in llama_like.NAMES.items()},
     "embedding": Name("model.tok_embeddings.embedding_weight", "model.tok_embeddings"),
-    "query": Name(f"{_OURS}.attention.wq", _FUSED, 0, gguf="blk.{}.attn_q"),
-    "key": Name(f"{_OURS}.attention.wk", _FUSED, 1, gguf="blk.{}.attn_k"),
-    "value": Name(f"{_OURS}.attention.wv", _FUSED, 2, gguf="blk.{}.attn_v"),
-    "attention_out": Name(f"{_OURS}.attention.wo", f"{_OURS}.attention.wo"),
-    "gate": Name(f"{_OURS}.feed_forward.w1", f"{_OURS}.feed_forward.w1"),
-    "down": Name(f"{_OURS}.feed_forward.w2", f"{_OURS}.feed_forward.w2"),
-    "up": Name(f"{_OURS}.feed_forward.w3", f"{_OURS}.feed_forward.w3"),
-    "attention_norm": Name(f"{_OURS}.attention_norm", f"{_OURS}.attention_norm"),
-    "feed_forward_norm": Name(f"{_OURS}.ffn_norm", f"{_OURS}.ffn_norm"),
-    "norm": Name("model.norm_out", "model.norm"),
+    "query": Name("model.layers.{}.attention.wq", _FUSED, 0, gguf="blk.{}.attn_q"),
+    "key": Name("model.layers.{}.attention.wk", _FUSED, 1, gguf="blk.{}.attn_k"),
+    "value": Name("model.layers.{}.attention.wv", _FUSED, 2, gguf="blk.{}.attn_v"),
+    "norm": llama_like.NAMES["norm"],
     "head": Name("lm_head", "output"),
 }
 
@@ -71,27 +64,13 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
         result.assignments |= {f"{PREFIX}{name}_has_bias": bias for name in ("qkv", "attn_proj")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class InternLMSettings(llama_settings.LlamaLikeSettings):
-    """Settings of InternLM."""
-
-    type: Literal["InternLMConfig"] = "InternLMConfig"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InternLM2Settings(llama_settings.LlamaLikeSettings):
-    """Settings of InternLM2."""
-
-    type: Literal["InternLM2Config"] = "InternLM2Config"
-
-
 INTERNLM = Architecture(
     "internlm",
     lambda fields: read(fields, "internlm"),
     llama_like.NAMES,
     write,
     llama_settings.mindformers(
-        InternLMSettings,
+        "InternLMConfig",
         "InternLMForCausalLM",
         "internlm_7b",
         partial(llama_like.decoder, architecture="internlm"),
@@ -105,7 +84,7 @@ INTERNLM2 = Architecture(
     NAMES,
     write,
     llama_settings.mindformers(
-        InternLM2Settings,
+        "InternLM2Config",
         "InternLM2ForCausalLM",
         "internlm2_7b",
         partial(llama_like.decoder, architecture="internlm2"),

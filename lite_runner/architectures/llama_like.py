@@ -254,7 +254,8 @@ def changed(
     feed_forward: Mapping[str, Any] | None = None,
     **block: Any,
 ) -> Decoder:
-    """The model with other fields of its blocks, of their attention and of their feed-forward."""
+    """The model with other fields of its blocks, of their attention and of their feed-forward; a
+    `norm` of theirs is the final one, too."""
 
     def change(one: Block) -> Block:
         return dataclasses.replace(
@@ -264,7 +265,8 @@ def changed(
             **block,
         )
 
-    return dataclasses.replace(model, blocks=tuple(map(change, model.blocks)))
+    norm = block.get("norm", model.norm)
+    return dataclasses.replace(model, blocks=tuple(map(change, model.blocks)), norm=norm)
 
 
 def shared(model: Decoder) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def no_rope_layers(model: Decoder) -> list[int]:
 
 
 def mindformers(
-    section: type[LlamaLikeSettings],
+    section: str | type[LlamaLikeSettings],
     network: str,
     model: str,
     make: Callable[..., Decoder],
@@ -102,13 +102,23 @@ def mindformers(
     **others: Any,
 ) -> MindFormers:
     """Settings under LlamaConfig's names, for the architecture whose decoders `make` makes of
-    sizes."""
+    sizes; `section`: a config class of MindFormers that has no others, or its settings."""
 
     def read(given: Mapping[str, Any]) -> Decoder:
         return make(**sizes_of_settings(given))
 
     others = {"hidden_act": ("silu",)} | others
-    return MindFormers(section, network, "llama", write, read, model=model, **others)
+    kind = plain_section(section) if isinstance(section, str) else section
+    return MindFormers(kind, network, "llama", write, read, model=model, **others)
+
+
+def plain_section(
+    config: str, base: type[LlamaLikeSettings] = LlamaLikeSettings
+) -> type[LlamaLikeSettings]:
+    """The settings of a config class of MindFormers that has no others than the base's."""
+    own = {"type": config, "__annotations__": {"type": Literal.__getitem__(config)}}
+    own |= {"__doc__": f"Settings of {config}.", "__module__": __name__}
+    return dataclass(frozen=True, kw_only=True)(type(config, (base,), own))
 
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +209,12 @@ def windows_to_settings(model: Decoder) -> dict[str, Any]:
         "max_window_layers": slides.index(True),
         "layer_types": [SLIDING if here else FULL for here in slides],
     }
+
+
+def layer_types(model: Decoder, window: int | None) -> dict[str, Any]:
+    """The window, and which layers have it, in config.json; `window`: where none has."""
+    given = {"sliding_window": window, "layer_types": [FULL] * model.num_layers}
+    return given | {k: v for k, v in windows_to_settings(model).items() if k in given}
 
 
 _ROPE = {"rope_type": "type", "original_max_position_embeddings": "original_seq_length"}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
-from lite_runner.architectures import MindFormers, experts, llama, llama_like, llama_settings
+from lite_runner.architectures import experts, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder, Experts
 from lite_runner.errors import show
-from lite_runner.records import dataclass
 
 NAMES: Names = {
     **llama_like.NAMES,
@@ -50,27 +50,6 @@ def write(model: Decoder) -> dict[str, Any]:
         "num_local_experts": given["num_experts"],
         "num_experts_per_tok": given["num_experts_per_tok"],
     }
-
-
-def settings(model: Decoder) -> dict[str, Any]:
-    """MindFormers settings besides the shared ones."""
-    return llama_settings.settings(model) | experts.to_settings(model)
-
-
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
-    return llama_like.decoder(
-        architecture="mixtral",
-        mixture=experts.from_settings(given),
-        **llama_settings.sizes_of_settings(given),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixtralSettings(experts.MixtureSettings):
-    """Settings of Mixtral."""
-
-    type: Literal["MixtralConfig"] = "MixtralConfig"
 
 
 # What else a router would compute, by the values with which it is a Mixtral's.
@@ -113,7 +92,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
             f" the intermediate_size of {show(width)}, which a Mixtral's experts have"
         )
     result.assignments |= {
-        f"{PREFIX}type": MixtralSettings.type,
+        f"{PREFIX}type": "MixtralConfig",
         f"{PREFIX}num_experts_per_tok": chosen,
     }
     others = ["moe_intermediate_size"]
@@ -126,14 +105,11 @@ MIXTRAL = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=MindFormers(
-        MixtralSettings,
+    mindformers=experts.mindformers(
+        "MixtralConfig",
         "MixtralForCausalLM",
-        "llama",
-        settings,
-        from_settings,
-        model="mixtral_8x7b",
-        hidden_act=("silu",),
+        "mixtral_8x7b",
+        partial(llama_like.decoder, architecture="mixtral"),
         claims=claims,
         translate=translate,
     ),

@@ -3,7 +3,6 @@ part of each head."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -26,8 +25,7 @@ def read(fields: Fields) -> Decoder:
         **llama_like.sizes(same, positions=4096, partial=0.5),
     )
     norm = Norm("layer", epsilon)
-    model = llama_like.changed(model, feed_forward={"gated": False}, norm=norm)
-    return dataclasses.replace(model, norm=norm)
+    return llama_like.changed(model, feed_forward={"gated": False}, norm=norm)
 
 
 def write(model: Decoder) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import GGUF, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
 _LAYER = "model.layers.{}"
 NAMES: Names = {
@@ -49,13 +48,6 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Olmo2Settings(llama_settings.LlamaLikeSettings):
-    """Settings of OLMo 2."""
-
-    type: Literal["Olmo2Config"] = "Olmo2Config"
-
-
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """Biases by their tensors; with a window it is an OLMo 3, which llama.cpp calls OLMo 2, too."""
     found: dict[str, Any] = {"attention_bias": "blk.0.attn_q.bias" in tensors}
@@ -73,7 +65,7 @@ OLMO2 = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers(Olmo2Settings, "Olmo2ForCausalLM", "olmo2_1b", decoder),
+    mindformers=llama_settings.mindformers("Olmo2Config", "Olmo2ForCausalLM", "olmo2_1b", decoder),
     gguf=GGUF(
         llama_like.KEYS
         | {"sliding_window": "attention.sliding_window"}

@@ -33,15 +33,13 @@ def read(fields: Fields) -> Decoder:
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     found = shared(model)
-    windows = llama_settings.windows_to_settings(model)
     rope = {"rope_type": "default"} | (found.pop("rope_scaling") or {})
     theta = {"rope_theta": found.pop("rope_theta")}
     local = next((one.theta for one in model.rotaries if one != model.rotary), theta["rope_theta"])
     return found | {
         "architectures": ["Olmo3ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
-        "sliding_window": windows.get("sliding_window", 4096),
-        "layer_types": windows.get("layer_types", [llama_settings.FULL] * model.num_layers),
+        **llama_settings.layer_types(model, 4096),
         "rope_parameters": {
             llama_settings.FULL: rope | theta,
             llama_settings.SLIDING: {"rope_type": "default", "rope_theta": local},

@@ -3,7 +3,6 @@ that share a norm, and a head with a bias."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -41,7 +40,7 @@ def read(fields: Fields) -> Decoder:
         head_bias=True,
         **sizes,
     )
-    model = llama_like.changed(
+    return llama_like.changed(
         model,
         {"qk_norm": norm if fields.flag("qk_layernorm", False) else None},
         {"gated": False},
@@ -49,7 +48,6 @@ def read(fields: Fields) -> Decoder:
         parallel=True,
         shared_norm=True,
     )
-    return dataclasses.replace(model, norm=norm)
 
 
 def write(model: Decoder) -> dict[str, Any]:

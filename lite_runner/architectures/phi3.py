@@ -6,13 +6,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, row_order
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
 _LAYER = "model.layers.{}"
 _QKV, _GATE_UP = f"{_LAYER}.self_attn.qkv_proj", f"{_LAYER}.mlp.gate_up_proj"
@@ -104,13 +103,6 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phi3Settings(llama_settings.LlamaLikeSettings):
-    """Settings of Phi-3 and Phi-4."""
-
-    type: Literal["Phi3Config"] = "Phi3Config"
-
-
 PHI3 = dataclasses.replace(
     llama.LLAMA,
     name="phi3",
@@ -118,7 +110,7 @@ PHI3 = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=llama_settings.mindformers(
-        Phi3Settings,
+        "Phi3Config",
         "Phi3ForCausalLM",
         "phi4",
         partial(llama_like.decoder, architecture="phi3"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import Architecture, llama_like, llama_settings
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
 _LAYER = "transformer.h.{}"
 
@@ -68,20 +67,13 @@ def write(model: Decoder) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class QwenSettings(llama_settings.LlamaLikeSettings):
-    """Settings of the first Qwen."""
-
-    type: Literal["QwenConfig"] = "QwenConfig"
-
-
 QWEN = Architecture(
     "qwen",
     read,
     NAMES,
     write,
     llama_settings.mindformers(
-        QwenSettings,
+        "QwenConfig",
         "QwenForCausalLM",
         "qwen_7b",
         partial(llama_like.decoder, architecture="qwen"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
-from lite_runner.architectures import GGUF, MindFormers, experts, llama_like, llama_settings, qwen3
+from lite_runner.architectures import GGUF, experts, llama_like, qwen3
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Experts
-from lite_runner.records import dataclass
 
 # Those of MindFormers' qwen2_moe: what it has of qwen3_moe reads Hugging Face's files.
 NAMES: Names = {
@@ -62,21 +62,6 @@ def write(model: Decoder) -> dict[str, Any]:
     )
 
 
-def settings(model: Decoder) -> dict[str, Any]:
-    """MindFormers settings besides the shared ones."""
-    return llama_settings.settings(model) | experts.to_settings(model)
-
-
-def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
-    return llama_like.decoder(
-        architecture="qwen3_moe",
-        qk_norm=True,
-        mixture=experts.from_settings(given),
-        **llama_settings.sizes_of_settings(given),
-    )
-
-
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """llama.cpp renormalizes always, and converts only models with experts in every layer."""
     return {
@@ -87,26 +72,17 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Qwen3MoeSettings(experts.MixtureSettings):
-    """Settings of Qwen3 with experts."""
-
-    type: Literal["Qwen3MoeConfig"] = "Qwen3MoeConfig"
-
-
 QWEN3_MOE = dataclasses.replace(
     qwen3.QWEN3,
     name="qwen3_moe",
     read=read,
     names=NAMES,
     write=write,
-    mindformers=MindFormers(
-        Qwen3MoeSettings,
+    mindformers=experts.mindformers(
+        "Qwen3MoeConfig",
         "Qwen3MoeForCausalLM",
-        "llama",
-        settings,
-        from_settings,
-        model="qwen3_30b_a3b",
+        "qwen3_30b_a3b",
+        partial(llama_like.decoder, architecture="qwen3_moe", qk_norm=True),
         **qwen3.MINDFORMERS,
     ),
     gguf=GGUF(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from lite_runner.architectures import GGUF, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
-from lite_runner.records import dataclass
 
 
 def read(fields: Fields) -> Decoder:
@@ -74,20 +73,13 @@ def settings(model: Decoder) -> dict[str, Any]:
     return llama_settings.settings(model) | {"no_rope_layers": listed}
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmolLM3Settings(llama_settings.LlamaLikeSettings):
-    """Settings of SmolLM3."""
-
-    type: Literal["SmolLM3Config"] = "SmolLM3Config"
-
-
 SMOLLM3 = dataclasses.replace(
     llama.LLAMA,
     name="smollm3",
     read=read,
     write=write,
     mindformers=llama_settings.mindformers(
-        SmolLM3Settings,
+        "SmolLM3Config",
         "SmolLM3ForCausalLM",
         "smollm3_3b",
         partial(llama_like.decoder, architecture="smollm3"),

@@ -3,7 +3,6 @@ keys the 12B norms, too."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -35,8 +34,7 @@ def read(fields: Fields) -> Decoder:
     norm, parallel = Norm("layer", epsilon), fields.flag("use_parallel_residual", False)
     own = fields.flag("qk_layernorm", False)
     normed = {"qk_norm": Norm("layer", epsilon, bias=False) if own else None, "qk_norm_apart": own}
-    model = llama_like.changed(model, normed, norm=norm, parallel=parallel, shared_norm=parallel)
-    return dataclasses.replace(model, norm=norm)
+    return llama_like.changed(model, normed, norm=norm, parallel=parallel, shared_norm=parallel)
 
 
 def write(model: Decoder) -> dict[str, Any]:
