@@ -13,12 +13,15 @@ from dataclasses import field
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.text.spelling import SPACE, PieceType, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens, special_tokens
+
+_BREAK, _WITH_BREAK = "<ret>", {"<ret>", "<end>", "<unk>", "<pad>"}  # iFlytekSpark's line break
+_SEGMENTED = {"\u2582", "\u2583"}  # PanGu-alpha's space and line break, within words
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Vocabulary:
     space_after_special: bool = True  # also add the prefix after each special token
     special: SpecialTokens = field(default_factory=SpecialTokens)
 
+    @property
+    def spells_breaks(self) -> bool:
+        """True if line breaks are a piece, and tabs four spaces."""
+        return set(self.pieces) >= _WITH_BREAK
+
     def ids_of(self, kind: PieceType) -> list[int]:
         return [id for id, type in enumerate(self.types) if type == kind]
 
@@ -48,6 +56,12 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
             f"{len(vocabulary.types)} types; the three must be of one length"
         )
     ids = {piece: id for id, piece in enumerate(vocabulary.pieces)}
+    if ids.keys() >= _SEGMENTED:
+        raise ArtifactError(
+            f"{source}: PanGu-alpha's pieces, for texts that jieba has split into words, which is"
+            " not done here",
+            "give token ids in Python: AutoModel.from_pretrained(...).generate(ids)",
+        )
     if len(ids) < count:
         raise ArtifactError(f"{source}: {count - len(ids)} of {count} pieces occur twice")
     unknown = vocabulary.ids_of(PieceType.UNKNOWN)
@@ -73,13 +87,16 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
     except Exception as error:  # the library has no class of its own for it
         raise ArtifactError(f"{source}: not a sentencepiece model: {error}") from error
     backend.decoder = sentencepiece_decoder(vocabulary.add_space_prefix)
+    if vocabulary.spells_breaks:
+        steps = [decoders.Replace(_BREAK, "\n"), backend.decoder]
+        backend.decoder = decoders.Sequence(steps)
     special = [vocabulary.pieces[id] for id in unknown + vocabulary.ids_of(PieceType.CONTROL)]
     backend.add_special_tokens(special_tokens(special))
     # Matched before pre-tokenization; inner spaces are spelled as in the normalized text.
     backend.add_tokens(
         [
-            AddedToken(vocabulary.pieces[id], normalized=SPACE in vocabulary.pieces[id])
-            for id in vocabulary.ids_of(PieceType.USER_DEFINED)
+            AddedToken(piece, normalized=SPACE in piece or piece == _BREAK)
+            for piece in (vocabulary.pieces[id] for id in vocabulary.ids_of(PieceType.USER_DEFINED))
         ]
     )
     return backend
@@ -87,6 +104,8 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
 
 def _set_normalizer(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
     steps: list[normalizers.Normalizer] = []
+    if vocabulary.spells_breaks:
+        steps += [normalizers.Replace("\n", _BREAK), normalizers.Replace("\t", " " * 4)]
     if vocabulary.character_map:
         steps.append(normalizers.Precompiled(vocabulary.character_map))
     once = vocabulary.add_space_prefix and not vocabulary.space_after_special

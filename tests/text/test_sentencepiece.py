@@ -155,3 +155,24 @@ def test_a_special_token_may_be_the_first_of_all(sentencepiece_model: Model, fir
     without = {"bos_id": -1, "eos_id": -1, "pad_id": -1, "unk_id": 0}
     special = read_model(sentencepiece_model(**without)).special
     assert (special.bos, special.eos, special.pad) == (None, (), None)
+
+
+def test_line_breaks_of_iflytekspark_and_words_of_pangualpha(
+    sentencepiece_model: Model, texts: list[str]
+) -> None:
+    path = sentencepiece_model(
+        add_dummy_prefix=False,
+        user_defined_symbols=["<ret>", "<end>", "<User>", "<Bot>"],
+        pad_id=3,
+        pad_piece="<pad>",
+    )
+    library = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    tokenizer = load_tokenizer(path, model_vocab=None)
+    for text in ["<User> a\n\tb<end><Bot> ", "\n", *texts]:
+        ids = library.EncodeAsIds(text.replace("\n", "<ret>").replace("\t", " " * 4))
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert library.unk_id() in ids or tokenizer.decode(ids) == text.replace("\t", " " * 4)
+    vocabulary = read_model(path)
+    pieces = [*vocabulary.pieces[:-2], "\u2582", "\u2583"]
+    with pytest.raises(ArtifactError, match="jieba"):
+        build_tokenizer(replace(vocabulary, pieces=pieces), source="vocab.model")
