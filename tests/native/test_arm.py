@@ -17,6 +17,7 @@ import pytest
 from lite_runner import native
 from tests.backends.native import reproducible
 from tests.conftest import NO_ARM
+from tests.native.kept import kept
 
 SOURCES = Path(native.__file__).parent / "src"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -115,7 +116,11 @@ def _compile(source: Path, target: Path, *flags: str) -> None:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (shutil.which(COMPILER) and shutil.which(EMULATOR)):
         pytest.skip(f"{NO_ARM}: apt-get install g++-aarch64-linux-gnu qemu-user")
-    folder = tmp_path_factory.mktemp("arm")
+    folder, this = tmp_path_factory.mktemp("arm"), Path(__file__).read_text(encoding="utf-8")
+    return kept(tmp_path_factory, "on-arm", COMPILER, [this], lambda: _built(folder))
+
+
+def _built(folder: Path) -> Path:
     driver = folder / "driver.cc"
     driver.write_text(DRIVER)
     names = ("reproducible", "dotprod", "operators", "peers", "threads", "training")

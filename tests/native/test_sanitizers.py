@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
@@ -11,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from lite_runner import native
 from lite_runner.native import fingerprint
 from tests.native.conftest import UNSANITIZED
+from tests.native.kept import kept
 
 SOURCES = Path(native.__file__).parent / "src"
 # Of `undefined` those that the address sanitizer does not find as well: with its checks for null
@@ -136,33 +135,20 @@ def runtime(name: str) -> str:
 
 @pytest.fixture
 def sanitized(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library with sanitizers; kept for later runs beside pytest's own temporary folders,
-    which are the user's alone, until a source, a flag or the compiler changes."""
+    """The library with sanitizers."""
     version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
     flags = [
         *("-Og", "-g1", "-fno-math-errno", "-fPIC", "-shared"),
         *(f"-fsanitize={SANITIZERS}", "-fno-sanitize-recover=all"),
         f'-DLITE_RUNNER_SOURCES="{fingerprint.sources()}"',
-        # Checks by calls: in line they take a quarter more of the compiler's time.
-        *("--param", "asan-instrumentation-with-call-threshold=0"),
     ]
-    if "clang" in version.decode():
-        del flags[-2:]
-    text = " ".join([COMPILER, *flags, *UNSANITIZED])
-    name = hashlib.sha256(text.encode() + version).hexdigest()
-    base = tmp_path_factory.getbasetemp()
-    root = next((one for one in base.parents if one.name.startswith("pytest-of-")), base)
-    folder = root / "lite-runner-sanitized"
-    folder.mkdir(exist_ok=True)
-    library = folder / f"{name}.so"
-    with FileLock(folder / ".lock"):
-        if not library.exists():
-            for old in folder.glob("*.so"):
-                old.unlink()
-            built = compiled(sorted(SOURCES.glob("*.cc")), tmp_path / "operators.so", *flags)
-            kept = Path(shutil.copy(built, folder / "unfinished"))
-            kept.replace(library)
-        return Path(shutil.copy(library, tmp_path / "sanitized.so"))
+    if b"clang" not in version:  # checks by calls: in line they take a quarter more of its time
+        flags += ["--param", "asan-instrumentation-with-call-threshold=0"]
+
+    def build() -> Path:
+        return compiled(sorted(SOURCES.glob("*.cc")), tmp_path / "operators.so", *flags)
+
+    return kept(tmp_path_factory, "sanitized", COMPILER, [*flags, *UNSANITIZED], build)
 
 
 def test_sanitizers_find_nothing(sanitized: Path) -> None:
