@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Mu
 from dataclasses import field
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Names, Part, Role, parameters_of
@@ -117,6 +117,9 @@ class Architecture:
     renamed: Callable[[Decoder], Names] = lambda model: {}  # names that a model has others of
     # In transformers' files a norm with weights of each head is a tensor of each, NAME.0.weight ...
     tensor_by_head: bool = False
+    # What texts are before sentencepiece sees them, which its files do not tell: with a piece in
+    # place of line breaks, or split into words by jieba.
+    spelling: Literal["breaks", "words"] | None = None
 
 
 _SHARED = (

@@ -135,4 +135,5 @@ IFLYTEKSPARK = Architecture(
         ),
     ),
     always_tied=True,
+    spelling="breaks",
 )

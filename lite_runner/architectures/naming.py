@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from lite_runner.architectures.spec import (
     Attention,
@@ -20,9 +20,6 @@ from lite_runner.architectures.spec import (
     Recurrent,
 )
 from lite_runner.records import dataclass
-
-if TYPE_CHECKING:
-    pass
 
 Role = Literal[
     "embedding",

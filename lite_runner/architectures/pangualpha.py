@@ -114,4 +114,5 @@ PANGUALPHA = Architecture(
         unread=frozenset(("eod_token_id", "expert_num", "per_token_num_experts_chosen")),
     ),
     always_tied=True,
+    spelling="words",
 )

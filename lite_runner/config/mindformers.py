@@ -430,7 +430,13 @@ def _translate_quantization(given: Any, modules: Collection[str], result: Transl
             " smooth_quant or ptq: nothing is calibrated here"
         )
     kept = given.get("modules_to_not_convert")
-    for part, own in (given.get("layer_policies") or {}).items():
+    policies = given.get("layer_policies") or {}
+    if not isinstance(policies, Mapping):
+        result.errors.append(
+            f"{section}.layer_policies: got {show(policies)}, expected a policy for each name"
+        )
+        policies = {}
+    for part, own in policies.items():
         if not _is_alike(own, given):
             result.errors.append(
                 f"{section}.layer_policies: got {show(own)} for {part}, expected the types of the"
@@ -474,7 +480,7 @@ def _is_alike(policy: Any, given: Mapping[str, Any]) -> bool:
         and all(policy.get(name) == given.get(name) for name in types)
         and policy.get("act_quant_granularity") == "per_token"
         and policy.get("weight_quant_granularity", "per_channel") == "per_channel"
-        and isinstance(policy.get("modules_to_not_convert", []), list)
+        and isinstance(policy.get("modules_to_not_convert") or [], list)
     )
 
 

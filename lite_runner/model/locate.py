@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Set
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -330,23 +331,26 @@ def _template(given: str) -> str:
 
 def _tokenizer_of(source: TokenizerSource, files: ModelFiles, *, fetching: bool) -> Tokenizer:
     settings = source.settings
-    vocab, form = files.model.vocab_size, CHAT_FORMS.get(settings.type)
+    load = partial(
+        load_tokenizer,
+        model_vocab=files.model.vocab_size,
+        chat_form=CHAT_FORMS.get(settings.type),
+        spelling=architecture_of(files.model).spelling,
+    )
     if named := source.named:
         file = "processor.tokenizer.tokenizer_file"
         key = file if settings.tokenizer_file else "pretrained_model_dir"
-        return load_tokenizer(
-            _source_of(named, key, fetching=fetching), model_vocab=vocab, chat_form=form
-        )
+        return load(_source_of(named, key, fetching=fetching))
     exported = files.exported
     if exported is not None and exported.manifest.tokenizer:
-        return load_tokenizer(exported.folder, model_vocab=vocab, chat_form=form)
+        return load(exported.folder)
     path = files.path if exported is None else exported.folder
     if settings.type == "ByteTokenizer" or path is None:
         return byte_tokenizer()
     place = tokenizer_place(path)
     if place.is_dir() and not holds_tokenizer(place):
         place = _tokenizer_elsewhere(source, path, fetching=fetching) or place
-    return load_tokenizer(place, model_vocab=vocab, chat_form=form)
+    return load(place)
 
 
 def tokenizer_for_plan(

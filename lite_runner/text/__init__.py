@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +43,21 @@ _QWEN2_ADDED = (_END, "<|im_start|>", "<|im_end|>")
 
 
 def load_tokenizer(
-    path: Path, *, model_vocab: int | None, chat_form: ChatForm | None = None
+    path: Path,
+    *,
+    model_vocab: int | None,
+    chat_form: ChatForm | None = None,
+    spelling: str | None = None,
 ) -> Tokenizer:
     """The tokenizer at `path`: a folder, a tokenizer.json, a .model of sentencepiece or
     of a GLM-4, or a .gguf.
 
-    `chat_form`: that of a ChatGLM, whose files do not always tell. `model_vocab` is the model's
+    `chat_form`: that of a ChatGLM, whose files do not always tell; nor do they tell an
+    architecture's `spelling`: see there. `model_vocab` is the model's
     vocabulary size; a tokenizer with a higher id is rejected. Raises ArtifactError if it is
     missing, broken, too large or of an unknown kind.
     """
-    tokenizer = _load(path, chat_form)
+    tokenizer = _load(path, chat_form, spelling)
     if tokenizer.vocab_size > _MAX_IDS:
         raise ArtifactError(
             f"{tokenizer.source}: a tokenizer of {tokenizer.vocab_size:,} ids, at most "
@@ -72,17 +78,17 @@ def holds_tokenizer(folder: Path) -> bool:
     return _file_in(folder) is not None
 
 
-def _load(path: Path, chat_form: ChatForm | None) -> Tokenizer:
+def _load(path: Path, chat_form: ChatForm | None, spelling: str | None) -> Tokenizer:
     if path.is_dir():
         if (file := _file_in(path)) is None:
             raise ArtifactError(f"no tokenizer in {path}: neither {_JSON} nor {_MODEL}", hint=_HINT)
-        return _load(file, chat_form)
+        return _load(file, chat_form, spelling)
     if not path.is_file():
         raise ArtifactError(f"no tokenizer at {path}: no such file or folder", hint=_HINT)
     if path.suffix == ".gguf":
         return load_gguf(path)
     if path.suffix in (".json", ".model"):
-        return _load_file(path, chat_form)
+        return _load_file(path, chat_form, spelling)
     raise ArtifactError(f"{path} is not a tokenizer: its name ends in {path.suffix!r}", hint=_HINT)
 
 
@@ -97,7 +103,7 @@ def _file_in(folder: Path) -> Path | None:
     return ggufs[0] if len(ggufs) == 1 or is_split(ggufs) else None
 
 
-def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
+def _load_file(path: Path, chat_form: ChatForm | None, spelling: str | None) -> Tokenizer:
     """A tokenizer.json or tokenizer.model with the config files next to it."""
     from lite_runner.text import chatglm, tiktoken
     from lite_runner.text.sentencepiece import build_tokenizer, read_model
@@ -115,6 +121,12 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
         form, ranked = None, True  # its chats use a template
         backend, defaults = tiktoken.read_ranks(data, str(path)), SpecialTokens()
     else:
+        if spelling == "words":
+            raise ArtifactError(
+                f"{path}: its pieces are of texts that jieba has split into words, which is not"
+                " done here",
+                "give token ids in Python: AutoModel.from_pretrained(...).generate(ids)",
+            )
         vocabulary = read_model(path, space_after_special=config.legacy)
         if chatglm.is_chatglm_6b(vocabulary):
             config.check_chatglm()
@@ -122,7 +134,8 @@ def _load_file(path: Path, chat_form: ChatForm | None) -> Tokenizer:
             backend = chatglm.build_6b(vocabulary, source=str(path))
             defaults, template = chatglm.SPECIAL_6B, chatglm.TEMPLATE_6B
         else:
-            backend = build_tokenizer(vocabulary, source=str(path))
+            breaks = spelling == "breaks"
+            backend = build_tokenizer(replace(vocabulary, spells_breaks=breaks), source=str(path))
             defaults = vocabulary.special
     if form is not None:
         chatglm.add_tokens(backend, str(path))

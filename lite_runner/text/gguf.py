@@ -331,6 +331,8 @@ class LazyTokenizer:
         self.get_added_tokens_decoder = self._words.get_added_tokens_decoder
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by copy and pickle, before there is anything
+            raise AttributeError(name)
         return getattr(self.whole(), name)
 
     def whole(self) -> tokenizers.Tokenizer:

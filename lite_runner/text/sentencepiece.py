@@ -20,8 +20,7 @@ from lite_runner.records import dataclass
 from lite_runner.text.spelling import SPACE, PieceType, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens, special_tokens
 
-_BREAK, _WITH_BREAK = "<ret>", {"<ret>", "<end>", "<unk>", "<pad>"}  # iFlytekSpark's line break
-_SEGMENTED = {"\u2582", "\u2583"}  # PanGu-alpha's space and line break, within words
+_BREAK = "<ret>"  # iFlytekSpark's line break
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,8 @@ class Vocabulary:
     add_space_prefix: bool = True
     remove_extra_spaces: bool = False
     space_after_special: bool = True  # also add the prefix after each special token
+    spells_breaks: bool = False  # line breaks are a piece, and tabs four spaces
     special: SpecialTokens = field(default_factory=SpecialTokens)
-
-    @property
-    def spells_breaks(self) -> bool:
-        """True if line breaks are a piece, and tabs four spaces."""
-        return set(self.pieces) >= _WITH_BREAK
 
     def ids_of(self, kind: PieceType) -> list[int]:
         return [id for id, type in enumerate(self.types) if type == kind]
@@ -56,12 +51,6 @@ def build_tokenizer(vocabulary: Vocabulary, *, source: str) -> tokenizers.Tokeni
             f"{len(vocabulary.types)} types; the three must be of one length"
         )
     ids = {piece: id for id, piece in enumerate(vocabulary.pieces)}
-    if ids.keys() >= _SEGMENTED:
-        raise ArtifactError(
-            f"{source}: PanGu-alpha's pieces, for texts that jieba has split into words, which is"
-            " not done here",
-            "give token ids in Python: AutoModel.from_pretrained(...).generate(ids)",
-        )
     if len(ids) < count:
         raise ArtifactError(f"{source}: {count - len(ids)} of {count} pieces occur twice")
     unknown = vocabulary.ids_of(PieceType.UNKNOWN)

@@ -167,12 +167,13 @@ def test_line_breaks_of_iflytekspark_and_words_of_pangualpha(
         pad_piece="<pad>",
     )
     library = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    tokenizer = load_tokenizer(path, model_vocab=None)
+    tokenizer = load_tokenizer(path, model_vocab=None, spelling="breaks")
     for text in ["<User> a\n\tb<end><Bot> ", "\n", *texts]:
         ids = library.EncodeAsIds(text.replace("\n", "<ret>").replace("\t", " " * 4))
         assert tokenizer.encode(text, add_special_tokens=False) == ids, text
         assert library.unk_id() in ids or tokenizer.decode(ids) == text.replace("\t", " " * 4)
-    vocabulary = read_model(path)
-    pieces = [*vocabulary.pieces[:-2], "\u2582", "\u2583"]
     with pytest.raises(ArtifactError, match="jieba"):
-        build_tokenizer(replace(vocabulary, pieces=pieces), source="vocab.model")
+        load_tokenizer(path, model_vocab=None, spelling="words")
+    # The same pieces are any other's own.
+    plain = load_tokenizer(path, model_vocab=None)
+    assert plain.encode("<ret>\ta", add_special_tokens=False) == library.EncodeAsIds("<ret>\ta")

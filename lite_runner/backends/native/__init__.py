@@ -217,7 +217,7 @@ def _without_next_token(files: ModelFiles) -> str:
     if next_token_layer(files.model) is None:
         return f"{files.model.architecture} has no layer that predicts a further token"
     if files.held is not None or files.learned_keys is not None:
-        return "without a checkpoint of the model alone"
+        return "the layer is read from a checkpoint, and not for prefixes or parameters in memory"
     return ""
 
 

@@ -77,15 +77,14 @@ class NextToken:
                 continue
             pending = self._at(row.slot, row.position + begin - first)
             pending.tokens += row.tokens[begin - first : end - first].tolist()
-            pending.hidden += list(hidden[begin - part.start : end - part.start])
+            # No views, which would keep those of the whole step.
+            pending.hidden += [one.copy() for one in hidden[begin - part.start : end - part.start]]
             kept = row.logits if row.drafts else 1  # drafts may be refused
             if (count := len(pending.tokens) - kept) >= LATE:
                 rows.append(_pairs(row.slot, pending, pending.tokens[1 : count + 1], logits=0))
                 joined += pending.hidden[:count]
                 pending.start += count
-                del pending.tokens[:count]
-                # No views of what the whole step has.
-                pending.hidden = [one.copy() for one in pending.hidden[count:]]
+                del pending.tokens[:count], pending.hidden[:count]
         if rows:
             self._run(rows, joined)
 

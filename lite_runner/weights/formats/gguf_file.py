@@ -113,7 +113,8 @@ class Array:
     def places_like(self, wanted: Iterable[str], spaces: int = 0) -> list[int]:
         """The places of strings that, but for some `spaces`, may be among the `wanted`: of all that
         are, and of a few more. No string is decoded."""
-        codes = _CODES[np.frombuffer(self.encoded, np.uint8)]
+        # The zero behind them is of an empty string at the end.
+        codes = np.append(_CODES[np.frombuffer(self.encoded, np.uint8)], np.uint32(0))
         bounds = np.stack([self._starts[:-1], self._starts[1:] - 8], 1).ravel()[:-1]
         sums = (
             np.add.reduceat(codes, bounds, dtype=np.uint32)[::2]

@@ -222,9 +222,9 @@ def from_hugging_face(
         if not is_buffer(name) and not any(is_of(name, config) for is_of in left_out):
             named[name] = tensor
     table = parameters(config)
-    if beside and beside[0] in named and beside[1] in named:
+    words = named.get(table[0].hugging_face)
+    if words is not None and beside and beside[0] in named and beside[1] in named:
         inward, outward = map(named.pop, beside)
-        words = named[table[0].hugging_face]
         named["lm_head.weight"] = _product(named.get("lm_head.weight", words), outward, where)
         named[table[0].hugging_face] = _product(words, transposed(inward), where)
     # Quantizing tools store Conv1D's matrices like those of other linear layers.
