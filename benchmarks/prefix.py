@@ -20,7 +20,7 @@ import numpy as np
 from engine import load
 from numpy.typing import NDArray
 
-from lite_runner.backends import Backend
+from lite_runner.backends import Backend, Paged
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Finished, Request
 
@@ -30,6 +30,7 @@ class Reading(NamedTuple):
 
     seconds: float
     cached: int  # tokens that were not computed
+    blocks: int  # of the KV cache, at most in use at once
     tokens: dict[int, list[int]]  # the first of each prompt
 
 
@@ -66,12 +67,22 @@ def main() -> None:
         f"({rounds[0][1].cached} tokens were cached). First tokens: "
         f"{'equal' if equal else 'they differ'}. Medians of {arguments.rounds}."
     )
+    if (memory := backend.info.memory) is not None:
+        took, shared = (one.blocks for one in rounds[0])
+        print(
+            f"Up to {arguments.slots} at a time take {took} blocks of {memory.block} tokens of the"
+            f" KV cache, with the prefix cache {shared}; one sequence takes"
+            f" {memory.blocks_of(arguments.prefix + arguments.own)}."
+        )
     backend.close()
 
 
 def read(backend: Backend, prompts: Sequence[NDArray[np.int32]], *, cache: bool) -> Reading:
     """The first token of every prompt, and how long all took."""
-    engine = Engine(backend, prefix_cache=cache)
+    engine, memory, blocks = Engine(backend, prefix_cache=cache), backend.info.memory, 0
+    if isinstance(backend, Paged):  # of what an engine before has left
+        for slot in range(backend.info.slots):
+            backend.release(slot, 0)
     one = GenerationConfig(max_new_tokens=1)
     began = time.perf_counter()
     for prompt in prompts:
@@ -79,10 +90,13 @@ def read(backend: Backend, prompts: Sequence[NDArray[np.int32]], *, cache: bool)
     done = []
     while not engine.idle:
         done += [event for event in engine.step() if isinstance(event, Finished)]
+        if memory is not None:
+            blocks = max(blocks, memory.blocks - memory.free)
     seconds = time.perf_counter() - began
     return Reading(
         seconds,
         sum(one.completion.cached_tokens for one in done),
+        blocks,
         {one.id: one.completion.token_ids for one in done},
     )
 

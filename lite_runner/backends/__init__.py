@@ -16,6 +16,7 @@ from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
+    from lite_runner.backends.block_pool import BlockPool
 
 # Set before MindSpore is imported: log errors only, unless the user asks for more.
 os.environ.setdefault("GLOG_v", "3")
@@ -44,18 +45,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class CacheMemory:
-    """Memory of cache slots that grow block by block."""
-
-    block: int  # tokens
-    blocks: int  # of all slots together
-
-    def blocks_of(self, length: int) -> int:
-        """Blocks of a slot with so many tokens."""
-        return -(-length // self.block)
-
-
-@dataclass(frozen=True)
 class BackendInfo:
     """A backend's sizes and capabilities."""
 
@@ -80,7 +69,7 @@ class BackendInfo:
     # has a state to go on from. None: any prefix has.
     usable: Callable[[int, int], int] | None = None
     prefix: Prefix | None = None  # required in prompts, which are computed as a whole
-    memory: CacheMemory | None = None  # None: enough for all slots at full length
+    memory: BlockPool | None = None  # of the cache: see Paged; None: slots have their own
 
     def prompt_error(self, prompt: NDArray[np.int32]) -> str | None:
         """The validation error of a prompt without the prefix that the model needs, or None."""
@@ -208,10 +197,11 @@ class Growing(Backend, Protocol):
 
 @runtime_checkable
 class Paged(Backend, Protocol):
-    """A backend whose cache slots take memory as they grow; see BackendInfo.memory."""
+    """A backend whose slots share the blocks of BackendInfo.memory: `copy` copies none of them, and
+    `forward` and `hidden` take those that rows need."""
 
     def release(self, slot: int, length: int) -> None:
-        """Give back the memory of a slot's tokens from `length` on."""
+        """Give back the blocks of a slot's tokens from `length` on."""
         ...
 
 

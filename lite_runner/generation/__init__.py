@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.backends import Backend, Drafting, GivesHidden, Paged, PredictsNext, Storing
+from lite_runner.backends import Backend, Drafting, GivesHidden, PredictsNext, Storing
 from lite_runner.config.generation import FinishReason
 from lite_runner.generation.request import (
     Adjustments,
@@ -30,7 +30,6 @@ from lite_runner.generation.request import (
 )
 from lite_runner.generation.sampling import logprobs_of, prompt_logprobs_of
 from lite_runner.generation.scheduler import Scheduler, SchedulerOutput
-from lite_runner.generation.slots import CopySlots, ReleaseSlot
 from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
@@ -166,8 +165,7 @@ class Engine:
 
             drafts = PromptLookups()
         self.scheduler = Scheduler(
-            backend.info,
-            backend.adapters,
+            backend,
             token_budget,
             prefix_cache=prefix_cache,
             step_s=step_s,
@@ -228,19 +226,7 @@ class Engine:
         return self.scheduler.events()
 
     def _execute(self, step: SchedulerOutput) -> tuple[NDArray[np.float32], ...]:
-        """Do the slot work, then compute the rows: logits, and hidden states of the rows that ask
-        for them."""
-        if work := self.scheduler.slot_work:
-            with deferred():
-                while work:
-                    if isinstance(first := work[0], CopySlots):
-                        self.backend.copy(first.sources, first.targets)
-                    elif isinstance(first, ReleaseSlot):
-                        assert isinstance(self.backend, Paged)
-                        self.backend.release(first.slot, first.length)
-                    elif self._stored is not None:
-                        self._stored.restore(first)
-                    del work[0]
+        """Compute the rows: logits, and hidden states of the rows that ask for them."""
         rows = [row for row in step.rows if not row.hidden]
         pooled = [row for row in step.rows if row.hidden]
         logits = self.backend.forward(rows) if rows else _NOTHING

@@ -377,7 +377,8 @@ def strategies_of(
     if options.num_beams > 1:
         return [Beams(id, request, limit)]
     if info.memory is not None:
-        slots = min(slots, info.memory.blocks // info.memory.blocks_of(length + limit))
+        first, second = (info.memory.blocks_of(length + limit, n, length) for n in (1, 2))
+        slots = min(slots, 1 + (info.memory.blocks - first) // max(1, second - first))
     returns = range(options.num_return_sequences)
     parts = [returns[start : start + slots] for start in range(0, len(returns), slots)]
     return [Samples(id, request, part, limit, drafter=drafter) for part in parts]
@@ -391,6 +392,7 @@ class SequenceGroup:
     order: tuple[int, int, int]  # queue order: priority, request id, part
     request: Request
     strategy: DecodingStrategy
+    shares_prompt: bool  # its slots may be copied where texts are prefilled again
     prompt_logprobs: LogprobCollector | None = None
     slots: list[int] = field(default_factory=list)  # cache slot per sequence, once admitted
     adapter_slot: int = BASE
@@ -509,8 +511,7 @@ class SequenceGroup:
             self.prompt_logprobs = LogprobCollector(top)
 
     def resume(self) -> None:
-        """Recompute the contents of the slots."""
-        self.preempted = False
+        """Recompute the contents of the slots, once it has some."""
         if self.begun:
             self.restart()
 
@@ -544,6 +545,9 @@ class SequenceGroup:
             events = [self._first(event) for event in self.strategy.begin(logits[-1])]
             return events, [(0, index) for index in self.strategy.running() if index]
         self._logits[index] = logits[-1]
+        if self.texts and self.shares_prompt:
+            self.prefilled = len(self.request.prompt)
+            return [], [(index, self.texts[0][0])]
         if self.texts:
             return [], []
         found = np.stack([self._logits[index] for index in self.strategy.running()])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,13 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends import (
-    BASE,
-    BackendInfo,
-    Row,
-    StoredPrefix,
-    StoredPrefixes,
-)
+from lite_runner.backends import BASE, Backend, Paged, Row, StoredPrefix, StoredPrefixes
 from lite_runner.config.generation import FinishReason
 from lite_runner.errors import ConfigError, RunnerError
 from lite_runner.generation.decoding import SequenceGroup, strategies_of
@@ -37,7 +32,7 @@ from lite_runner.generation.request import (
     check_lengths,
 )
 from lite_runner.generation.sampling import LogprobCollector
-from lite_runner.generation.slots import CopySlots, Placement, ReleaseSlot, Slots, SlotWork
+from lite_runner.generation.slots import Placement, Room, Slots
 from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
@@ -68,8 +63,7 @@ class Scheduler:
 
     def __init__(
         self,
-        info: BackendInfo,
-        adapters: AdapterSlots | None,
+        backend: Backend,
         token_budget: int | None = None,
         *,
         prefix_cache: bool = True,
@@ -77,35 +71,39 @@ class Scheduler:
         drafts: Drafts | None = None,
         stored: StoredPrefixes | None = None,
     ) -> None:
-        """`info` and `adapters` of the backend; `token_budget`: maximum tokens per step (None: the
-        backend's preference); `prefix_cache`: reuse cached prefixes of prompts; `step_s`: seconds
-        of a step to aim at while sequences are decoding, by computing less of prompts (None: no
-        limit); `drafts`: of tokens, to be computed ahead where that pays;
-        `stored`: prefixes in files. These go by the clock and the disk, so ranks that share a model
-        do without, and take batch-invariant logits.
+        """`token_budget`: maximum tokens per step (None: the backend's preference); `prefix_cache`:
+        reuse cached prefixes of prompts; `step_s`: seconds of a step to aim at while sequences are
+        decoding, by computing less of prompts (None: no limit); `drafts`: of tokens, to be computed
+        ahead where that pays; `stored`: prefixes in files. These go by the clock and the disk, so
+        ranks that share a model do without, and take batch-invariant logits.
 
         Raises ConfigError if the budget does not fit a chunk besides a token of all other slots."""
         self.timing = GenerationTiming()
         self.adapter_s: dict[str | None, float] = {}  # seconds of the steps, by adapter
-        self._info, self._adapter_slots = info, adapters
-        self._budget = self._info.budget if token_budget is None else token_budget
-        least = self._info.slots - 1 + self._info.chunk
+        self._backend, self._info, self._adapter_slots = backend, backend.info, backend.adapters
+        info = self._info
+        self._budget = info.budget if token_budget is None else token_budget
+        least = info.slots - 1 + info.chunk
         if self._budget < least:
             raise ConfigError(
                 f"token_budget: got {self._budget}, expected at least {least}: a token of each of"
-                f" {self._info.slots - 1} other slots, and {self._info.chunk} of a prompt"
+                f" {info.slots - 1} other slots, and {info.chunk} of a prompt"
             )
-        self._slots = Slots(self._info, prefix_cache=prefix_cache)
-        self._pace = Pace(step_s) if step_s is not None and self._info.exact else None
+        self._slots = Slots(info, prefix_cache=prefix_cache)
+        self._pace = Pace(step_s) if step_s is not None and info.exact else None
         reusable = info.exact and info.can_continue and not info.short_length
         reusable = reusable and info.prefix is None
         self._stored = stored if prefix_cache and reusable and info.usable is None else None
         self._drafts = drafts if reusable and info.most_logits > 0 else None
         # Recomputing a text gives the same keys: the youngest may make room, and come again.
         self._preempts = info.exact and info.can_continue
+        self._room: Room | None = None  # None: there is memory for all slots
+        if info.memory is not None and info.memory.scarce:
+            drafted = 0 if self._drafts is None else self._drafts.most_drafted
+            self._room = Room(info.memory, info.max_length, drafted if self._preempts else None)
         self._waiting: list[SequenceGroup] = []  # both in queue order
         self._running: list[SequenceGroup] = []
-        self.slot_work: list[SlotWork] = []  # to be done before the next rows
+        self._slot_work: list[Callable[[], None]] = []  # to be done before the next rows
         self._unreported: list[Event] = []
         self._next_id = 0
 
@@ -135,7 +133,8 @@ class Scheduler:
         info = self._info
         if info.memory is None:
             return self.cached_tokens / (info.slots * info.max_length)
-        return sum(map(self._blocks, self._running)) / info.memory.blocks
+        slots = [slot for group in self._running for slot in group.slots_in_use()]
+        return info.memory.held((slot, info.max_length) for slot in slots) / info.memory.blocks
 
     @property
     def adapters(self) -> tuple[set[str], set[str]]:
@@ -157,7 +156,8 @@ class Scheduler:
         drafter = None if self._drafts is None else self._drafts.sequence
         for part, strategy in enumerate(strategies_of(id, request, self._info, drafter)):
             places = None if top is None else LogprobCollector(top)
-            group = SequenceGroup(id, (request.priority, id, part), request, strategy, places)
+            order, shares = (request.priority, id, part), self._preempts and self._info.can_copy
+            group = SequenceGroup(id, order, request, strategy, shares, places)
             insort(self._waiting, group, key=lambda one: one.order)
         return id
 
@@ -179,14 +179,16 @@ class Scheduler:
         return ended
 
     def schedule(self) -> SchedulerOutput:
-        """The rows of the next step; `slot_work` comes before them. Until `update`, the next call
-        gives the same rows, but for what is added or finished between."""
+        """The rows of the next step. Until `update`, the next call gives the same rows, but for
+        what is added or finished between, and goes on with the slots after an exception of the
+        backend."""
         if self._changes:
             with deferred():
                 self._copy_prefixes()
                 self._restart()
                 self._admit()
                 self._make_room()
+                self._do_slot_work()
         return self._compose()
 
     def update(
@@ -214,8 +216,9 @@ class Scheduler:
         the time of a step, so one that only decodes does without."""
         return bool(
             self._waiting
+            or self._slot_work
             or self._info.short_length is not None
-            or self._info.memory is not None
+            or self._room is not None
             or any(group.source is not None for group in self._running)
         )
 
@@ -252,12 +255,12 @@ class Scheduler:
         if request.adapter is not None:
             self._adapters(request.adapter).version(request.adapter)
         if info.memory is not None:
-            length = options.max_sequence(len(request.prompt), info.max_length)
-            need = options.num_beams * info.memory.blocks_of(length)
-            if need > info.memory.blocks:
+            prompt, memory = len(request.prompt), info.memory
+            length = options.max_sequence(prompt, info.max_length)
+            if memory.blocks_of(length, options.num_beams, prompt) > memory.blocks:
                 raise ConfigError(
                     f"{request.name}: got {options.num_beams} beams of up to {length} tokens, but"
-                    f" there is memory for {info.memory.blocks * info.memory.block} in all",
+                    f" there is memory for {memory.blocks * memory.block} in all",
                     "fewer beams, or fewer new tokens",
                 )
 
@@ -295,18 +298,22 @@ class Scheduler:
         """Admit queued groups while there are free slots."""
         if not self._waiting:
             return
-        copies: dict[int, int] = {}  # target -> source, by the contents before any copy
-        taken = {slot for group in self._running for slot in group.slots_in_use()}
-        free = [slot for slot in range(self._info.slots) if slot not in taken]
+        free = self._free_slots()
         blocked = False
         for group in list(self._waiting) if free else ():
-            if group.strategy.width > len(free) or not self._fits(group):
+            if group.strategy.width > len(free):
                 break
-            # While a group waits for an adapter slot, only base-model groups may overtake it:
-            # others could starve it by keeping their adapters pinned.
-            if blocked and group.request.adapter is not None:
-                continue
+            if group.preempted:
+                group.resume()
+            self._do_slot_work()  # so that the pool knows what those before have
             try:
+                place = self._placement(group, free)
+                if self._room is not None and not self._room.fits(group, place, self._running):
+                    break
+                # While a group waits for an adapter slot, only base-model groups may overtake it:
+                # others could starve it by keeping their adapters pinned.
+                if blocked and group.request.adapter is not None:
+                    continue
                 slot = group.adapter_slot if group.preempted else self._pin(group.request.adapter)
             except RunnerError as error:
                 self._waiting.remove(group)
@@ -317,59 +324,29 @@ class Scheduler:
                 continue
             group.adapter_slot = slot
             group.admitted = group.admitted or time.perf_counter()
-            if group.preempted:
-                group.resume()
+            group.preempted = False
             self._waiting.remove(group)
             insort(self._running, group, key=lambda one: one.order)
-            self._place(group, free, copies)
+            self._place(group, place, free)
             free = [one for one in free if one not in group.slots]
-        self._flush(copies)
 
-    def _flush(self, copies: dict[int, int]) -> None:
-        if copies:
-            self.slot_work.append(CopySlots(list(copies.values()), list(copies)))
-            copies.clear()
-
-    def _fits(self, group: SequenceGroup) -> bool:
-        """True if there is memory for a group, and for those that run to grow."""
-        if (memory := self._info.memory) is None or not self._running:
-            return True
-        used = sum(self._blocks(one) + len(one.in_use()) for one in self._running)
-        return used + self._blocks(group) <= memory.blocks
-
-    def _blocks(self, group: SequenceGroup) -> int:
-        """Blocks of memory that a group needs to decode its next token."""
-        assert self._info.memory is not None
-        blocks = self._info.memory.blocks_of(self._length(group))
-        return len(group.in_use()) * blocks
-
-    def _length(self, group: SequenceGroup) -> int:
-        """Tokens of each of its sequences that memory is needed for."""
-        prompt = len(group.request.prompt)
-        most = group.request.options.max_sequence(prompt, self._info.max_length)
-        if not self._preempts:
-            return most
-        drafted = 0 if self._drafts is None else self._drafts.most_drafted
-        new = max((len(tokens) for _, tokens in group.strategy.tokens()), default=0)
-        return min(most, prompt + new + drafted)
+    def _free_slots(self) -> list[int]:
+        taken = {slot for group in self._running for slot in group.slots_in_use()}
+        return [slot for slot in range(self._info.slots) if slot not in taken]
 
     def _make_room(self) -> None:
         """Free memory until the running groups fit: unused cache first, then the youngest
         group's."""
-        if (memory := self._info.memory) is None:
+        if (room := self._room) is None:
             return
-        while (needed := sum(map(self._blocks, self._running))) > memory.blocks:
-            self._preempt(self._running[-1])
-        taken = set()
-        for group in self._running:
-            for slot in group.slots_in_use():
-                taken.add(slot)
-                self._release(slot, self._length(group))  # of a longer text before
-        idle = [slot for slot in range(self._info.slots) if slot not in taken]
-        for slot in self._slots.by_last_use(idle):
-            if needed + self._slots.blocks(idle) <= memory.blocks:
-                break
-            self._release(slot, 0)
+        idle = deque(self._slots.by_last_use(self._free_slots()))
+        self._do_slot_work()
+        while room.lacks(self._running):
+            if idle:
+                self._release(idle.popleft(), 0)
+            else:
+                self._preempt(self._running[-1])
+            self._do_slot_work()
 
     def _preempt(self, group: SequenceGroup) -> None:
         """Preempt a group: take its slots until it is admitted again and recomputed."""
@@ -381,19 +358,32 @@ class Scheduler:
         self.timing.preemptions += 1
 
     def _release(self, slot: int, length: int) -> None:
-        if self._slots.release(slot, length):
-            self.slot_work.append(ReleaseSlot(slot, length))
+        """Keep only the first `length` tokens of a slot."""
+        self._slots.truncate(slot, length)
+        if self._info.memory is not None:
+            assert isinstance(self._backend, Paged)
+            self._slot_work.append(partial(self._backend.release, slot, length))
+
+    def _do_slot_work(self) -> None:
+        """Change the backend's slots; what raises is tried again later."""
+        while self._slot_work:
+            self._slot_work[0]()
+            del self._slot_work[0]
 
     def _pin(self, adapter: str | None) -> int | None:
         return BASE if adapter is None else self._adapters(adapter).pin(adapter)
 
-    def _place(self, group: SequenceGroup, free: Sequence[int], copies: dict[int, int]) -> None:
-        """Assign slots to a group and find its cached prefix."""
+    def _cacheable(self, group: SequenceGroup) -> NDArray[np.int32]:
+        """The first tokens of a group's text that may come from the cache, and one more."""
         prompt = group.texts[0][1]
         if group.scored is not None:
             prompt = prompt[: group.request.scored_from]
         if group.request.pooling == "mean":  # of all tokens, none of them from the cache
             prompt = prompt[:1]
+        return prompt
+
+    def _placement(self, group: SequenceGroup, free: Sequence[int]) -> Placement:
+        """A slot for a group's text, and its cached prefix."""
         # Waiting for the prefill of a later group would invert the order.
         ahead = {
             slot
@@ -401,28 +391,33 @@ class Scheduler:
             if one.order < group.order and not group.begun
             for slot in one.filling[:1]
         }
-        place = self._slots.place(prompt, self._version(group), free, ahead)
+        return self._slots.place(self._cacheable(group), self._version(group), free, ahead)
+
+    def _place(self, group: SequenceGroup, place: Placement, free: Sequence[int]) -> None:
+        """Give slots to a group, and what is cached of its text."""
         others = [slot for slot in self._slots.by_last_use(free) if slot != place.slot]
-        group.slots = others[: group.strategy.width - 1]
+        others = others[: group.strategy.width - 1]
+        group.slots = [*others]
         group.slots.insert(group.texts[0][0], place.slot)
-        if stored := self._stored_prefix(group, prompt[:-1], place):
-            self._flush(copies)
-            self.slot_work.append(stored)
+        if stored := self._stored_prefix(group, self._cacheable(group)[:-1], place):
+            assert self._stored is not None
             group.prefilled = stored.end
             if not group.begun:
                 group.cached = stored.end
             self._begin(group)
+            self._slot_work.append(partial(self._stored.restore, stored))
             self._slots.restored(place.slot, stored.end)
-            return
-        group.prefilled = place.cached
-        if not group.begun:
-            group.cached = place.cached
-        if place.source != place.slot and self._slots.cached(place.source) < place.cached:
-            group.source, group.prefilled = place.source, 0
-        elif place.source != place.slot:
-            copies[place.slot] = copies.get(place.source, place.source)
-            self._slots.copied([place.source], [place.slot])
-        self._begin(group)
+        else:
+            group.prefilled = place.cached
+            if not group.begun:
+                group.cached = place.cached
+            if place.source != place.slot and self._slots.cached(place.source) < place.cached:
+                group.source, group.prefilled = place.source, 0
+            elif place.source != place.slot:
+                self._copy([place.source], [place.slot])
+            self._begin(group)
+        for slot in others:  # one of which may be the source
+            self._release(slot, 0)
 
     def _stored_prefix(
         self, group: SequenceGroup, text: NDArray[np.int32], place: Placement
@@ -437,7 +432,7 @@ class Scheduler:
         for place, (slot, (_, text)) in enumerate(zip(group.filling, group.texts, strict=True)):
             if group.scored is not None and not self._info.exact:
                 text = text[:0]  # chunked differently, so not reusable as a prefix
-            self._slots.truncate(slot, 0 if place else group.prefilled)
+            self._release(slot, 0 if place else group.prefilled)
             self._slots.begin(slot, text, self._version(group))
 
     def _version(self, group: SequenceGroup) -> int:
@@ -505,6 +500,7 @@ class Scheduler:
         """Choose the next tokens from the logits of a step."""
         sources: list[int] = []
         targets: list[int] = []
+        restarted: list[SequenceGroup] = []
         at = pooled = 0
 
         def chosen(
@@ -535,15 +531,20 @@ class Scheduler:
                 found, pooled = hidden[pooled : pooled + row.logits], pooled + row.logits
             else:
                 found, at = logits[at : at + row.logits], at + row.logits
-            chosen(group, *group.fill(len(row.tokens), found))
+            events, moves = group.fill(len(row.tokens), found)
+            chosen(group, events, moves)
+            if moves and not group.decoding:  # its next text begins as this one
+                restarted.append(group)
             if self._stored is not None and not row.hidden:
                 text = self._slots.tokens(row.slot, row.position + len(row.tokens))
                 self._stored.save(row.slot, text, group.request.adapter, group.id)
         self._copy(sources, targets)
+        for group in restarted:
+            self._begin(group)
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         if targets:
-            self.slot_work.append(CopySlots(sources, targets))
+            self._slot_work.append(partial(self._backend.copy, sources, targets))
             self._slots.copied(sources, targets)
 
     def _retire(self) -> None:

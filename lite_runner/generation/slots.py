@@ -1,17 +1,22 @@
-"""Contents of a backend's cache slots, for prefix caching."""
+"""Tokens in a backend's cache slots, for prefix caching, and the memory that they need."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends import BackendInfo, Row, StoredPrefix
+from lite_runner.backends import BackendInfo, Row
 from lite_runner.records import dataclass
 
-# Copying a slot costs as much as computing a fraction of its length: shorter prefixes are
-# recomputed.
+if TYPE_CHECKING:
+    from lite_runner.backends.block_pool import BlockPool, Part
+    from lite_runner.generation.decoding import SequenceGroup
+
+# Copying a slot, or the block that a prefix ends in, costs as much as computing some tokens, and a
+# fraction of the slot's length: shorter prefixes are recomputed.
 _SHORTEST_COPY = 32
 _COPIED_PART = 16
 
@@ -23,25 +28,6 @@ class Placement:
     slot: int
     source: int  # the slot that has, or will have, the prefix; may be `slot` itself
     cached: int  # tokens of the prefix
-
-
-@dataclass(frozen=True)
-class CopySlots:
-    """Copy slot sources[i] to targets[i]; all are read before any is written."""
-
-    sources: list[int]
-    targets: list[int]
-
-
-@dataclass(frozen=True)
-class ReleaseSlot:
-    """Free the memory of a slot's tokens from `length` on."""
-
-    slot: int
-    length: int
-
-
-SlotWork = CopySlots | ReleaseSlot | StoredPrefix
 
 
 class Slots:
@@ -56,20 +42,6 @@ class Slots:
         self._adapter = [-1] * info.slots
         self._used = [0] * info.slots
         self._clock = 0
-        self._blocks = [0] * info.slots  # of memory that each has
-
-    def blocks(self, slots: Iterable[int]) -> int:
-        """Blocks of memory that some slots have."""
-        return sum(self._blocks[slot] for slot in slots)
-
-    def release(self, slot: int, length: int) -> bool:
-        """Free the memory after the first `length` tokens; True if there was any."""
-        assert self._info.memory is not None
-        self.truncate(slot, length)
-        blocks = self._info.memory.blocks_of(length)
-        released = blocks < self._blocks[slot]
-        self._blocks[slot] = min(blocks, self._blocks[slot])
-        return released
 
     def cached(self, slot: int) -> int:
         """Tokens that another sequence can reuse."""
@@ -97,7 +69,9 @@ class Slots:
         """
         oldest = self.by_last_use(free)
         best, order = Placement(oldest[0], oldest[0], 0), (0, False, 0)
-        shortest = max(_SHORTEST_COPY, self._info.max_length // _COPIED_PART)
+        shortest = _SHORTEST_COPY
+        if self._info.memory is None:
+            shortest = max(shortest, self._info.max_length // _COPIED_PART)
         for slot, length in self._prefixes(prompt[:-1], adapter, ahead):
             others = [one for one in oldest if one != slot]
             can_copy = self._info.can_copy and length >= shortest and bool(others)
@@ -132,14 +106,12 @@ class Slots:
     def restored(self, slot: int, end: int) -> None:
         """Record that the first tokens of a prompt that `begin` was given came from a file."""
         self._cached[slot] = end
-        self._grew(slot, end)
 
     def wrote(self, row: Row, *, of_prompt: bool) -> None:
         """Record a computed row."""
         self._touch(row.slot)
         slot, start, end = row.slot, row.position, row.position + len(row.tokens)
         self._tokens[slot, start:end] = row.tokens
-        self._grew(slot, end)
         cached = min(self._cached[slot], start)
         # If logits are not batch-invariant, only prefilled tokens are reused.
         if cached == start and (of_prompt or self._info.exact):
@@ -154,8 +126,7 @@ class Slots:
             for target, value in zip(targets, [array[one] for one in sources], strict=True):
                 array[target] = value
         self._tokens[list(targets)] = self._tokens[list(sources)]
-        for source, target in zip(sources, targets, strict=True):
-            self._blocks[target] = max(self._blocks[source], self._blocks[target])
+        for target in targets:
             self._touch(target)
 
     def _prefixes(
@@ -180,10 +151,61 @@ class Slots:
             if length:
                 yield slot, length
 
-    def _grew(self, slot: int, length: int) -> None:
-        if (memory := self._info.memory) is not None:
-            self._blocks[slot] = max(self._blocks[slot], memory.blocks_of(length))
-
     def _touch(self, slot: int) -> None:
         self._clock += 1
         self._used[slot] = self._clock
+
+
+class Room:
+    """The memory of groups, in blocks of a pool that has fewer than all slots could take."""
+
+    def __init__(self, pool: BlockPool, max_length: int, drafted: int | None) -> None:
+        """`max_length`: of a sequence; `drafted`: most tokens that a step adds besides one; None: a
+        group cannot be preempted, and so needs all its memory at once."""
+        self._pool, self._max_length, self._drafted = pool, max_length, drafted
+
+    def lacks(self, running: Sequence[SequenceGroup]) -> bool:
+        """True if the running groups need more blocks for their next tokens than are free."""
+        return self._needed(running) > self._pool.free
+
+    def fits(
+        self, group: SequenceGroup, place: Placement, running: Sequence[SequenceGroup]
+    ) -> bool:
+        """True if there is memory for a group, of whose text `place` has a part, and for those that
+        run to grow; always if none does."""
+        pool, (_, length) = self._pool, self._span(group)
+        prompt, sequences = len(group.request.prompt), len(group.in_use())
+        used = pool.blocks_of(length, sequences, prompt) - pool.shared(place.cached)
+        used += self._needed(running)
+        taken = [slot for one in running for slot in one.slots_in_use()]
+        held = [(slot, self._max_length) for slot in taken]
+        used += pool.held([*held, (place.source, place.cached)]) + len(taken)
+        return not running or used <= pool.blocks
+
+    def _needed(self, running: Sequence[SequenceGroup]) -> int:
+        """Free blocks that the running groups need to decode their next tokens."""
+        pool, later = self._pool, 0
+        parts: list[Part] = []
+        for group in running:
+            start, end = self._span(group)
+            prompt, filling = len(group.request.prompt), group.filling[:1]
+            for slot in group.slots_in_use():
+                if slot in filling:
+                    parts.append((slot, group.prefilled, end))
+                elif pool.empty(slot):  # it will have the prompt from another one
+                    later += pool.blocks_of(end) - pool.shared(prompt)
+                else:
+                    parts.append((slot, start, end))
+            if group.source is not None:
+                later -= pool.shared(group.cached)
+        return pool.needed(parts) + later
+
+    def _span(self, group: SequenceGroup) -> tuple[int, int]:
+        """Tokens of each of a group's sequences that are cached once it decodes, and those that
+        memory is needed for."""
+        prompt = len(group.request.prompt)
+        new = max((len(tokens) for _, tokens in group.strategy.tokens()), default=0)
+        most = group.request.options.max_sequence(prompt, self._max_length)
+        if self._drafted is not None:
+            most = min(most, prompt + new + self._drafted)
+        return max(prompt, prompt + new - 1), most

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Iterable, Sequence
 from ctypes import POINTER, Structure, addressof, byref, c_float, c_int64, c_void_p
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
     from lite_runner.recorder import Recorder
 
-BLOCK = 128  # keys that are reduced together: the cache length is a multiple
-_PAGE = mmap.PAGESIZE
+BLOCK = 128  # positions of a block of the cache: kChunk in src/layers.h
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which mmap names from Python 3.13 on
 
 
@@ -66,7 +64,7 @@ CACHE = ("keys", "values", "key_scales", "value_scales")
 
 _FAILURES = {
     1: "a packed layer of unknown kind",
-    2: "a step names tokens, slots, positions or rows that the model does not have",
+    2: "a step names tokens, slots, positions, blocks or rows that the model does not have",
 }
 
 
@@ -88,7 +86,6 @@ class BoundLayer(Structure):
     _fields_ = [
         ("block", c_void_p),
         ("cache_type", c_int64),
-        ("cache_length", c_int64),
         *((name, c_void_p) for name in CACHE),
         ("pool", c_void_p),
         ("pool_stride", c_int64),
@@ -118,6 +115,9 @@ class BoundModel(Structure):
         ("first_token", c_int64),
         ("times", c_void_p),
         ("kept", c_void_p),
+        ("tables", c_void_p),
+        ("table_width", c_int64),
+        ("blocks", c_int64),
     ]
 
 
@@ -146,21 +146,31 @@ class NativeModel:
             if pool is not None:
                 bound.pool, bound.pool_stride = pool.ctypes.data, pool.shape[1]
                 bound.pool_bfloat16 = pool.dtype == np.uint16
-        self._caches: list[CacheArray] = []
         # Of a layer that predicts a further token: the hidden states of the tokens of the next step
         # [capacity, hidden_size].
         self.joined = _zeros((0, 0), np.float32)
+        self._cache: list[CacheArray] = []
         self.states = _zeros((0, 0), np.float32)  # recurrent ones [slots, numbers]
         self.kept_states = self.states  # those behind the tokens that `kept` named
         self.kept = np.zeros(0, np.int32)  # [slots] a token of the next step; -1: none
         self._recorder: Recorder | None = None  # recorder that the layers are timed for
         self._times: Any = None
 
-    def resize(self, options: NativeOptions, capacity: int, table: NDArray[np.float32]) -> None:
-        """Reallocate the caches, empty, for these options and steps of `capacity` tokens with a
-        rotary `table` of this shape."""
-        self._caches = []  # before the new ones are allocated
-        length = -(-options.length // BLOCK) * BLOCK
+    def resize(
+        self,
+        options: NativeOptions,
+        capacity: int,
+        table: NDArray[np.float32],
+        tables: NDArray[np.int32],
+        blocks: int,
+    ) -> None:
+        """Reallocate the cache, empty, for these options and steps of `capacity` tokens with a
+        rotary `table` of this shape. `tables` [slots, chunks]: the block, of so many, of each
+        chunk of a slot's positions, which is looked up in each step."""
+        self._cache = []  # before the new one is allocated
+        self._tables = tables
+        self._model.tables, self._model.table_width = _pointer(tables), tables.shape[1]
+        self._model.blocks = blocks
         self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
         self._model.positions = options.length
@@ -185,16 +195,13 @@ class NativeModel:
                 first += layer_floats(block.recurrent)
                 continue
             bound.cache_type = _CACHE_TYPES[options.cache][0]
-            bound.cache_length = length
             if (lender := block.attention.borrowed) is not None:
                 for name in CACHE:
                     setattr(bound, name, getattr(layers[lender], name))
                 continue
-            sizes = _cache_sizes(block.attention, options.cache)
-            for name, (rows, width, dtype) in sizes.items():
-                cache = CacheArray(options.slots, rows, length, width, dtype)
-                setattr(bound, name, cache.address)
-                self._caches.append(cache)
+            for name, size in _cache_sizes(block.attention, options.cache).items():
+                self._cache.append(CacheArray(blocks, size))
+                setattr(bound, name, self._cache[-1].numbers.ctypes.data)
         self._x = _zeros((capacity, self._config.hidden_size), np.float32)
         self._logits = _zeros((options.slots, self._config.vocab_size), np.float32)
 
@@ -286,32 +293,23 @@ class NativeModel:
             self._model.times = addressof(self._times)
 
     def block_bytes(self, cache: CacheType) -> int:
-        """Bytes of BLOCK positions of a slot, of all layers."""
+        """Bytes of a block, of all layers."""
         sizes = [size for one in self._config.cached for size in _cache_sizes(one, cache).values()]
-        return BLOCK * sum(rows * width * np.dtype(dtype).itemsize for rows, width, dtype in sizes)
+        return BLOCK * sum(one.position_bytes for one in sizes)
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy lengths[i] tokens of cache slot sources[i] to targets[i]; all are read before any is
-        written."""
-        self.states[list(targets)] = self.states[list(sources)]
-        # Keys are in panels of positions.
-        whole = [-(-length // PANEL) * PANEL for length in lengths]
-        for cache in self._caches:
-            cache.copy(sources, targets, whole)
-
-    def release(self, slot: int, length: int) -> None:
-        """Free the memory of a slot's tokens from `length` on."""
-        whole = -(-length // BLOCK) * BLOCK
-        for cache in self._caches:
-            cache.release(slot, whole)
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of the cache."""
+        for array in self._cache:
+            array.numbers[target] = array.numbers[source]
 
     def bytes_of(self, count: int) -> int:
         """Bytes of so many positions of a slot."""
-        return sum(cache.positions(0, 0, count).nbytes for cache in self._caches)
+        return sum(array.positions(0, 0, count).nbytes for array in self._cache)
 
     def read_positions(self, slot: int, start: int, count: int) -> NDArray[np.uint8]:
-        """A copy of a slot's cache at positions; `start` and `count` are multiples of PANEL."""
-        parts = [cache.positions(slot, start, count) for cache in self._caches]
+        """A copy of a slot's cache at positions within a block; `start` and `count` are multiples
+        of PANEL."""
+        parts = self._positions(slot, start, count)
         return np.concatenate(
             [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in parts]
         )
@@ -319,14 +317,18 @@ class NativeModel:
     def write_positions(self, slot: int, start: int, count: int, block: NDArray[np.uint8]) -> None:
         """Write what `read_positions` returned."""
         at = 0
-        for cache in self._caches:
-            part = cache.positions(slot, start, count)
+        for part in self._positions(slot, start, count):
             numbers = block[at : at + part.nbytes].view(part.dtype)
             part[...] = numbers.reshape(part.shape)
             at += part.nbytes
 
-    def write_keys(self, slot: int, numbers: NDArray[np.float32]) -> None:
-        """Write the first keys and values of a slot: [layers, 2, kv_heads, tokens, head_dim]."""
+    def _positions(self, slot: int, start: int, count: int) -> list[NDArray[np.generic]]:
+        block = int(self._tables[slot, start // BLOCK])
+        return [array.positions(block, start % BLOCK, count) for array in self._cache]
+
+    def write_keys(self, blocks: Sequence[int], numbers: NDArray[np.float32]) -> None:
+        """Write keys and values [layers, 2, kv_heads, tokens, head_dim] from the start of these
+        blocks on."""
         tokens = numbers.shape[3]
         whole = np.zeros((*numbers.shape[:3], -(-tokens // PANEL) * PANEL, numbers.shape[4]))
         whole[:, :, :, :tokens] = numbers
@@ -343,13 +345,15 @@ class NativeModel:
                 wide.reshape(heads, count, -1, PANEL).swapaxes(1, 2),
                 *((key_scales, value_scales) if self._number_bytes == 1 else ()),
             ]
-        for cache, part in zip(self._caches, parts, strict=True):
-            place = cache.positions(slot, 0, whole.shape[3])
-            place[...] = part.reshape(place.shape)
+        for index, block in enumerate(blocks):
+            start, end = index * BLOCK, min(whole.shape[3], (index + 1) * BLOCK)
+            for array, part in zip(self._cache, parts, strict=True):
+                place = array.positions(block, 0, end - start)
+                place[...] = part.reshape(len(place), -1, place.shape[2])[:, start:end]
 
     def close(self) -> None:
         """Release the memory."""
-        self._blocks, self._caches = [], []
+        self._blocks, self._cache = [], []
         if self._peers is not None:
             self._peers.close()
 
@@ -367,71 +371,46 @@ def state_floats(model: Decoder) -> int:
     return sum(layer_floats(one) for one in every if one is not None)
 
 
-def _cache_sizes(
-    given: Attention, cache: CacheType
-) -> dict[str, tuple[int, int, type[np.generic]]]:
-    """Rows of a slot, numbers of a position in a row, and their type, of a layer's keys, values and
-    their scales.
+@dataclass(frozen=True)
+class CacheSize:
+    """Rows of a block in an array of the cache."""
 
-    Keys: [slots, kv_heads, length / 32, head_dim, 32]; values: [slots, kv_heads, head_dim / 32,
-    length, 32]; their scales, with int8: [slots, kv_heads, length].
-    """
+    rows: int
+    width: int  # numbers of a position in a row
+    dtype: type[np.generic]
+
+    @property
+    def position_bytes(self) -> int:
+        return self.rows * self.width * np.dtype(self.dtype).itemsize
+
+
+def _cache_sizes(given: Attention, cache: CacheType) -> dict[str, CacheSize]:
+    """Of a layer's keys, values and their scales: see Cache in src/layers.h."""
     heads, dim, dtype = given.kv_heads, given.head_dim, _CACHE_TYPES[cache][1]
-    sizes: dict[str, tuple[int, int, type[np.generic]]] = {
-        "keys": (heads, dim, dtype),
-        "values": (heads * -(-dim // PANEL), PANEL, dtype),
+    sizes = {
+        "keys": CacheSize(heads, dim, dtype),
+        "values": CacheSize(heads * -(-dim // PANEL), PANEL, dtype),
     }
     if cache == "int8":
-        sizes |= dict.fromkeys(CACHE[2:], (heads, 1, np.float32))
+        sizes |= dict.fromkeys(CACHE[2:], CacheSize(heads, 1, np.float32))
     return sizes
 
 
 class CacheArray:
-    """Keys, values or their scales of one layer: [slots, rows, length, width], where a row has a
-    width of numbers for each position.
+    """An array of all blocks of the cache, [blocks, rows, BLOCK, width].
 
-    Addresses are reserved for all slots at full length; the system allocates pages as they are
-    written.
+    Addresses are reserved for all blocks; the system allocates pages as they are written.
     """
 
-    def __init__(self, slots: int, rows: int, length: int, width: int, dtype: Any) -> None:
-        shape = slots, rows, length, width
-        self.nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    def __init__(self, blocks: int, size: CacheSize) -> None:
+        shape = blocks, size.rows, BLOCK, size.width
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = mmap.mmap(-1, self.nbytes, flags=flags)
-        self._numbers = np.frombuffer(self._map, dtype).reshape(shape)
-        self.address = self._numbers.ctypes.data
+        self._map = mmap.mmap(-1, blocks * BLOCK * size.position_bytes, flags=flags)
+        self.numbers = np.frombuffer(self._map, size.dtype).reshape(shape)
 
-    def positions(self, slot: int, start: int, count: int) -> NDArray[np.generic]:
-        """The cache of a slot at positions, as it is in memory; keys in panels of PANEL of them."""
-        return self._numbers[slot, :, start : start + count]
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """See NativeModel.copy."""
-        held = [
-            self._numbers[one, :, :length] for one, length in zip(sources, lengths, strict=True)
-        ]
-        if not set(targets).isdisjoint(sources):
-            held = [one.copy() for one in held]
-        for target, one in zip(targets, held, strict=True):
-            self._numbers[target, :, : one.shape[1]] = one
-
-    def release(self, slot: int, length: int) -> None:
-        """Free the memory of a slot's positions from `length` on."""
-        numbers = self._numbers
-        if length == 0:  # the rows are contiguous
-            self._give_back(slot * numbers.strides[0], (slot + 1) * numbers.strides[0])
-        elif length < numbers.shape[2]:
-            for row in range(numbers.shape[1]):
-                start = slot * numbers.strides[0] + row * numbers.strides[1]
-                end = start + numbers.strides[1]
-                self._give_back(start + length * numbers.strides[2], end)
-
-    def _give_back(self, start: int, end: int) -> None:
-        """Whole pages only: neighbours share the others."""
-        start, end = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
-        if start < end:
-            self._map.madvise(mmap.MADV_DONTNEED, start, end - start)
+    def positions(self, block: int, start: int, count: int) -> NDArray[np.generic]:
+        """A block at positions, as it is in memory; keys in panels of PANEL of them."""
+        return self.numbers[block, :, start : start + count]
 
 
 def _zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.backends import BASE, BackendInfo, Row
+from lite_runner.backends.block_pool import BlockPool
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
 from lite_runner.generation import (
@@ -20,6 +21,7 @@ from lite_runner.generation import (
     Request,
 )
 
+Cached = tuple[int, int, int, bool]
 Logits = Callable[[list[int], int], NDArray[np.float32]]
 
 
@@ -83,8 +85,16 @@ class MockBackend:
     changes them. Every row is recorded."""
 
     def __init__(
-        self, logits: Logits, slots: int, max_length: int, adapter_slots: int, **info: object
+        self,
+        logits: Logits,
+        slots: int,
+        max_length: int,
+        adapter_slots: int,
+        memory: tuple[int, int] | None = None,
+        **info: object,
     ) -> None:
+        """`memory`: tokens of a block of the cache, and blocks; None: slots of their own."""
+        self.pool = None if memory is None else BlockPool(slots, max_length, *memory)
         self.info = BackendInfo(
             **{
                 "engine": "mock",
@@ -94,6 +104,7 @@ class MockBackend:
                 "budget": 512,
                 "chunk": 1,
                 "most_logits": 64,
+                "memory": self.pool,
                 **info,
             }  # type: ignore[arg-type]
         )
@@ -102,10 +113,13 @@ class MockBackend:
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[list[int], list[int]]] = []
         self._logits = logits
-        self.blocks = [0] * slots  # of memory that each slot has
         # Of each slot its tokens, each with the adapter that it was computed by, its row.length,
-        # and whether its row was beyond the length that longrope's short factors are for.
-        self._history: list[list[tuple[int, int, int, bool]]] = [[] for _ in range(slots)]
+        # and whether its row was beyond the length that longrope's short factors are for. With a
+        # pool they are in its blocks.
+        self._history: list[list[Cached]] = [[] for _ in range(slots)]
+        self._blocks: list[list[Cached | None]] = []
+        if self.pool is not None:
+            self._blocks = [[None] * self.pool.block for _ in range(self.pool.size)]
 
     def prepare(self) -> None: ...
 
@@ -117,18 +131,13 @@ class MockBackend:
         assert sum(row.logits for row in rows if row.logits > 1) <= self.info.most_logits
         self.steps.append(list(rows))
         found = [logits for row in rows for logits in self._run(row)]
-        if (memory := self.info.memory) is not None:
-            for row in rows:
-                blocks = memory.blocks_of(row.position + len(row.tokens))
-                self.blocks[row.slot] = max(self.blocks[row.slot], blocks)
-            assert sum(self.blocks) <= memory.blocks
         logits = np.array(found, np.float32).reshape(-1, self.info.vocab_size)
         logits.flags.writeable = False
         return logits
 
     def _run(self, row: Row) -> list[NDArray[np.float32]]:
         assert row.tokens.dtype == np.int32 and 0 <= row.logits <= len(row.tokens) >= 1
-        history, number = self._history[row.slot], 0
+        history, number = self._cached(row.slot), 0
         assert row.position <= len(history)
         del history[row.position :]
         if row.adapter_slot != BASE:
@@ -141,6 +150,8 @@ class MockBackend:
             assert self.info.can_continue or lengths <= {row.length}
         history += [(token, number, row.length, is_long) for token in row.tokens.tolist()]
         assert len(history) <= self.info.max_length
+        self._history[row.slot] = history
+        self._store(row)
         tokens = [token for token, *_ in history]
         ends = range(len(tokens) - row.logits + 1, len(tokens) + 1)
         return [self._logits(tokens[:end], number) for end in ends]
@@ -151,15 +162,38 @@ class MockBackend:
         taken = [list(self._history[source]) for source in sources]
         for target, history in zip(targets, taken, strict=True):
             self._history[target] = history
-        for source, target in zip(sources, targets, strict=True):
-            self.blocks[target] = max(self.blocks[source], self.blocks[target])
+        if self.pool is not None:
+            self.pool.fork(sources, targets)
 
     def release(self, slot: int, length: int) -> None:
-        assert self.info.memory is not None
-        blocks = self.info.memory.blocks_of(length)
-        assert blocks < self.blocks[slot]
-        self.blocks[slot] = blocks
+        assert self.pool is not None
+        self.pool.release(slot, length)
         del self._history[slot][length:]
+
+    def _cached(self, slot: int) -> list[Cached]:
+        """What a slot has, which is in its blocks."""
+        history = list(self._history[slot])
+        if self.pool is not None:
+            table, block = self.pool.tables[slot], self.pool.block
+            found = [
+                self._blocks[table[place // block]][place % block] for place in range(len(history))
+            ]
+            assert found == history
+        return history
+
+    def _store(self, row: Row) -> None:
+        """Write a row's tokens to blocks that its slot alone has."""
+        if self.pool is None:
+            return
+        end = row.position + len(row.tokens)
+        self.pool.write(row.slot, row.position, end, self._copy_block)
+        assert self.pool.writable(row.slot, row.position, end)
+        table, block = self.pool.tables[row.slot], self.pool.block
+        for place in range(row.position, end):
+            self._blocks[table[place // block]][place % block] = self._history[row.slot][place]
+
+    def _copy_block(self, source: int, target: int) -> None:
+        self._blocks[target] = list(self._blocks[source])
 
     @property
     def prefilled(self) -> list[list[int]]:

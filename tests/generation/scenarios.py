@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends import CacheMemory, Row
+from lite_runner.backends import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
 from lite_runner.generation.decoding import SequenceGroup
@@ -59,7 +59,7 @@ def scenarios(draw: st.DrawFn, requests: int = 9) -> Scenario:
         block = draw(st.sampled_from([4, 8, 16]))
         widest = min(3, info["slots"]) if info["can_copy"] else 1
         most = widest * LENGTH // block
-        info["memory"] = CacheMemory(block, most + draw(st.integers(0, most)))
+        info["memory"] = (block, most + draw(st.integers(0, most)))
     moments = st.integers(0, 14)
     asked = draw(st.lists(st.tuples(moments, _requests(info)), min_size=1, max_size=requests))
     numbered = [(when, replace(one, seed_key=(7, i))) for i, (when, one) in enumerate(asked)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lite_runner.backends import CacheMemory, Row
+from lite_runner.backends import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Engine, Generation, Request
 from lite_runner.generation.draft_model import DraftModel, DraftSequence, NextTokenDrafts
@@ -65,7 +65,7 @@ def test_texts_do_not_depend_on_the_draft_model(
 ) -> None:
     info: dict[str, Any] = {"max_length": length, "adapter_slots": 0}
     if blocks:
-        info["memory"] = CacheMemory(8, blocks)
+        info["memory"] = (8, blocks)
     drafted = DraftedScenario(
         **{**vars(scenario), "speculate": True}, draft_logits=logits, draft_info=info
     )

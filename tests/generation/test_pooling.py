@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.backends import CacheMemory, Row
+from lite_runner.backends import Row
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError, NonFiniteError
 from lite_runner.generation import Engine, Finished, Request
@@ -71,9 +71,7 @@ def test_an_embedding_that_is_not_finite_is_an_error() -> None:
 
 
 def test_one_that_makes_room_is_pooled_anew() -> None:
-    backend = HiddenBackend(
-        hashed_logits, 3, 64, 4, hidden_size=2, most_logits=8, memory=CacheMemory(4, 9)
-    )
+    backend = HiddenBackend(hashed_logits, 3, 36, 4, hidden_size=2, most_logits=8, memory=(4, 9))
     engine = Engine(backend, 3)
     engine.add(Request(PROMPT, GenerationConfig(max_new_tokens=28, eos_token_id=())))
     for _ in range(12):

@@ -18,7 +18,7 @@ from lite_runner.config.generation import GenerationConfig
 from lite_runner.generation import Completion, Engine, Finished, Request
 from lite_runner.generation.draft_model import DraftModel
 from lite_runner.generation.speculation import MOST_DRAFTED, StepCost
-from lite_runner.native.model import NativeOptions
+from lite_runner.native.model import BLOCK, NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.weights.lora.adapter import Adapter
@@ -183,13 +183,14 @@ def test_with_little_memory_to_the_bit(
     reference: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Enough for three of five sequences that grow to twice their prompts."""
-    monkeypatch.setattr("lite_runner.backends.native.backend.BLOCK", 1)
+    """Enough for some of five sequences, all of which begin at once."""
     backend, adapters = own_operators(case, quant, cache, reference)
     assert backend._model is not None
-    keys = 3 * 44 * backend._model.block_bytes(cache)
-    backend.grow(SLOTS, LENGTH, keys + SLOTS * state_bytes(reference(case).config))
-    together = check_to_the_bit(backend, adapters, longest_prompt=20, times_new=3)
+    if backend.info.can_continue:
+        monkeypatch.setattr("lite_runner.generation.slots.Room.fits", lambda *_: True)
+    keys = 8 * backend._model.block_bytes(cache)
+    backend.grow(SLOTS, 4 * BLOCK, keys + SLOTS * state_bytes(reference(case).config))
+    together = check_to_the_bit(backend, adapters, times_prompt=7, times_new=4)
     preempted = together.engine.scheduler.timing.preemptions
     assert (preempted > 0) == backend.info.can_continue
 
@@ -241,16 +242,17 @@ def check_to_the_bit(
     adapters: Sequence[Adapter],
     *,
     longest_prompt: int = LENGTH,
+    times_prompt: int = 1,
     times_new: int = 1,
 ) -> Heard:
-    """In company each request gets what it gets alone. `longest_prompt`: others are cut;
-    `times_new`: as many new tokens as of `random_requests`."""
+    """In company each request gets what it gets alone. `longest_prompt`: others are cut; then a
+    request has as many times the tokens of `random_requests`."""
     random = np.random.default_rng(len(adapters))
     requests = list(random_requests(random, [None, *(one.name for one in adapters)]))
     requests = [
         replace(
             one,
-            prompt=one.prompt[:longest_prompt] % backend.info.vocab_size,
+            prompt=one.prompt[:longest_prompt].repeat(times_prompt) % backend.info.vocab_size,
             options=replace(one.options, max_new_tokens=times_new * one.options.max_new_tokens),
         )
         for one in requests

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from lite_runner.backends import CacheMemory
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished
 from lite_runner.generation.request import Adjustments, Event
@@ -299,7 +298,7 @@ def test_the_youngest_makes_room_and_comes_again(backend: Callable[..., Any]) ->
         asked(TEXT[start : start + 8], 24, options=options, seed_key=(1, start), adjustments=guided)
         for start in range(4)
     ]
-    mock = backend(memory=CacheMemory(4, 16))
+    mock = backend(memory=(4, 16))
     engine = Engine(mock)
     found = served(engine, requests)
     assert engine.scheduler.timing.preemptions > 0
@@ -309,7 +308,7 @@ def test_the_youngest_makes_room_and_comes_again(backend: Callable[..., Any]) ->
 
 
 def test_what_has_made_room_can_be_cancelled(backend: Callable[..., Any]) -> None:
-    mock = backend(memory=CacheMemory(4, 16))
+    mock = backend(memory=(4, 16))
     engine = Engine(mock)
     first, second = (engine.add(asked(TEXT[:20], 40, adapter=name)) for name in ("a", "b"))
     while not engine.scheduler.timing.preemptions:
@@ -322,17 +321,17 @@ def test_what_has_made_room_can_be_cancelled(backend: Callable[..., Any]) -> Non
 
 
 def test_an_unused_cache_is_freed_first(backend: Callable[..., Any]) -> None:
-    mock = backend(memory=CacheMemory(4, 20))
+    mock = backend(memory=(4, 20))
     engine = Engine(mock)
     served(engine, [asked(TEXT[:30])])
     served(engine, [asked(TEXT[::-1])])
-    assert engine.scheduler.timing.preemptions == 0 and sum(mock.blocks) <= 20
+    assert engine.scheduler.timing.preemptions == 0 and mock.pool.free >= 0
     (again,) = served(engine, [asked(TEXT[::-1])]).values()
     assert again.cached_tokens == len(TEXT) - 1
 
 
 def test_beams_that_memory_never_suffices_for_are_refused(backend: Callable[..., Any]) -> None:
-    engine = Engine(backend(memory=CacheMemory(4, 16)))
+    engine = Engine(backend(memory=(4, 16)))
     with pytest.raises(ConfigError, match="3 beams of up to 40 tokens, but there is memory for 64"):
         engine.add(asked(TEXT[:20], 20, options={"num_beams": 3}))
     assert len(served(engine, [asked(TEXT[:20], 20, options={"num_return_sequences": 3})])) == 1
@@ -342,7 +341,7 @@ def test_texts_that_cannot_be_computed_again_have_all_memory_at_once(
     backend: Callable[..., Any],
 ) -> None:
     """Their keys would be others than those of their first tokens."""
-    engine = Engine(backend(memory=CacheMemory(4, 16), can_continue=False))
+    engine = Engine(backend(memory=(4, 16), can_continue=False))
     requests = [asked(TEXT[start : start + 8], 24) for start in range(3)]
     found = served(engine, requests)
     assert engine.scheduler.timing.preemptions == 0

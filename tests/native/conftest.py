@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.native.in_numpy import BASE, NO_ROPE, Floats
 
 Words = NDArray[np.int32]
 Pool = NDArray[Any]  # of adapters
+NO_CACHE: Mapping[str, NDArray[Any]] = {}
+NO_TABLES = np.zeros(1 << 12, np.int32)  # of layers without a cache
 
 
 class Operators:
@@ -57,14 +59,16 @@ class Operators:
         words: Words,
         x: Floats,
         *pool: Pool,
-        cache: Sequence[NDArray[Any]] = (),
+        cache: Mapping[str, NDArray[Any]] = NO_CACHE,
+        tables: Words = NO_TABLES,
         rope: Floats = NO_ROPE,
         places: Words = BASE,
     ) -> Floats:
-        """Hidden states behind an attention or feed-forward layer; `cache`: see CACHE."""
+        """Hidden states behind an attention or feed-forward layer; `cache`: arrays
+        [blocks, ...] by CACHE; `tables` [slots, chunks]: the blocks of each slot."""
         words, first = _looked_up(x, words)
         layers = [(first, ()), (block, cache, *pool), (_plain_head(x.shape[1]), ())]
-        return self.step(layers, words, x.shape, rope=rope, places=places)[0]
+        return self.step(layers, words, x.shape, tables=tables, rope=rope, places=places)[0]
 
     def head(
         self, block: Block, words: Words, x: Floats, vocab: int, *pool: Pool, places: Words = BASE
@@ -80,6 +84,7 @@ class Operators:
         words: Words,
         shape: tuple[int, int],
         *,
+        tables: Words = NO_TABLES,
         rope: Floats = NO_ROPE,
         places: Words = BASE,
         logits: tuple[int, int] = (0, 1),
@@ -89,17 +94,17 @@ class Operators:
         bound = (BoundLayer * len(layers))()
         for into, (block, cache, *pools) in zip(bound, layers, strict=True):
             into.block = block.ctypes.data
-            if cache:
-                into.cache_type = ("float32", "float16", "int8").index(cache[0].dtype.name)
-                into.cache_length = cache[0].shape[1] * cache[0].shape[3]
-            for name, array in zip(CACHE, cache, strict=False):
-                setattr(into, name, array.ctypes.data)
+            for name in CACHE if cache else ():
+                into.cache_type = ("float32", "float16", "int8").index(cache["keys"].dtype.name)
+                setattr(into, name, cache[name].ctypes.data)
             for pool in pools:
                 into.pool, into.pool_stride = pool.ctypes.data, pool.shape[1]
                 into.pool_bfloat16 = pool.dtype == np.uint16
         model = BoundModel(len(layers), bound, 0.0, capacity=shape[0], logit_rows=logits[0])
-        for name in ("vocabulary", "slots", "positions", "rope_rows", "adapter_slots"):
+        for name in ("vocabulary", "slots", "positions", "rope_rows", "adapter_slots", "blocks"):
             setattr(model, name, 1 << 31)  # steps of the tests are within their model
+        model.tables = tables.ctypes.data
+        model.table_width = 0 if tables is NO_TABLES else tables.shape[1]
         x, found = (np.full(size, np.nan, np.float32) for size in (shape, logits))
         arrays = words, rope, None if places is BASE else places, x, found
         assert all(one is None or one.flags.c_contiguous for one in arrays)

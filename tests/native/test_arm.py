@@ -78,11 +78,13 @@ int main(int, char** arguments) {
   read(&softcap, sizeof(softcap));
   model.softcap = static_cast<float>(softcap);
   model.count = number();
+  model.table_width = number();
+  model.blocks = number();
+  model.tables = part<int32_t>(number());
   std::vector<BoundLayer> layers(model.count);
   for (BoundLayer& layer : layers) {
     layer = BoundLayer{};
     layer.cache.type = static_cast<CacheType>(number());
-    layer.cache.length = number();
     layer.cache.keys = memory(number());
     layer.cache.values = memory(number());
     layer.cache.key_scales = memory<float>(number());

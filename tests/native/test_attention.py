@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lite_runner.native import matrices, packing
+from lite_runner.native.model import CACHE
 from tests.each import each
 from tests.native.conftest import SANITIZED
 from tests.native.in_numpy import (
@@ -28,8 +30,11 @@ from tests.native.in_numpy import (
 
 LENGTH = 384  # positions of a slot: three chunks of keys
 SLOTS = 3
+TABLES = np.random.default_rng(5).permutation(9).reshape(SLOTS, 3).astype(np.int32)
 CAPACITY = 500
 CACHES = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
+
+Held = dict[str, NDArray[Any]]  # arrays of the cache by CACHE
 
 
 @dataclass
@@ -86,27 +91,24 @@ class Layer:
             key_norm=self.key_norm,
         ).block()
 
-    def fresh_cache(self) -> list[NDArray[Any]]:
-        """Keys, values and their scales, full of what must not matter."""
-        places, panels, dtype = SLOTS * self.kv_heads, -(-self.dim // 32), CACHES[self.cache]
+    def fresh_cache(self) -> Held:
+        """Blocks of keys, values and their scales, full of what must not matter."""
+        heads, dtype = self.kv_heads, CACHES[self.cache]
+        scales = (np.float32, (heads, 128 if self.cache == "int8" else 1))
+        arrays = [(dtype, (heads, 4, self.dim, 32)), (dtype, (heads, -(-self.dim // 32), 128, 32))]
         filler = 111 if self.cache == "int8" else np.nan
-        scales = (places, LENGTH) if self.cache == "int8" else (1, 1)
-        return [
-            np.full((places, LENGTH // 32, self.dim, 32), filler, dtype),
-            np.full((places, panels, LENGTH, 32), filler, dtype),
-            np.full(scales, np.nan, np.float32),
-            np.full(scales, np.nan, np.float32),
-        ]
+        return {
+            name: np.full((TABLES.size, *shape), np.nan if dtype == np.float32 else filler, dtype)
+            for name, (dtype, shape) in zip(CACHE, [*arrays, scales, scales], strict=True)
+        }
 
-    def run(
-        self, operators: Any, cache: list[NDArray[Any]], slots: list[int], positions: list[int]
-    ) -> Floats:
+    def run(self, operators: Any, cache: Held, slots: list[int], positions: list[int]) -> Floats:
         """One step over some tokens -> [len(slots), hidden]."""
         count = len(slots)
         x = np.full((CAPACITY, self.hidden), np.nan, np.float32)
         x[:count] = self.x[slots, positions]
         step = step_words(CAPACITY, np.array(slots), np.array(positions))
-        result = operators.layer(self.block, step, x, cache=cache, rope=self.rope)
+        result = operators.layer(self.block, step, x, cache=cache, tables=TABLES, rope=self.rope)
         assert np.isnan(result[count:]).all()
         return result[:count]
 
@@ -119,7 +121,7 @@ class Layer:
         a, b = heads[..., :half], heads[..., half:]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
-    def expected(self, cache: list[NDArray[Any]], slot: int, count: int) -> Wide:
+    def expected(self, cache: Held, slot: int, count: int) -> Wide:
         """Outputs of the first tokens of a slot [count, hidden], whose keys and values are in the
         cache: these are checked too, and then taken as they are."""
         positions = np.arange(count)
@@ -130,20 +132,19 @@ class Layer:
         query = query if self.query_norm is None else normed(query, self.query_norm)
         key = key if self.key_norm is None else normed(key, self.key_norm)
         query, key = self.rotated(query, positions), self.rotated(key, positions)
-        mine = slice(slot * self.kv_heads, (slot + 1) * self.kv_heads)
+        mine = {name: array[TABLES[slot]] for name, array in cache.items()}
+        heads = self.kv_heads
         held = [
-            cache[0][mine].transpose(0, 1, 3, 2).reshape(self.kv_heads, LENGTH, self.dim),
-            cache[1][mine]
-            .transpose(0, 2, 1, 3)
-            .reshape(self.kv_heads, LENGTH, -1)[..., : self.dim],
+            mine["keys"].transpose(1, 0, 2, 4, 3).reshape(heads, LENGTH, self.dim),
+            mine["values"].transpose(1, 0, 3, 2, 4).reshape(heads, LENGTH, -1)[..., : self.dim],
         ]
         found = []
-        for stored, scales, exact in zip(
-            held, cache[2:], (key, fused[:, -self.kv_heads :]), strict=True
+        for stored, name, exact in zip(
+            held, CACHE[2:], (key, fused[:, -self.kv_heads :]), strict=True
         ):
             wide = stored[:, :count].transpose(1, 0, 2).astype(np.float64)
             if self.cache == "int8":
-                scale = scales[mine, :count].T[..., None]
+                scale = mine[name].swapaxes(0, 1).reshape(heads, -1)[:, :count].T[..., None]
                 rtol = 5 * close(self.weights)
                 np.testing.assert_allclose(scale[..., 0], abs(exact).max(-1) / 127, rtol=rtol)
                 wide = wide * scale
@@ -188,7 +189,7 @@ def schedule(counts: list[int], rng: np.random.Generator, most: int) -> Schedule
     return steps
 
 
-def outputs(layer: Layer, operators: Any, steps: Schedule) -> tuple[Floats, list[NDArray[Any]]]:
+def outputs(layer: Layer, operators: Any, steps: Schedule) -> tuple[Floats, Held]:
     """Outputs by slot and position, and the cache."""
     cache = layer.fresh_cache()
     found = np.zeros((SLOTS, LENGTH, layer.hidden), np.float32)
@@ -294,15 +295,15 @@ def test_attention_is_the_same_however_a_prompt_is_split(
         operators.set_threads(threads)
         found, other = outputs(layer, operators, steps)
         np.testing.assert_array_equal(found, first)
-        for one, two in zip(held, other, strict=True):
-            np.testing.assert_array_equal(one, two)
+        for name in CACHE:
+            assert held[name].tobytes() == other[name].tobytes()
 
 
 def test_a_step_may_be_empty(operators: Any) -> None:
     layer = Layer(16, 2, 2, 16, True, False, False, False, cache="fp32", weights="float32")
     held = layer.fresh_cache()
     assert layer.run(operators, held, [], []).shape == (0, 16)
-    assert np.isnan(held[0]).all()
+    assert np.isnan(held["keys"]).all()
 
 
 @each("cache", sorted(CACHES))
@@ -339,11 +340,11 @@ def test_a_key_that_is_no_number_is_not_passed_over(operators: Any, cache: str) 
     filled = layer.fresh_cache()
     layer.run(operators, filled, [0] * 300, list(range(300)))
     for which, together in itertools.product((0, 127, 128, 255, 256, 299), (1, 30)):
-        held = [one.copy() for one in filled]
+        held, block = deepcopy(filled), TABLES[0, which // 128]
         if cache == "int8":
-            held[2][0, which] = np.nan
+            held["key_scales"][block, 0, which % 128] = np.nan
         else:
-            held[0][0, which // 32, :, which % 32] = np.nan
+            held["keys"][block, 0, which % 128 // 32, :, which % 32] = np.nan
         after = layer.run(operators, held, [0] * together, list(range(300, 300 + together)))
         assert np.isnan(after).all(), (which, together)
 
@@ -363,23 +364,25 @@ def test_what_is_before_the_window_is_not_looked_at(
     layer.run(operators, held, [0] * 300, list(range(300)))
 
     def behind(together: int) -> Floats:
-        copies = [one.copy() for one in held]
-        return layer.run(operators, copies, [0] * together, list(range(300, 300 + together)))
+        return layer.run(
+            operators, deepcopy(held), [0] * together, list(range(300, 300 + together))
+        )
 
     before = [behind(together) for together in (1, 30)]
     filler, first = layer.fresh_cache(), 301 - window
-    keys, values, key_scales, value_scales = held
     for position in range(first):
-        panel = position // 32, slice(None), position % 32
-        keys[0][panel] = filler[0][0][panel]
-        values[0, :, position] = filler[1][0, :, position]
+        block, place = TABLES[0, position // 128], position % 128
+        held["keys"][block, :, place // 32, :, place % 32] = filler["keys"][0, 0, 0, 0, 0]
+        held["values"][block, :, :, place] = filler["values"][0, 0, 0, 0, 0]
         if cache == "int8":
-            key_scales[0, position] = value_scales[0, position] = np.nan
+            for name in CACHE[2:]:
+                held[name][block, :, place] = np.nan
     for together, expected in zip((1, 30), before, strict=True):
         np.testing.assert_array_equal(behind(together), expected)
     if window > 1:  # the first that it sees it does
+        block, place = TABLES[0, first // 128], first % 128
         if cache == "int8":
-            value_scales[0, first] = np.nan
+            held["value_scales"][block, 0, place] = np.nan
         else:
-            values[0, :, first] = np.nan
+            held["values"][block, 0, :, place] = np.nan
         assert all(np.isnan(behind(together)[0]).all() for together in (1, 30))

@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from lite_runner.backends import BASE, Row
 from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, empty_metadata
 from lite_runner.config.argv import parse
-from lite_runner.native.model import CacheArray, NativeModel, NativeOptions
+from lite_runner.native.model import (
+    BLOCK,
+    CacheArray,
+    CacheSize,
+    NativeModel,
+    NativeOptions,
+)
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import LoraSize
 from lite_runner.run_modes import heads, resolve
@@ -45,7 +51,8 @@ class Opened:
         layers = pack(self.config, weights, size)
         self.model = NativeModel(self.config, layers, ADAPTERS)
         self.table = BatchMetadata(self.config, LENGTH, CAPACITY).table
-        self.model.resize(NativeOptions(SLOTS, LENGTH, lora=size), CAPACITY, self.table)
+        options, tables = NativeOptions(SLOTS, LENGTH, lora=size), np.arange(SLOTS, dtype=np.int32)
+        self.model.resize(options, CAPACITY, self.table, tables[:, None], SLOTS)
 
     def fits(self, metadata: NDArray[np.int32], places: NDArray[np.int32] | None) -> bool:
         """True if a step is within the model, by the meaning of its words (Step in layers.h)."""
@@ -129,27 +136,35 @@ def step_without_memory() -> None:
     np.testing.assert_array_equal(found.forward([Row(0, tokens[:4], 0)]), wanted)
 
 
-def test_memory_of_a_slot_grows_and_is_released() -> None:
-    rows, length, width = 4, 4096, 256  # 8 MiB a slot
-    cache = CacheArray(64, rows, length, width, np.float16)
+def test_memory_of_blocks_is_taken_as_they_are_written() -> None:
+    array = CacheArray(1000, CacheSize(4, 128, np.float16))  # of 128 KiB each
+    pages = -(-array.numbers.nbytes // mmap.PAGESIZE)
 
     def taken() -> int:
         """MiB that the system has given to it."""
-        pages = -(-cache._numbers.nbytes // mmap.PAGESIZE)
         resident = (ctypes.c_ubyte * pages)()
-        start, size = ctypes.c_void_p(cache.address), ctypes.c_size_t(pages * mmap.PAGESIZE)
+        start = ctypes.c_void_p(array.numbers.ctypes.data)
+        size = ctypes.c_size_t(pages * mmap.PAGESIZE)
         assert ctypes.CDLL(None).mincore(start, size, resident) == 0
         return int(np.count_nonzero(np.frombuffer(resident, np.uint8) & 1)) * mmap.PAGESIZE >> 20
 
-    cache._numbers[7] = 1.0
-    assert 8 <= taken() <= 10  # huge pages round it
-    cache.copy([7, 7], [8, 9], [1024, 1024])
-    assert 12 <= taken() <= 16
-    cache.release(7, 2048)
-    assert 8 <= taken() <= 10  # huge pages round it
-    assert (cache._numbers[7, :, :2048] == 1.0).all()
-    assert (cache._numbers[7, :, 2048:] == 0.0).all() and (cache._numbers[8, :, :1024] == 1.0).all()
-    for slot in (7, 8, 9):
-        cache.release(slot, 0)
-    assert taken() <= 2 and not cache._numbers[8].any()
-    cache.copy([1, 2], [2, 1], [128, 128])  # nobody wrote there
+    for block in range(32):
+        array.positions(block, 0, BLOCK)[...] = block
+    assert 4 <= taken() <= 6  # huge pages round it
+    assert (array.positions(31, 32, 64) == 31).all() and array.numbers[31, :, 32:96].all()
+
+
+def test_a_step_reads_blocks_that_there_are() -> None:
+    opened = Opened("llama")
+    tables = np.array([[0, 1, 2], [2, -1, 1]], np.int32)
+    table = BatchMetadata(opened.config, 300, CAPACITY).table
+    opened.model.resize(NativeOptions(SLOTS, 300), CAPACITY, table, tables, 2)
+    for slot, position, there in ((0, 255, 1), (0, 256, 0), (1, 0, 0), (1, 299, 0)):
+        metadata = empty_metadata(CAPACITY, 0)
+        metadata[0] = 1
+        metadata[[2 + CAPACITY, 2 + 2 * CAPACITY]] = slot, position
+        if there:
+            opened.model.run(metadata, table, None, 0)
+        else:
+            with pytest.raises(ValueError, match="blocks"):
+                opened.model.run(metadata, table, None, 0)

@@ -28,7 +28,6 @@ from lite_runner.architectures.spec import Decoder, Prefix
 from lite_runner.backends import (
     BASE,
     BackendInfo,
-    CacheMemory,
     Row,
     cache_length,
     check_rows,
@@ -36,10 +35,12 @@ from lite_runner.backends import (
     step_capacity,
     unchunked,
 )
+from lite_runner.backends.block_pool import BlockPool, Part
 from lite_runner.native.model import BLOCK, NativeModel, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.native.structs import Packed
 from lite_runner.records import dataclass
+from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
@@ -80,7 +81,7 @@ class NativeBackend:
         native.choose_kernels(reproducible=reproducible)
         self._config, self._reproducible = config, reproducible
         # In each slot's cache they are in front of its tokens, at positions that only this class
-        # knows.
+        # and its pool know.
         self._learned, self._ahead = learned, config.learned_keys
         self._model: NativeModel | None = None  # what close() ends, even after an error below
         self.stored: PrefixFiles | None = None
@@ -98,7 +99,7 @@ class NativeBackend:
             from lite_runner.backends.native.prefix_files import PrefixFiles
 
             self.stored = PrefixFiles(
-                model, self._metadata.table, self.adapters, options.cache, store, self._wrote
+                model, self._metadata.table, self.adapters, options.cache, store, self._reserve
             )
 
     def _configure(self, options: NativeOptions) -> None:
@@ -109,31 +110,28 @@ class NativeBackend:
             options = self._shared(self.draft, options)
         length = cache_length(options.length, config.seq_length)
         self._options = options = replace(options, length=length)
-        memory, block_bytes = None, self._model.block_bytes(options.cache)
+        blocks = None
+        block_bytes = self._model.block_bytes(options.cache)
         if self.next_token is not None:
             block_bytes += self.next_token.block_bytes(options)
         if options.cache_bytes is not None:
-            one = -(-length // BLOCK)  # a sequence of full length always fits
-            # Every slot has the learned keys in front.
-            ahead = options.slots * -(-self._ahead // BLOCK)
-            states = options.slots * state_bytes(config)
-            blocks = max(one, (options.cache_bytes - states) // max(1, block_bytes) - ahead)
-            memory = CacheMemory(BLOCK, blocks) if blocks < options.slots * one else None
+            left = options.cache_bytes - options.slots * state_bytes(config)
+            blocks = left // max(1, block_bytes)
+        self._pool = pool = BlockPool(options.slots, length, BLOCK, blocks, self._ahead)
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
         self._metadata = BatchMetadata(
             config, length + self._ahead, self._capacity, reproducible=self._reproducible
         )
-        self._written = [0] * options.slots  # tokens of each slot that have been computed
         self._states: SlotStates | None = None  # before the new ones are allocated
         whole_length = replace(options, length=length + self._ahead)
-        self._model.resize(whole_length, self._capacity, self._metadata.table)
+        table = self._metadata.table
+        self._model.resize(whole_length, self._capacity, table, pool.tables, pool.size)
         if self.next_token is not None:
             same = self._reproducible
             self.next_token.resize(whole_length, self._capacity, reproducible=same)
         if self._learned is not None:
-            for slot in range(options.slots):
-                self._model.write_keys(slot, self._learned)
+            self._model.write_keys(pool.front, self._learned)
         if config.recurrent is not None:
             from lite_runner.backends.native.slot_states import SlotStates
 
@@ -150,7 +148,7 @@ class NativeBackend:
             can_continue=config.keys_reusable,
             short_length=config.short_length,
             prefix=config.prefix,
-            memory=memory,
+            memory=pool,
             usable=None if self._states is None else self._states.usable,
         )
 
@@ -196,29 +194,29 @@ class NativeBackend:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
-        assert self._model is not None
-        lengths = [self._written[source] for source in sources]
-        self._model.copy(sources, targets, [self._ahead + length for length in lengths])
+        self._pool.fork(sources, targets)
         self._metadata.copy(sources, targets)
         if self.next_token is not None:
-            self.next_token.copy(sources, targets, lengths)
+            self.next_token.copy(sources, targets)
         if self._states is not None:
             self._states.copy(sources, targets)
-        for target, length in zip(targets, lengths, strict=True):
-            self._wrote(target, length)
 
     def release(self, slot: int, length: int) -> None:
-        """Free the memory of a slot's tokens from `length` on."""
-        assert self._model is not None
-        self._model.release(slot, self._ahead + length)
+        """Free the blocks of a slot's tokens from `length` on."""
+        self._pool.release(slot, length)
         if self.next_token is not None:
             self.next_token.release(slot, length)
         if self._states is not None:
             self._states.release(slot, length)
-        self._written[slot] = min(self._written[slot], length)
 
-    def _wrote(self, slot: int, end: int) -> None:
-        self._written[slot] = max(self._written[slot], end)
+    def _reserve(self, *parts: Part) -> None:
+        """Give slots blocks of their own for what is about to be written."""
+        assert self._model is not None
+        if all(self._pool.writable(*part) for part in parts):
+            return
+        with deferred():  # a table names what was copied
+            for part in parts:
+                self._pool.write(*part, copy=self._model.copy_block)
 
     def close(self) -> None:
         """Release the model and its memory, once its prefixes are stored."""
@@ -241,9 +239,8 @@ class NativeBackend:
 
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
-        for row in rows:
-            self._wrote(row.slot, row.position + len(row.tokens))
-        if self._states is not None:
+        self._reserve(*map(_part, rows))
+        if self._states is not None:  # what it computes again has the same bits in shared blocks
             rows = self._states.seek(rows)
         if self._ahead:
             rows = [replace(row, position=row.position + self._ahead) for row in rows]
@@ -279,6 +276,10 @@ class NativeBackend:
         if self.next_token is not None:
             self.next_token.follow(every, part)
         return logits
+
+
+def _part(row: Row) -> Part:
+    return row.slot, row.position, row.position + len(row.tokens)
 
 
 def state_bytes(model: Decoder) -> int:

@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import Row
+from lite_runner.backends.block_pool import BlockPool
 from lite_runner.backends.native.backend import BatchMetadata, TokenBatch
-from lite_runner.native.model import NativeModel, NativeOptions
+from lite_runner.native.model import BLOCK, NativeModel, NativeOptions
 from lite_runner.native.structs import Packed
 from lite_runner.records import dataclass
+from lite_runner.system.signals import deferred
 
 LATE = 32  # tokens of a slot that are followed together
 
@@ -58,7 +60,9 @@ class NextToken:
         """See NativeModel.resize."""
         sizes = self.config, options.length, capacity
         self._metadata = BatchMetadata(*sizes, reproducible=reproducible)
-        self._model.resize(options, capacity, self._metadata.table)
+        # As large as all slots need: it is one layer, and others than the model's rows are written.
+        self._pool = pool = BlockPool(options.slots, options.length, BLOCK)
+        self._model.resize(options, capacity, self._metadata.table, pool.tables, pool.size)
         self._capacity = capacity
         self._pending = [_Pending() for _ in range(options.slots)]
 
@@ -109,16 +113,16 @@ class NextToken:
             first = [_behind(rows[index], drafted[index]) for index in ready]
         return drafted
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """See NativeModel.copy."""
-        self._model.copy(sources, targets, lengths)
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See Backend.copy."""
+        self._pool.fork(sources, targets)
         copies = [self._pending[source].copy() for source in sources]
         for target, pending in zip(targets, copies, strict=True):
             self._pending[target] = pending
 
     def release(self, slot: int, length: int) -> None:
-        """See NativeModel.release."""
-        self._model.release(slot, length)
+        """See Paged.release."""
+        self._pool.release(slot, length)
         self._pending[slot].cut(length)
 
     def close(self) -> None:
@@ -138,6 +142,10 @@ class NextToken:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Logits and hidden states of the wanted tokens; `hidden`: what the tokens of all rows are
         joined with."""
+        with deferred():
+            for row in rows:
+                end = row.position + len(row.tokens)
+                self._pool.write(row.slot, row.position, end, self._model.copy_block)
         every, joined = TokenBatch.of(rows), np.stack(hidden)
         logits, states = [], []
         for part, here in every.parts(self._capacity, len(rows), whole_rows=False):

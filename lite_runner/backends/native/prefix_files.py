@@ -29,6 +29,7 @@ from lite_runner import native, progress
 from lite_runner.architectures.quantization import CacheType
 from lite_runner.backends import StoredPrefix
 from lite_runner.backends.adapter_slots import AdapterSlots
+from lite_runner.backends.block_pool import Part
 from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import sources
 from lite_runner.native.model import NativeModel
@@ -68,12 +69,12 @@ class PrefixFiles:
         adapters: AdapterSlots | None,
         cache: CacheType,
         settings: StoreSettings,
-        wrote: Callable[[int, int], None],
+        reserve: Callable[[Part], None],
     ) -> None:
-        """`table`: of the rotary angles; `cache`: what its keys and values are; `wrote` is told
-        the slot and the end of what was restored."""
+        """`table`: of the rotary angles; `cache`: what its keys and values are; `reserve`
+        prepares a slot for tokens that are about to be restored."""
         self._model, self._adapters, self._limit = model, adapters, settings.limit
-        self._wrote = wrote
+        self._reserve = reserve
         self.rotate(table)
         made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
@@ -125,9 +126,9 @@ class PrefixFiles:
 
     def restore(self, prefix: StoredPrefix) -> None:
         """See StoredPrefixes."""
+        self._reserve((prefix.slot, prefix.start, prefix.end))
         for place, block in enumerate(prefix.blocks):
             self._model.write_positions(prefix.slot, prefix.start + place * BLOCK, BLOCK, block)
-        self._wrote(prefix.slot, prefix.end)
 
     def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
         """See StoredPrefixes."""

@@ -90,7 +90,8 @@ class SlotStates:
             self._drafts[slot] = end
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Record copied slots."""
+        """Copy slots, by snapshots they share."""
+        self._states[list(targets)] = self._states[list(sources)]
         self._tokens[list(targets)] = self._tokens[list(sources)]
         ends = [self._end[source] for source in sources]
         kept = [dict(self._kept[source]) for source in sources]

@@ -13,18 +13,26 @@ struct Running {  // of some rows of queries
 
 struct Keys {  // one slot and key/value head
   const Cache& cache;
-  int64_t place, dim;  // place: slot * kv_heads + head
+  const int32_t* blocks;  // of the slot
+  int64_t heads, head, dim;
 
-  // Start of a panel's numbers, of `size` bytes each.
+  // Start of the numbers of a panel of keys, or of a position's values, of `size` bytes each.
   void* key(int64_t panel, int64_t size) const {
-    return static_cast<char*>(cache.keys) +
-           (place * (cache.length / kPanel) + panel) * dim * kPanel * size;
+    constexpr int64_t panels = kChunk / kPanel;
+    const int64_t row = place(panel / panels) * panels + panel % panels;
+    return static_cast<char*>(cache.keys) + row * dim * kPanel * size;
   }
-  void* value(int64_t panel, int64_t position, int64_t size) const {
-    return static_cast<char*>(cache.values) +
-           ((place * dim_panels() + panel) * cache.length + position) * kPanel * size;
+  void* value(int64_t position, int64_t size) const {
+    const int64_t row = place(position / kChunk) * dim_panels() * kChunk + position % kChunk;
+    return static_cast<char*>(cache.values) + row * kPanel * size;
+  }
+  float* scale(float* scales, int64_t position) const {
+    return scales + place(position / kChunk) * kChunk + position % kChunk;
   }
   int64_t dim_panels() const { return (dim + kPanel - 1) / kPanel; }
+
+ private:
+  int64_t place(int64_t chunk) const { return blocks[chunk] * heads + head; }
 };
 
 // Calls body with how the cache's numbers are read.
@@ -122,8 +130,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
   for (int i = 0; i < WIDTH; ++i) lane[i] = i;
   const float *key_scales = nullptr, *value_scales = nullptr;
   if (keys.cache.type == CacheType::kInt8) {
-    key_scales = keys.cache.key_scales + keys.place * keys.cache.length + first;
-    value_scales = keys.cache.value_scales + keys.place * keys.cache.length + first;
+    key_scales = keys.scale(keys.cache.key_scales, first);
+    value_scales = keys.scale(keys.cache.value_scales, first);
   }
   const Floats lowest = splat(-__builtin_inff());
   for (int64_t r = 0; r < rows; ++r) {
@@ -159,8 +167,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
     if (std::is_same_v<X, UpperHalf> && end % 2) factors[r * kChunk + end] = X{};
     result.total[r] = sum(total);
   }
-  product<F>(result.mixed, factors + begin, rows, kChunk, keys.value(0, first + begin, size),
-             keys.dim_panels(), keys.cache.length * F::bytes, end - begin, false);
+  product<F>(result.mixed, factors + begin, rows, kChunk, keys.value(first + begin, size),
+             keys.dim_panels(), kChunk * F::bytes, end - begin, false);
 }
 
 inline int64_t work_floats(int64_t rows) { return rows * 3 * kChunk; }
@@ -269,10 +277,11 @@ struct Attention {
   };
 
   Keys keys_of(const Item& item) const {
-    return {cache, step.slot[item.token] * layer.kv_heads + item.head, layer.head_dim};
+    return {cache, step.blocks(item.token), layer.kv_heads, item.head, layer.head_dim};
   }
 
-  // Rows of one slot at following positions are a prompt, of which some go through together.
+  // Rows of one slot at following positions are a prompt, of which some go through together. Items
+  // of a single token are in the order in which a block has its heads.
   int64_t plan(Item* items) const {
     int64_t count = 0;
     const int64_t together = larger_of<int64_t>(1, kQueries / group());
@@ -284,8 +293,8 @@ struct Attention {
         ++tokens;
       const int64_t first = first_seen(step.position[token]) / kChunk;
       const int64_t chunks = last_seen(token + tokens - 1) / kChunk + 1 - first;
-      for (int64_t head = 0; head < layer.kv_heads; ++head)
-        for (int64_t index = 0; index < (tokens == 1 ? chunks : 1); ++index)
+      for (int64_t index = 0; index < (tokens == 1 ? chunks : 1); ++index)
+        for (int64_t head = 0; head < layer.kv_heads; ++head)
           items[count++] = {static_cast<int32_t>(token), static_cast<int32_t>(tokens),
                             static_cast<int32_t>(head),
                             static_cast<int32_t>(tokens == 1 ? first + index : -1),
@@ -296,15 +305,15 @@ struct Attention {
   }
 
   void run() const {
-    Item* items = scratch<Item>(kItems, step.count * layer.kv_heads * (cache.length / kChunk));
+    Item* items = scratch<Item>(kItems, step.count * layer.kv_heads * step.table_width);
     const int64_t count = plan(items);
     const int64_t rows = larger_of(kQueries, group()), dim = even(layer.head_dim);
     const int64_t one = running_floats(group(), dim), many = running_floats(rows, dim);
     const int64_t local = rows * (dim + 3) + work_floats(rows) + 2 * many + 64;
     float* memory = scratch<float>(kPartial, count * one + threads() * local);
     float* locals = memory + count * one;
-    // Chunks of a head lie one behind the other: a thread takes some in a row. Prompts' items are
-    // long, and of different length.
+    // Heads of a block lie one behind the other, as its successor often does: a thread takes some in
+    // a row. Prompts' items are long, and of different length.
     bool prompts = false;
     for (int64_t index = 0; index < count; ++index) prompts = prompts || items[index].chunk < 0;
     const int64_t each = prompts ? 1 : 1 + count / (4 * threads());  // also of an empty step
@@ -347,12 +356,12 @@ struct Attention {
       }
       finish(item.token, item.tokens, item.head, all);
     });
-    for (int64_t index = 0; index < count; index += items[index].chunk >= 0 ? items[index].chunks : 1) {
+    for (int64_t index = 0; index < count; ++index) {
       const Item& item = items[index];
-      if (item.chunk < 0 || item.chunks == 1) continue;
+      if (item.chunk != item.first || item.chunks == 1) continue;
       const Running all = running(memory + index * one, group());
       for (int64_t chunk = 1; chunk < item.chunks; ++chunk)
-        merge(all, running(memory + (index + chunk) * one, group()), group(), panels());
+        merge(all, running(memory + (index + chunk * layer.kv_heads) * one, group()), group(), panels());
       finish(item.token, 1, item.head, all);
     }
   }
@@ -378,10 +387,11 @@ inline float rounded_to_int8(const float* x, int64_t count, int8_t* to) {
 // Puts a key and a value [dim] of one head to their place in the cache.
 template <class T>
 inline void put(const Keys& keys, int64_t position, const T* key, const T* value) {
-  T* to = static_cast<T*>(keys.key(position / kPanel, sizeof(T))) + position % kPanel;
+  T* k = static_cast<T*>(keys.key(position / kPanel, sizeof(T))) + position % kPanel;
+  T* v = static_cast<T*>(keys.value(position, sizeof(T)));
   for (int64_t d = 0; d < keys.dim; ++d) {
-    to[d * kPanel] = key[d];
-    static_cast<T*>(keys.value(d / kPanel, position, sizeof(T)))[d % kPanel] = value[d];
+    k[d * kPanel] = key[d];
+    v[d / kPanel * kChunk * kPanel + d % kPanel] = value[d];
   }
 }
 
@@ -400,9 +410,8 @@ inline void remember(const Keys& keys, int64_t position, const float* key, const
     }
     case CacheType::kInt8: {
       int8_t k[kMostDim], v[kMostDim];
-      const int64_t place = keys.place * keys.cache.length + position;
-      keys.cache.key_scales[place] = rounded_to_int8(key, keys.dim, k);
-      keys.cache.value_scales[place] = rounded_to_int8(value, keys.dim, v);
+      *keys.scale(keys.cache.key_scales, position) = rounded_to_int8(key, keys.dim, k);
+      *keys.scale(keys.cache.value_scales, position) = rounded_to_int8(value, keys.dim, v);
       return put(keys, position, k, v);
     }
   }

@@ -373,6 +373,8 @@ struct Step {
   int64_t first_token = 0, vocabulary = 0;
   const int32_t* kept = nullptr;  // see BoundModel
   int64_t slots = 0;
+  const int32_t* tables = nullptr;  // see BoundModel
+  int64_t table_width = 0;
 
   Step(const int32_t* words, int64_t capacity, int64_t size = 0)
       : count(words[0]),
@@ -384,17 +386,19 @@ struct Step {
         row(rope + capacity),
         last_seen(size < 2 + 5 * capacity ? nullptr : words + size - capacity) {}
 
+  // Of the slot of a token: the block of each chunk of its positions.
+  const int32_t* blocks(int64_t t) const { return tables + slot[t] * table_width; }
+
   // True if `size` words name only what the model has, so that nothing is read or written beyond it.
   // `places`: adapter slots, of which -1 is the base model's; or nullptr.
   bool fits(const BoundModel& model, int64_t size, const int32_t* places) const;
 };
 
-// Keys and values of one layer, [slots, kv_heads, ...] a slot of `length` positions.
+// Keys and values of one layer, [blocks, kv_heads, ...], of kChunk positions a block.
 struct Cache {
   CacheType type;
-  int64_t length;  // a multiple of 128
-  void *keys, *values;               // [.., length / 32, head_dim, 32], [.., dim / 32, length, 32]
-  float *key_scales, *value_scales;  // int8: [.., length]
+  void *keys, *values;               // [.., 4, head_dim, 32], [.., head_dim / 32, 128, 32]
+  float *key_scales, *value_scales;  // int8: [.., 128]
 };
 
 // A layer with what it computes with: the cache of an attention, the states of a recurrent layer, or the
@@ -438,6 +442,9 @@ struct BoundModel {
   LayerTime* times;  // [count]; nullptr: nobody asks
   // [slots] a token of the step, behind which recurrent states are kept besides; -1: none.
   const int32_t* kept;
+  // [slots, table_width]: the block of each chunk of a slot's positions, of `blocks`.
+  const int32_t* tables;
+  int64_t table_width, blocks;
 };
 
 struct TrainingKernels;

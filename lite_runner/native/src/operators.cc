@@ -1,4 +1,5 @@
 // The functions that Python calls through ctypes.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -40,11 +41,16 @@ bool Step::fits(const BoundModel& model, int64_t size, const int32_t* places) co
   if (count < 0 || count > model.capacity) return false;
   if (wanted < 0 || wanted > rows || wanted > model.logit_rows) return false;
   const auto within = [](int64_t value, int64_t end) { return value >= 0 && value < end; };
+  int64_t chunk = 0;
   for (int32_t t = 0; t < count; ++t) {
     if (!within(token[t], model.vocabulary) || !within(slot[t], model.slots) ||
         !within(position[t], model.positions) || !within(rope[t], model.rope_rows))
       return false;
     if (model.prefix && !within(last_seen[t], model.positions)) return false;
+    if (t == 0 || slot[t] != slot[t - 1]) chunk = 0;  // of the slot, those before are within
+    const int32_t last = model.prefix ? std::max(position[t], last_seen[t]) : position[t];
+    for (; chunk <= last / kChunk; ++chunk)
+      if (!within(model.tables[slot[t] * model.table_width + chunk], model.blocks)) return false;
     if (places && !within(places[t] + int64_t{1}, model.adapter_slots + 1)) return false;
   }
   for (int32_t i = 0; i < wanted; ++i)
@@ -182,6 +188,8 @@ int step_of(const BoundModel* model, const int32_t* words, int64_t size, const f
   step.vocabulary = model->vocabulary;
   step.kept = model->kept;
   step.slots = model->slots;
+  step.tables = model->tables;
+  step.table_width = model->table_width;
   const BoundLayer *first = model->layers, *last = first + model->count - 1;
   timed(model, first, step, [&] {
     compute_embedding(*first, step, places, x);

@@ -76,14 +76,16 @@ def steps_of(case: str, quant: str, cache: CacheType) -> bytes:
         sizes = ("prefix", "capacity", "vocabulary", "slots", "positions", "rope_rows")
         found = [_numbers(*(getattr(bound, name) for name in sizes), model._x.shape[1])]
         found += [struct.pack("<dq", bound.softcap, bound.count)]
-        caches = iter(model._caches)
+        tables, caches = model._tables, iter(model._cache)
+        found += [_numbers(bound.table_width, bound.blocks, tables.nbytes), tables.tobytes()]
         for index, block in enumerate(model._blocks):
             layer = model._bound[index]
             bytes_of = [
-                next(caches).nbytes if getattr(layer, name) else 0 for name in native_model.CACHE
+                next(caches).numbers.nbytes if getattr(layer, name) else 0
+                for name in native_model.CACHE
             ]
             state = layer.state_stride if layer.state else 0
-            found += [_numbers(layer.cache_type, layer.cache_length, *bytes_of)]
+            found += [_numbers(layer.cache_type, *bytes_of)]
             found += [_numbers(state, block.nbytes), block.tobytes()]
         found += [_numbers(len(calls))]
         for words, table, rows in calls:

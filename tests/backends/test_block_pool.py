@@ -1,0 +1,118 @@
+"""The pool of blocks beside slots that have their own tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lite_runner.backends.block_pool import BlockPool, Part
+
+SLOTS, LENGTH, BLOCK = 4, 20, 4
+
+
+class Texts:
+    """Slots whose tokens are in blocks, and in lists beside them."""
+
+    def __init__(self, blocks: int | None, ahead: int) -> None:
+        self.pool = BlockPool(SLOTS, LENGTH, BLOCK, blocks, ahead)
+        self.ahead, self.texts = ahead, [list[int]() for _ in range(SLOTS)]
+        self.numbers = [[-1] * BLOCK for _ in range(self.pool.size)]
+        for place in range(ahead):
+            self.numbers[self.pool.front[place // BLOCK]][place % BLOCK] = -2 - place
+
+    def write(self, slot: int, start: int, end: int, first: int) -> None:
+        """Tokens from `first` on, where there are free blocks."""
+        part = slot, start, end
+        needed, free = self.pool.needed([part]), self.pool.free
+        if needed > free:
+            with pytest.raises(ValueError, match="no block is free"):
+                self.pool.write(*part, self.copy)
+            self.release(slot, start)  # as whoever makes room for it
+            return
+        self.pool.write(*part, self.copy)
+        assert self.pool.free == free - needed and self.pool.writable(*part)
+        tokens = list(range(first, first + end - start))
+        self.texts[slot][start:] = tokens
+        for place, token in enumerate(tokens, self.ahead + start):
+            self.numbers[self.pool.tables[slot, place // BLOCK]][place % BLOCK] = token
+
+    def copy(self, source: int, target: int) -> None:
+        self.numbers[target] = list(self.numbers[source])
+
+    def fork(self, sources: list[int], targets: list[int]) -> None:
+        free = self.pool.free
+        self.pool.fork(sources, targets)
+        assert self.pool.free >= free  # no block is taken
+        taken = [list(self.texts[source]) for source in sources]
+        for target, text in zip(targets, taken, strict=True):
+            self.texts[target] = text
+
+    def release(self, slot: int, length: int) -> None:
+        self.pool.release(slot, length)
+        del self.texts[slot][length:]
+
+    def check(self) -> None:
+        """Slots have their tokens, and blocks as many users as there are."""
+        pool, users = self.pool, Counter(self.pool.front)
+        for slot, text in enumerate(self.texts):
+            held = [int(one) for one in pool.tables[slot] if one >= 0]
+            assert len(set(held)) == len(held) and list(pool.tables[slot][len(held) :]).count(
+                -1
+            ) == len(pool.tables[slot]) - len(held)
+            users.update(held)
+            numbers = [number for block in held for number in self.numbers[block]]
+            ahead = [-2 - place for place in range(self.ahead)]
+            assert numbers[: self.ahead + len(text)] == ahead + text
+        assert {block: count for block, count in enumerate(pool._users) if count} == dict(users)
+        assert sorted(pool._free) == [one for one in range(pool.size) if not users[one]]
+        every = pool.held((slot, LENGTH) for slot in range(SLOTS))
+        assert every == pool.blocks - pool.free == len(set(users) - set(pool.front))
+
+
+@settings(max_examples=200)
+@given(st.data(), st.sampled_from([None, 6, 9, 14]), st.sampled_from([0, 0, 3, 4, 6]))
+def test_slots_have_their_own_tokens(data: Any, blocks: int | None, ahead: int) -> None:
+    """Whoever shares blocks with whom; no block is lost, or two slots' that both write to it."""
+    texts, slots = Texts(blocks, ahead), st.integers(0, SLOTS - 1)
+    for step in range(data.draw(st.integers(1, 25))):
+        slot = data.draw(slots)
+        length = len(texts.texts[slot])
+        match data.draw(st.sampled_from(["write", "write", "fork", "release"])):
+            case "write":
+                start = data.draw(st.integers(max(0, length - 3), min(length, LENGTH - 1)))
+                end = data.draw(st.integers(start + 1, LENGTH))
+                texts.write(slot, start, end, 100 * step)
+            case "fork":
+                targets = data.draw(st.lists(slots, min_size=1, unique=True))
+                texts.fork([data.draw(slots) for _ in targets], targets)
+            case "release":
+                texts.release(slot, data.draw(st.integers(0, length)))
+        texts.check()
+    parts: list[Part] = [
+        (slot, len(text), min(LENGTH, len(text) + data.draw(st.integers(0, 9))))
+        for slot, text in enumerate(texts.texts)
+    ]
+    if (needed := texts.pool.needed(parts)) <= (free := texts.pool.free):
+        for slot, start, end in parts:
+            texts.pool.write(slot, start, end, texts.copy)
+        assert texts.pool.free == free - needed
+    for slot in range(SLOTS):
+        texts.release(slot, 0)
+    assert texts.pool.free == texts.pool.blocks and all(map(texts.pool.empty, range(SLOTS)))
+
+
+def test_the_memory_that_slots_share() -> None:
+    pool = BlockPool(8, 2048, 128)
+    assert (pool.blocks, pool.scarce, BlockPool(8, 2048, 128, 100).scarce) == (128, False, True)
+    assert BlockPool(8, 2048, 128, 3).blocks == 16  # a slot at full length
+    pool.write(0, 0, 2000, lambda *_: None)
+    pool.fork([0] * 7, list(range(1, 8)))
+    copies: list[tuple[int, int]] = []
+    for slot in range(8):
+        pool.write(slot, 2000, 2010, lambda *pair: copies.append(pair))
+    # 2,000 tokens are 15 full blocks and one that each has by itself, the last one without a copy.
+    assert pool.blocks - pool.free == 15 + 8 == pool.blocks_of(2010, 8, 2000) and len(copies) == 7
