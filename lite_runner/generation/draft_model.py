@@ -223,7 +223,7 @@ class DraftModel(ModelRate):
 
     def _make_room(self, asked: Sequence[tuple[DraftSequence, int]], blocks: int) -> None:
         """Give back the memory of other sequences, until there are so many blocks."""
-        if (memory := self._backend.info.memory) is None:
+        if (memory := self._backend.info.memory) is None or not memory.scarce:
             return
         working = [sequence for sequence, _ in asked]
         idle = [one for one in self._owners if one is not None and one not in working]

@@ -74,10 +74,10 @@ __attribute__((noinline)) void multiply_panels(float* sums, int64_t sums_apart, 
 }
 
 // The same of any number of rows and panels. X: float, or UpperHalf where keys and values are such
-// that bfloat16 holds. in_a_row: the panels that are read next follow these.
+// that bfloat16 holds. What is read next follows the panels, as the next head's do in a block.
 template <class F, class X>
 inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const void* first,
-                    int64_t panels, int64_t apart, int64_t depth, bool in_a_row) {
+                    int64_t panels, int64_t apart, int64_t depth) {
   const uint8_t* panel = static_cast<const uint8_t*>(first);
   if constexpr (std::is_same_v<X, UpperHalf>) {
     for (int64_t p = 0; p < panels; ++p, panel += apart)
@@ -92,7 +92,7 @@ inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const
           accumulate<count, F>(to, from, stride, panel + p * apart, depth, true);
         else
           multiply_panels<count, several, F>(to, rows * kPanel, from, stride, panel + p * apart,
-                                             apart, depth, in_a_row ? several * apart : kAhead);
+                                             apart, depth, several * apart);
       });
     });
   }
@@ -125,7 +125,7 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
   const int64_t end = smaller_of<int64_t>(kChunk, seen[rows - 1].last - first + 1);
   const int64_t panel = begin / kPanel, panels = (end + kPanel - 1) / kPanel - panel;
   product<F>(scores + panel * rows * kPanel, queries, rows, even(keys.dim),
-             keys.key(first / kPanel + panel, size), panels, keys.dim * F::bytes, keys.dim, true);
+             keys.key(first / kPanel + panel, size), panels, keys.dim * F::bytes, keys.dim);
   Ints lane;
   for (int i = 0; i < WIDTH; ++i) lane[i] = i;
   const float *key_scales = nullptr, *value_scales = nullptr;
@@ -168,7 +168,7 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
     result.total[r] = sum(total);
   }
   product<F>(result.mixed, factors + begin, rows, kChunk, keys.value(first + begin, size),
-             keys.dim_panels(), kChunk * F::bytes, end - begin, false);
+             keys.dim_panels(), kChunk * F::bytes, end - begin);
 }
 
 inline int64_t work_floats(int64_t rows) { return rows * 3 * kChunk; }
