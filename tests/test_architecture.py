@@ -158,6 +158,7 @@ ALLOWED: dict[str, set[str]] = {
 GENERATION_SEES = {
     "lite_runner.backends.adapter_slots",
     "lite_runner.backends",
+    "lite_runner.backends.block_pool",
     "lite_runner.config.generation",
     "lite_runner.errors",
     "lite_runner.profiler",

@@ -32,7 +32,7 @@ from lite_runner.generation.request import (
     check_lengths,
 )
 from lite_runner.generation.sampling import LogprobCollector
-from lite_runner.generation.slots import Placement, Room, Slots
+from lite_runner.generation.slots import GroupMemory, Placement, Slots
 from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
@@ -97,10 +97,11 @@ class Scheduler:
         self._drafts = drafts if reusable and info.most_logits > 0 else None
         # Recomputing a text gives the same keys: the youngest may make room, and come again.
         self._preempts = info.exact and info.can_continue
-        self._room: Room | None = None  # None: there is memory for all slots
+        self._memory: GroupMemory | None = None  # None: there is memory for all slots
         if info.memory is not None and info.memory.scarce:
             drafted = 0 if self._drafts is None else self._drafts.most_drafted
-            self._room = Room(info.memory, info.max_length, drafted if self._preempts else None)
+            most = drafted if self._preempts else None
+            self._memory = GroupMemory(info.memory, info.max_length, most)
         self._waiting: list[SequenceGroup] = []  # both in queue order
         self._running: list[SequenceGroup] = []
         self._slot_work: list[Callable[[], None]] = []  # to be done before the next rows
@@ -218,7 +219,7 @@ class Scheduler:
             self._waiting
             or self._slot_work
             or self._info.short_length is not None
-            or self._room is not None
+            or self._memory is not None
             or any(group.source is not None for group in self._running)
         )
 
@@ -308,7 +309,7 @@ class Scheduler:
             self._do_slot_work()  # so that the pool knows what those before have
             try:
                 place = self._placement(group, free)
-                if self._room is not None and not self._room.fits(group, place, self._running):
+                if self._memory is not None and not self._memory.fits(group, place, self._running):
                     break
                 # While a group waits for an adapter slot, only base-model groups may overtake it:
                 # others could starve it by keeping their adapters pinned.
@@ -337,11 +338,11 @@ class Scheduler:
     def _make_room(self) -> None:
         """Free memory until the running groups fit: unused cache first, then the youngest
         group's."""
-        if (room := self._room) is None:
+        if (memory := self._memory) is None:
             return
         idle = deque(self._slots.by_last_use(self._free_slots()))
         self._do_slot_work()
-        while room.lacks(self._running):
+        while memory.lacks(self._running):
             if idle:
                 self._release(idle.popleft(), 0)
             else:

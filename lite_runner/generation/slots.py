@@ -156,7 +156,7 @@ class Slots:
         self._used[slot] = self._clock
 
 
-class Room:
+class GroupMemory:
     """The memory of groups, in blocks of a pool that has fewer than all slots could take."""
 
     def __init__(self, pool: BlockPool, max_length: int, drafted: int | None) -> None:

@@ -372,7 +372,7 @@ def state_floats(model: Decoder) -> int:
 
 
 @dataclass(frozen=True)
-class CacheSize:
+class CacheRows:
     """Rows of a block in an array of the cache."""
 
     rows: int
@@ -384,15 +384,15 @@ class CacheSize:
         return self.rows * self.width * np.dtype(self.dtype).itemsize
 
 
-def _cache_sizes(given: Attention, cache: CacheType) -> dict[str, CacheSize]:
+def _cache_sizes(given: Attention, cache: CacheType) -> dict[str, CacheRows]:
     """Of a layer's keys, values and their scales: see Cache in src/layers.h."""
     heads, dim, dtype = given.kv_heads, given.head_dim, _CACHE_TYPES[cache][1]
     sizes = {
-        "keys": CacheSize(heads, dim, dtype),
-        "values": CacheSize(heads * -(-dim // PANEL), PANEL, dtype),
+        "keys": CacheRows(heads, dim, dtype),
+        "values": CacheRows(heads * -(-dim // PANEL), PANEL, dtype),
     }
     if cache == "int8":
-        sizes |= dict.fromkeys(CACHE[2:], CacheSize(heads, 1, np.float32))
+        sizes |= dict.fromkeys(CACHE[2:], CacheRows(heads, 1, np.float32))
     return sizes
 
 
@@ -402,7 +402,7 @@ class CacheArray:
     Addresses are reserved for all blocks; the system allocates pages as they are written.
     """
 
-    def __init__(self, blocks: int, size: CacheSize) -> None:
+    def __init__(self, blocks: int, size: CacheRows) -> None:
         shape = blocks, size.rows, BLOCK, size.width
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         self._map = mmap.mmap(-1, blocks * BLOCK * size.position_bytes, flags=flags)

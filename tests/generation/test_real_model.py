@@ -187,7 +187,7 @@ def test_with_little_memory_to_the_bit(
     backend, adapters = own_operators(case, quant, cache, reference)
     assert backend._model is not None
     if backend.info.can_continue:
-        monkeypatch.setattr("lite_runner.generation.slots.Room.fits", lambda *_: True)
+        monkeypatch.setattr("lite_runner.generation.slots.GroupMemory.fits", lambda *_: True)
     keys = 8 * backend._model.block_bytes(cache)
     backend.grow(SLOTS, 4 * BLOCK, keys + SLOTS * state_bytes(reference(case).config))
     together = check_to_the_bit(backend, adapters, times_prompt=7, times_new=4)

@@ -23,7 +23,7 @@ from lite_runner.config.argv import parse
 from lite_runner.native.model import (
     BLOCK,
     CacheArray,
-    CacheSize,
+    CacheRows,
     NativeModel,
     NativeOptions,
 )
@@ -137,7 +137,7 @@ def step_without_memory() -> None:
 
 
 def test_memory_of_blocks_is_taken_as_they_are_written() -> None:
-    array = CacheArray(1000, CacheSize(4, 128, np.float16))  # of 128 KiB each
+    array = CacheArray(1000, CacheRows(4, 128, np.float16))  # of 128 KiB each
     pages = -(-array.numbers.nbytes // mmap.PAGESIZE)
 
     def taken() -> int:
