@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lite_runner import native
 from lite_runner.native import matrices, packing, structs
+from lite_runner.native.model import CACHE
 from lite_runner.native.structs import NormValues, PoolLayout, Target
 from tests.each import each
 from tests.native.in_numpy import attention_fields, feed_forward_fields
@@ -182,14 +183,23 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
         ).block()
 
     def call(block: NDArray[np.uint8], *pool: NDArray[Any]) -> Floats:
-        rows = CAPACITY * kv_heads
-        keys = np.zeros((rows, 4, dim, 32), np.float32)
-        values = np.zeros((rows, 1, 128, 32), np.float32)
         none = np.zeros((1, 1), np.float32)
+        cache = dict.fromkeys(CACHE, none) | {
+            "keys": np.zeros((CAPACITY, kv_heads, 4, dim, 32), np.float32),
+            "values": np.zeros((CAPACITY, kv_heads, 1, 128, 32), np.float32),
+        }
+        tables = np.arange(CAPACITY, dtype=np.int32)[:, np.newaxis]  # a block for each slot
         for position in (0, 1):
-            x, cache = X[:: 1 - 2 * position].copy(), (keys, values, none, none)
+            x = X[:: 1 - 2 * position].copy()
             found: Floats = operators.layer(
-                block, step(position), x, *pool, cache=cache, rope=rope, places=PLACE
+                block,
+                step(position),
+                x,
+                *pool,
+                cache=cache,
+                tables=tables,
+                rope=rope,
+                places=PLACE,
             )
         return found[:COUNT]
 
