@@ -10,12 +10,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Mu
 from dataclasses import field
 from functools import cache, lru_cache
 from importlib import import_module
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from lite_runner.architectures.fields import MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Names, Part, Role, parameters_of
 from lite_runner.architectures.naming import Parameter as Parameter
-from lite_runner.architectures.row_order import Rows, StoredRows, apart, stacked
 from lite_runner.architectures.settings import (
     AutoSettings,
     DecoderSettings,
@@ -26,8 +25,30 @@ from lite_runner.architectures.settings import (
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import Variants, dataclass
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 # A yaml of MindFormers, and the settings of the model of conf/ that it is merged over.
 Translate = Callable[[Mapping[str, Any], Mapping[str, Any], Translation], None]
+Rows: TypeAlias = "slice | NDArray[np.int64]"  # row i of a tensor is row rows[i] of the stored one
+StoredRows: TypeAlias = "Callable[[Parameter, Decoder], Rows | None]"  # None: stored as it is
+
+
+def apart(parameter: Parameter, model: Decoder) -> None:
+    """Each tensor by itself, as it is."""
+
+
+def stacked(parameter: Parameter, model: Decoder) -> slice | None:
+    """All of q, then all of k, then all of v; all of gate, then all of up."""
+    if parameter.part is None:
+        return None
+    if parameter.role in ("gate", "up"):
+        sizes = [model.intermediate_size] * 2
+    else:
+        sizes = [heads * model.head_dim for heads in (model.num_heads, *[model.n_kv_heads] * 2)]
+    start = sum(sizes[: parameter.part])
+    return slice(start, start + sizes[parameter.part])
 
 
 @dataclass(frozen=True)

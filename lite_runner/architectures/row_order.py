@@ -3,35 +3,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
+from lite_runner.architectures import Rows as Rows
+from lite_runner.architectures import StoredRows as StoredRows
+from lite_runner.architectures import apart as apart
+from lite_runner.architectures import stacked as stacked
 from lite_runner.architectures.naming import Parameter
 from lite_runner.architectures.spec import Decoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
-
-Rows: TypeAlias = "slice | NDArray[np.int64]"  # row i of a tensor is row rows[i] of the stored one
-StoredRows: TypeAlias = "Callable[[Parameter, Decoder], Rows | None]"  # None: stored as it is
-
-
-def apart(parameter: Parameter, model: Decoder) -> None:
-    """Each tensor by itself, as it is."""
-
-
-def stacked(parameter: Parameter, model: Decoder) -> slice | None:
-    """All of q, then all of k, then all of v; all of gate, then all of up."""
-    if parameter.part is None:
-        return None
-    if parameter.role in ("gate", "up"):
-        sizes = [model.intermediate_size] * 2
-    else:
-        sizes = [heads * model.head_dim for heads in (model.num_heads, *[model.n_kv_heads] * 2)]
-    start = sum(sizes[: parameter.part])
-    return slice(start, start + sizes[parameter.part])
 
 
 def by_head(parameter: Parameter, model: Decoder) -> NDArray[np.int64] | None:

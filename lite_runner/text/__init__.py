@@ -136,7 +136,7 @@ def _load_file(path: Path, chat_form: ChatForm | None, spelling: str | None) -> 
         else:
             breaks = spelling == "breaks"
             backend = build_tokenizer(replace(vocabulary, spells_breaks=breaks), source=str(path))
-            defaults = vocabulary.special
+            defaults = replace(vocabulary.special, add_bos=not breaks)
     if form is not None:
         chatglm.add_tokens(backend, str(path))
         defaults = chatglm.DEFAULTS

@@ -412,7 +412,7 @@ def test_unsupported_gguf_output_is_refused_before_loading(
     assert "quant=a16w4 has no effect: quantize.format=Q4_K_M names the blocks" in told
     assert "quantize.method=gptq rounds to Q4_1, got quantize.format=Q4_K_M" in told
     told = fault(capsys, *run, "quantize_output=x.gguf", code=4)
-    assert "a GGUF file cannot hold this tokenizer: it is no BPE" in told
+    assert "a GGUF file cannot hold this tokenizer: it is neither" in told
 
 
 def test_an_importance_matrix_is_measured_written_and_read(

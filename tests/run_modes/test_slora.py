@@ -270,7 +270,7 @@ def test_two_ranks_give_the_tokens_of_one(
 BAD = {
     "a name in other letters": (["adapter_id=EN"], 4, "no adapter 'EN'; did you mean en?"),
     "a name that there is not": (["adapter_id=eng"], 4, "no adapter 'eng'; did you mean en?"),
-    "one that changes nothing": (["adapter_id=new"], 4, "adapter new: new: changes nothing"),
+    "one that changes nothing": (["adapter_id=new"], 4, "adapter new: new: has no effect"),
     "more adapters than prompts": (["adapter_id=[en,zh]"], 2, "got 2 for 1 prompt, expected one"),
     "a file without a tab": (
         ["predict_data=x.txt"],

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import Parameter, by_expert, parameters, stored_rows
+from lite_runner.architectures import Parameter, Rows, by_expert, parameters, stored_rows
 from lite_runner.architectures.naming import FusedExperts, Role
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.spec import Decoder
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import Index, LazyTensor, with_rows

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.architectures import GGUF, KNOWN, Parameter, of_gguf, parameters
+from lite_runner.architectures import GGUF, KNOWN, Parameter, Rows, of_gguf, parameters
 from lite_runner.architectures.fields import MAX_LAYERS
 from lite_runner.architectures.positions import longrope_attention_factor
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.spec import Decoder, RopeScaling, Rotary
 from lite_runner.config import did_you_mean, nearest
 from lite_runner.errors import ArtifactError
