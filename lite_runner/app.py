@@ -40,7 +40,12 @@ def console(*, mindformer: bool = False) -> NoReturn:
     # A terminal that lacks a character shows a question mark; the run goes on.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    sys.exit(main(mindformer=mindformer))
+    code = main(mindformer=mindformer)
+    try:
+        sys.stderr.flush()
+    except OSError:  # nobody reads it: Python would end with 120 where it flushes once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    sys.exit(code)
 
 
 def start_quickly() -> None:

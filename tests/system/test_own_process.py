@@ -15,7 +15,7 @@ from lite_runner.system import own_process
 
 
 def work(job):
-    print("chatter")
+    print("chatter", flush=True)
     if job["do"] == "refuse":
         raise ConfigError("not such a one", "another")
     if job["do"] == "fail":
