@@ -14,7 +14,8 @@ from tests.paths import REFERENCE
 @cache
 def model_named(name: str) -> Decoder:
     """What model=NAME stands for."""
-    model = resolve(parse([f"model={name}", "predict_data=x"], heads()))[0].model_config()
+    words = [f"model={name}", "load_checkpoint=random", "predict_data=x"]
+    model = resolve(parse(words, heads()))[0].model_config()
     assert model is not None
     return model
 
