@@ -4,10 +4,13 @@ to some that have all there is between them."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from lite_runner.architectures import unsupported
-from lite_runner.architectures.spec import RopeScaling
+from numpy.typing import NDArray
+
+from lite_runner.architectures import architecture_of, unsupported
+from lite_runner.architectures.spec import Decoder, RopeScaling
 from tests.models import reference_model
 from tests.paths import REFERENCE
 
@@ -24,6 +27,18 @@ POSITIONS = (
 
 def every() -> list[str]:
     return sorted(path.parent.name for path in REFERENCE.glob("*/model.safetensors"))
+
+
+def with_projections(found: Mapping[str, NDArray[Any]], model: Decoder) -> dict[str, NDArray[Any]]:
+    """Tensors of a Hugging Face folder, projections multiplied into embedding and head."""
+    tensors = dict(found)
+    beside = architecture_of(model).projections or ()
+    if beside and beside[0] in tensors:
+        inward, outward = map(tensors.pop, beside)
+        words = tensors["model.decoder.embed_tokens.weight"]
+        tensors["lm_head.weight"] = words @ outward
+        tensors["model.decoder.embed_tokens.weight"] = words @ inward.T
+    return tensors
 
 
 def of_graphs() -> list[str]:

@@ -283,24 +283,18 @@ def check_conversion(folder: Path, tmp_path: Path) -> None:
     assert config is not None
     write_ckpt(tmp_path / "x.ckpt", open_checkpoint(folder, config))
     restored = to_hugging_face(open_checkpoint(tmp_path / "x.ckpt", config), config)
-    original = {
-        full_name(name, restored): tensor.read()
-        for name, tensor in open_safetensors(folder / "model.safetensors", is_buffer).items()
-    }
-    beside = architecture_of(config).projections or ()
-    if beside and beside[0] in original:  # they are multiplied into embedding and head
-        inward, outward = map(original.pop, beside)
-        words = original["model.decoder.embed_tokens.weight"]
-        original["lm_head.weight"] = words @ outward
-        original["model.decoder.embed_tokens.weight"] = words @ inward.T
+    found = open_safetensors(folder / "model.safetensors", is_buffer)
+    original = references.with_projections(
+        {full_name(name, restored): tensor.read() for name, tensor in found.items()}, config
+    )
     assert restored.keys() == original.keys()
     for name, wanted in original.items():
-        found = restored[name].read()
-        assert found.shape == wanted.shape
+        again = restored[name].read()
+        assert again.shape == wanted.shape
         if architecture_of(config).norms_less_one and "norm" in name:
-            assert np.abs(found - wanted).max() <= 2.0**-23  # 1 was added: the rounding of sums
+            assert np.abs(again - wanted).max() <= 2.0**-23  # 1 was added: the rounding of sums
         else:
-            assert found.tobytes() == wanted.tobytes()
+            assert again.tobytes() == wanted.tobytes()
 
 
 def test_code_of_a_checkpoint_is_not_run(
