@@ -7,6 +7,7 @@ Needs: torch, transformers.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,8 @@ def embeddings(case: str) -> dict[str, np.ndarray]:
     }
 
 
-def main() -> int:
-    logging.set_verbosity_error()
-    torch.set_grad_enabled(False)
-    made = {name: one for case in CASES for name, one in embeddings(case).items()}
-    path = FIXTURES / "embeddings.npz"
+def written_or_compared(path: Path, made: Mapping[str, np.ndarray]) -> int:
+    """Write the arrays, or with --check compare them with those of the file; the exit code."""
     if "--check" not in sys.argv:
         np.savez(path, **made)
         return 0
@@ -47,6 +45,13 @@ def main() -> int:
     worst = max(float(np.abs(there[n] - one).max() / np.abs(one).max()) for n, one in made.items())
     print(f"largest difference: {worst:.1e} of the largest")
     return int(sorted(there) != sorted(made) or worst > TOLERANCE)
+
+
+def main() -> int:
+    logging.set_verbosity_error()
+    torch.set_grad_enabled(False)
+    made = {name: one for case in CASES for name, one in embeddings(case).items()}
+    return written_or_compared(FIXTURES / "embeddings.npz", made)
 
 
 if __name__ == "__main__":

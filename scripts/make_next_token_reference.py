@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from make_embedding_reference import written_or_compared
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
@@ -21,8 +22,6 @@ from transformers.utils import logging
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from tests.next_token import CASES, next_token_tensors  # noqa: E402
-
-TOLERANCE = 1e-5  # of the largest
 
 
 def logits(case: str) -> np.ndarray:
@@ -87,14 +86,7 @@ def main() -> int:
     logging.set_verbosity_error()
     torch.set_grad_enabled(False)
     made = {case: logits(case) for case in CASES}
-    path = ROOT / "tests/fixtures/next_token.npz"
-    if "--check" not in sys.argv:
-        np.savez(path, **made)
-        return 0
-    there = np.load(path)
-    worst = max(float(np.abs(there[n] - one).max() / np.abs(one).max()) for n, one in made.items())
-    print(f"largest difference: {worst:.1e} of the largest")
-    return int(sorted(there) != sorted(made) or worst > TOLERANCE)
+    return written_or_compared(ROOT / "tests/fixtures/next_token.npz", made)
 
 
 if __name__ == "__main__":
