@@ -11,13 +11,14 @@ from lite_runner.architectures import (
     GGUF,
     Architecture,
     MindFormers,
+    Rows,
     llama_like,
     row_order,
     shared_settings,
+    stacked,
 )
 from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, Fields
 from lite_runner.architectures.naming import Name, Names, Parameter
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Error, Translation, error
 from lite_runner.architectures.spec import Decoder, Norm, Rotary
 from lite_runner.records import Count, Positive, dataclass
@@ -64,9 +65,7 @@ NAMES: Names = {
 def stored_rows(parameter: Parameter, model: Decoder) -> Rows | None:
     """Without multi-query attention q, k and v of each head lie together."""
     by_head = model.n_kv_heads == model.num_heads and parameter.role in ("query", "key", "value")
-    return row_order.interleaved(row_order.by_head if by_head else row_order.stacked)(
-        parameter, model
-    )
+    return row_order.interleaved(row_order.by_head if by_head else stacked)(parameter, model)
 
 
 def decoder(

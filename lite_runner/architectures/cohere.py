@@ -8,10 +8,16 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, row_order
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    apart,
+    llama_like,
+    llama_settings,
+    row_order,
+)
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
-from lite_runner.architectures.row_order import apart
 from lite_runner.architectures.spec import Decoder, Norm
 
 _LAYER = "model.layers.{}"

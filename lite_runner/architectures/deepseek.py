@@ -11,6 +11,7 @@ from lite_runner.architectures import (
     GGUF,
     Architecture,
     MindFormers,
+    Rows,
     experts,
     llama_like,
     llama_settings,
@@ -18,7 +19,6 @@ from lite_runner.architectures import (
 from lite_runner.architectures.fields import KERNEL, MAX_EXPERTS, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.settings import PREFIX, Error, Translation, error, network_of
 from lite_runner.architectures.spec import Decoder, Experts, Latent, Norm, Rotary
 from lite_runner.errors import show

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, row_order
+from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -42,7 +42,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     return {"use_bias": "blk.0.attn_q.bias" in tensors}
 
 
-_ROWS = row_order.interleaved(row_order.apart)
+_ROWS = row_order.interleaved(apart)
 ERNIE4_5 = Architecture(
     "ernie4_5",
     read,

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, row_order
+from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, row_order, stacked
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -72,7 +72,7 @@ GLM = dataclasses.replace(
         "GlmConfig", "GlmForCausalLM", "glm4_9b_hf", partial(decoder, "glm")
     ),
     gguf=None,  # llama.cpp has it as chatglm
-    stored_rows=row_order.interleaved(row_order.stacked),
+    stored_rows=row_order.interleaved(stacked),
 )
 GLM4 = dataclasses.replace(
     GLM,

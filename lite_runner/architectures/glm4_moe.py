@@ -9,6 +9,7 @@ from typing import Any
 from lite_runner.architectures import (
     GGUF,
     Architecture,
+    apart,
     experts,
     llama_like,
     qwen3,
@@ -78,9 +79,9 @@ GLM4_MOE = Architecture(
         llama_like.KEYS | llama_like.PARTIAL_KEYS | experts.GROUPED_KEYS,
         infer=infer_from_gguf,
         name="glm4moe",
-        rows=row_order.rotated_first(row_order.apart),
+        rows=row_order.rotated_first(apart),
     ),
     no_effect=experts.NO_EFFECT | experts.NEXT_TOKEN,
-    stored_rows=row_order.rotated_first(row_order.apart),
+    stored_rows=row_order.rotated_first(apart),
     next_token_layers=True,
 )

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, MindFormers, row_order, starcoder2
+from lite_runner.architectures import GGUF, Architecture, MindFormers, apart, row_order, starcoder2
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Rotary
@@ -122,7 +122,7 @@ GPT_NEOX = Architecture(
         },
         infer=infer_from_gguf,
         name="gptneox",
-        rows=row_order.rotated_first(row_order.apart),
+        rows=row_order.rotated_first(apart),
     ),
     stored_rows=row_order.rotated_first(row_order.by_head),
 )

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, experts, granite, granite_moe, llama_like
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    Rows,
+    experts,
+    granite,
+    granite_moe,
+    llama_like,
+)
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter, Role
 from lite_runner.architectures.qwen3_next import MOST_TAPS, recurrent_keys, with_recurrent
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.spec import Decoder, Experts, Norm, Recurrent
 
 _OURS, _LAYER = "model.layers.{}.mamba", "model.layers.{}.mamba"

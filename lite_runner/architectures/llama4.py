@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, experts, llama_like, row_order
+from lite_runner.architectures import GGUF, Architecture, apart, experts, llama_like, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
@@ -164,10 +164,10 @@ LLAMA4_TEXT = Architecture(
         },
         infer=infer_from_gguf,
         name="llama4",
-        rows=row_order.interleaved(row_order.apart),
+        rows=row_order.interleaved(apart),
     ),
     no_effect=experts.NO_EFFECT | {"for_llm_compression": "not read by transformers"},
-    stored_rows=row_order.interleaved(row_order.apart),
+    stored_rows=row_order.interleaved(apart),
 )
 # With images, of which the text model is read.
 LLAMA4 = Architecture("llama4", read, text_of="llama4_text")

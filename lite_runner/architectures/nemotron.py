@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, row_order
+from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -53,8 +53,8 @@ NEMOTRON = Architecture(
     gguf=GGUF(
         llama_like.layer_norm_keys("norm_eps") | llama_like.PARTIAL_KEYS,
         infer=infer_from_gguf,
-        rows=row_order.rotated_first(row_order.apart),
+        rows=row_order.rotated_first(apart),
     ),
     norms_less_one=True,
-    stored_rows=row_order.rotated_first(row_order.apart),
+    stored_rows=row_order.rotated_first(apart),
 )

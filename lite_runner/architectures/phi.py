@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, row_order, starcoder2
+from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order, starcoder2
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -76,8 +76,8 @@ PHI = Architecture(
         llama_like.layer_norm_keys("layer_norm_eps") | llama_like.PARTIAL_KEYS,
         infer=infer_from_gguf,
         name="phi2",
-        rows=row_order.rotated_first(row_order.apart),
+        rows=row_order.rotated_first(apart),
     ),
     no_effect={"embd_pdrop": TRAINING, "resid_pdrop": TRAINING},
-    stored_rows=row_order.rotated_first(row_order.apart),
+    stored_rows=row_order.rotated_first(apart),
 )

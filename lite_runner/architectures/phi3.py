@@ -8,7 +8,15 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, row_order
+from lite_runner.architectures import (
+    GGUF,
+    apart,
+    llama,
+    llama_like,
+    llama_settings,
+    row_order,
+    stacked,
+)
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -125,11 +133,11 @@ PHI3 = dataclasses.replace(
             "partial_rotary_factor": "rope.dimension_count",
         },
         infer=infer_from_gguf,
-        rows=row_order.rotated_first(row_order.apart),
+        rows=row_order.rotated_first(apart),
     ),
     no_effect={
         "embd_pdrop": TRAINING,
         "resid_pdrop": TRAINING,
     },
-    stored_rows=row_order.rotated_first(row_order.stacked),
+    stored_rows=row_order.rotated_first(stacked),
 )

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, qwen3, qwen3_next
+from lite_runner.architectures import GGUF, Architecture, Rows, llama_like, qwen3, qwen3_next
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names, Parameter, Role
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.spec import Decoder, Recurrent
 
 _THEIRS: dict[Role, str] = {

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lite_runner.architectures import (
     GGUF,
     Architecture,
+    Rows,
+    apart,
     experts,
     llama_like,
     llama_settings,
@@ -18,7 +20,7 @@ from lite_runner.architectures import (
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter
-from lite_runner.architectures.row_order import Rows, apart, rotated_first
+from lite_runner.architectures.row_order import rotated_first
 from lite_runner.architectures.spec import Block, Decoder, Experts, Norm, Recurrent
 
 if TYPE_CHECKING:

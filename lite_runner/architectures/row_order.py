@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lite_runner.architectures import Rows as Rows
-from lite_runner.architectures import StoredRows as StoredRows
-from lite_runner.architectures import apart as apart
-from lite_runner.architectures import stacked as stacked
+from lite_runner.architectures import Rows, StoredRows
 from lite_runner.architectures.naming import Parameter
 from lite_runner.architectures.spec import Decoder
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, row_order
+from lite_runner.architectures import GGUF, Architecture, apart, llama_like, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -70,8 +70,8 @@ STABLELM = Architecture(
         | llama_like.PARTIAL_KEYS
         | {"use_parallel_residual": "use_parallel_residual"},
         infer=infer_from_gguf,
-        rows=row_order.rotated_first(row_order.apart),
+        rows=row_order.rotated_first(apart),
     ),
-    stored_rows=row_order.rotated_first(row_order.apart),
+    stored_rows=row_order.rotated_first(apart),
     tensor_by_head=True,
 )

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from lite_runner.architectures import (
     Architecture,
     MindFormers,
+    Rows,
     experts,
     llama,
     llama_like,
@@ -19,7 +20,6 @@ from lite_runner.architectures import (
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter
-from lite_runner.architectures.row_order import Rows
 from lite_runner.architectures.settings import PREFIX, Error, Translation, error, network_of
 from lite_runner.architectures.spec import Decoder, Experts, Rotary
 from lite_runner.records import Count, Index, dataclass
