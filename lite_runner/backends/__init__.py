@@ -16,7 +16,7 @@ from lite_runner.records import dataclass
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
-    from lite_runner.backends.block_pool import BlockPool
+    from lite_runner.backends.block_pool import BlockPool, Part
 
 # Set before MindSpore is imported: log errors only, unless the user asks for more.
 os.environ.setdefault("GLOG_v", "3")
@@ -42,6 +42,11 @@ class Row:
     def end(self) -> int:
         """Sequence length for dynamic RoPE scaling: for a chunk the prompt's."""
         return max(self.length, self.position + len(self.tokens))
+
+    @property
+    def part(self) -> Part:
+        """The slot, and where the row's tokens begin and end in it."""
+        return self.slot, self.position, self.position + len(self.tokens)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from lite_runner.system.signals import deferred
+
 Part = tuple[int, int, int]  # a slot, and its tokens from the second number to before the third
 
 
@@ -74,6 +76,15 @@ class BlockPool:
                 writers[block] = writers.get(block, 0) + 1
         # The last of those that have a block need not copy it.
         return new + sum(min(count, self._users[block] - 1) for block, count in writers.items())
+
+    def reserve(self, parts: Sequence[Part], copy: Callable[[int, int], None]) -> None:
+        """`write` all parts, if any is not `writable`; a signal waits until tables and blocks
+        agree."""
+        if all(self.writable(*part) for part in parts):
+            return
+        with deferred():
+            for part in parts:
+                self.write(*part, copy)
 
     def writable(self, slot: int, start: int, end: int) -> bool:
         """True if a slot alone has the blocks of these tokens."""

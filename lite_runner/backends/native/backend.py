@@ -40,7 +40,6 @@ from lite_runner.native.model import BLOCK, NativeModel, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.native.structs import Packed
 from lite_runner.records import dataclass
-from lite_runner.system.signals import deferred
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
@@ -212,11 +211,7 @@ class NativeBackend:
     def _reserve(self, *parts: Part) -> None:
         """Give slots blocks of their own for what is about to be written."""
         assert self._model is not None
-        if all(self._pool.writable(*part) for part in parts):
-            return
-        with deferred():  # a table names what was copied
-            for part in parts:
-                self._pool.write(*part, copy=self._model.copy_block)
+        self._pool.reserve(parts, self._model.copy_block)
 
     def close(self) -> None:
         """Release the model and its memory, once its prefixes are stored."""
@@ -239,7 +234,7 @@ class NativeBackend:
 
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
-        self._reserve(*map(_part, rows))
+        self._reserve(*(row.part for row in rows))
         if self._states is not None:  # what it computes again has the same bits in shared blocks
             rows = self._states.seek(rows)
         if self._ahead:
@@ -276,10 +271,6 @@ class NativeBackend:
         if self.next_token is not None:
             self.next_token.follow(every, part)
         return logits
-
-
-def _part(row: Row) -> Part:
-    return row.slot, row.position, row.position + len(row.tokens)
 
 
 def state_bytes(model: Decoder) -> int:

@@ -22,7 +22,6 @@ from lite_runner.backends.native.backend import BatchMetadata, TokenBatch
 from lite_runner.native.model import BLOCK, NativeModel, NativeOptions
 from lite_runner.native.structs import Packed
 from lite_runner.records import dataclass
-from lite_runner.system.signals import deferred
 
 LATE = 32  # tokens of a slot that are followed together
 
@@ -142,10 +141,7 @@ class NextToken:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Logits and hidden states of the wanted tokens; `hidden`: what the tokens of all rows are
         joined with."""
-        with deferred():
-            for row in rows:
-                end = row.position + len(row.tokens)
-                self._pool.write(row.slot, row.position, end, self._model.copy_block)
+        self._pool.reserve([row.part for row in rows], self._model.copy_block)
         every, joined = TokenBatch.of(rows), np.stack(hidden)
         logits, states = [], []
         for part, here in every.parts(self._capacity, len(rows), whole_rows=False):
