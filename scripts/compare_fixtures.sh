@@ -9,6 +9,8 @@ fresh=$(mktemp -d)
 trap 'rm -rf "$fresh"' EXIT
 
 "$python" scripts/make_reference.py --check --model "$gguf"
+"$python" scripts/make_embedding_reference.py --check
+"$python" scripts/make_next_token_reference.py --check
 "$python" -W ignore scripts/make_adapters.py --check "$fresh/adapters"
 "$python" -W ignore tests/fixtures/generation/make_fixtures.py "$fresh"
 "$python" -W ignore tests/fixtures/tokenizers/make_fixtures.py "$gguf" "$fresh"
