@@ -1,13 +1,13 @@
 """Mutation testing: faults put into the package one at a time, and which of them its tests notice.
 
-    make mutants                             160 mutants, each against the tests of its module
+    make mutants                             160 mutants, each against the tests of its part
     make mutants ARGS="plan/ --count 20"     those of a part, or of a file
     make mutants ARGS=--show                 what would be changed, without running anything
 
 The list is drawn by a hash of seed, function and changed code, not by place: a function that moves
 to another module takes its mutants along, so that lists before and after a change can be compared.
 Nothing is changed here: a copy of the tracked files is. A mutant that makes the tests hang counts
-as noticed. Tests that fail without a mutant are told, and their modules' mutants left out.
+as noticed. Tests that fail without a mutant are told, and left out.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import copy
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -146,18 +147,35 @@ def _line(code: str) -> str:
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
-def tests_of(path: str) -> Path:
-    """The tests of a module: its own file, or the folder of its part where it has none."""
+def tests_of(path: str) -> list[Path]:
+    """The tests of a module, the cheap ones first: its own file, then the folder of its part."""
     module = Path(path)
     name = module.parent.name if module.stem == "__init__" else module.stem
     own = Path("tests") / module.parent / f"test_{name}.py"
-    return own if (ROOT / own).exists() else own.parent
+    part = [own.parent] if module.parent.name else []  # at the top: all tests there are
+    return [one for one in (own, *part) if (ROOT / one).exists()]
 
 
-def run(tests: Path, folder: Path, timeout: float | None) -> str:
+@dataclass(frozen=True)
+class Baseline:
+    """A run of tests without a mutant."""
+
+    seconds: float
+    failed: list[str]  # left out of the runs with mutants
+
+
+def baseline(tests: Path, folder: Path) -> Baseline:
+    started = time.monotonic()
+    run(["-rfE", str(tests)], folder, None)
+    log = folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
+    return Baseline(time.monotonic() - started, failed)
+
+
+def run(arguments: list[str], folder: Path, timeout: float | None) -> str:
     """How the tests end in the copy: "passed", "failed" or "hung". The log lies beside it, since
     tests may not write into it."""
-    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", str(tests)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     # PYTHONPATH, so that what the tests start has the copy too; no bytecode: an older one of the
     # same second and size would be taken for the mutant's.
     environ = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -194,8 +212,7 @@ def main() -> int:
         for mutant in mutants_of(path.relative_to(package), path.read_text(encoding="utf-8"))
     ]
     chosen = sorted(found, key=lambda one: one.rank(options.seed))[: options.count]
-    # Files before folders, which take longer.
-    chosen.sort(key=lambda one: (not tests_of(one.path).suffix, one.path, one.line))
+    chosen.sort(key=lambda one: (one.path, one.line))
     print(f"{len(chosen)} of {len(found):,} mutants, seed {options.seed}", flush=True)
     if options.show:
         print(*chosen, sep="\n")
@@ -212,33 +229,33 @@ def main() -> int:
 
 
 def _outcomes(chosen: list[Mutant], folder: Path) -> list[tuple[Mutant, str]]:
-    """What the tests say of each; "broken" where they fail without it."""
+    """What the tests say of each."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     names = [*tracked.stdout.decode().split("\0")[:-1], LIBRARY]
     for name in (name for name in names if (ROOT / name).is_file()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
-    seconds: dict[Path, float | None] = {}
+    baselines: dict[Path, Baseline] = {}
     outcomes = []
     for number, mutant in enumerate(chosen, 1):
-        tests = tests_of(mutant.path)
-        if tests not in seconds:
-            started = time.monotonic()
-            healthy = run(tests, folder, None) == "passed"
-            seconds[tests] = time.monotonic() - started if healthy else None
-        outcome, limit = "broken", seconds[tests]
-        if limit is not None:
+        outcome, tests = "passed", Path("tests")
+        for tests in tests_of(mutant.path):
+            if tests not in baselines:
+                baselines[tests] = found = baseline(tests, folder)
+                for name in found.failed:
+                    print(f"left out, as it fails without a mutant: {name}", flush=True)
+            without = [f"--deselect={name}" for name in baselines[tests].failed]
+            limit = SLOWER * baselines[tests].seconds + SPARE_S
             file = folder / "lite_runner" / mutant.path
             source = file.read_bytes()
             changed = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
             file.write_bytes(changed)
-            outcome = run(tests, folder, SLOWER * limit + SPARE_S)
+            outcome = run(["-x", *without, str(tests)], folder, limit)
             file.write_bytes(source)
+            if outcome != "passed":
+                break
         said = {"passed": "SURVIVES", "failed": "noticed by", "hung": "noticed, by a hang of"}
-        print(
-            f"{number}. {mutant}: {said.get(outcome, 'left out: without it fails')} {tests}",
-            flush=True,
-        )
+        print(f"{number}. {mutant}: {said[outcome]} {tests}", flush=True)
         outcomes.append((mutant, outcome))
     return outcomes
 

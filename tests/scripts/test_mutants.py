@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from scripts.mutants import mutants_of, run
+from scripts import mutants
+from scripts.mutants import baseline, mutants_of, run
 
 SOURCE = '''
 from typing import TYPE_CHECKING, Literal
@@ -47,5 +48,13 @@ def test_what_tests_say(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "test_it.py").write_text("def test_it(): assert False")
-    assert run(Path("test_it.py"), copy, 100) == "failed"
-    assert run(Path("test_it.py"), copy, 0.01) == "hung"
+    assert run(["test_it.py"], copy, 100) == "failed"
+    assert run(["test_it.py"], copy, 0.01) == "hung"
+    assert baseline(Path("test_it.py"), copy).failed == ["test_it.py::test_it"]
+
+
+def test_a_part_is_asked_where_the_tests_of_a_module_notice_nothing() -> None:
+    part = Path("tests/generation")
+    assert mutants.tests_of("generation/sampling.py") == [part / "test_sampling.py", part]
+    assert mutants.tests_of("generation/row_order.py") == [part]
+    assert mutants.tests_of("sweep.py") == [Path("tests/test_sweep.py")]
