@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lite_runner import profiler, progress
-from lite_runner.backends.seat import seat
+from lite_runner.backends import seat
 from lite_runner.config import Note, bytes_of
 from lite_runner.config.compose import kept
 from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond

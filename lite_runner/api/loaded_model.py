@@ -18,8 +18,7 @@ from lite_runner.api.context import manual_parallel, own_ranks, with_seed
 from lite_runner.api.options import checked_options, without_call_options
 from lite_runner.api.streamers import SequentialStream, Streamer
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends import Backend
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends import Backend, RunOptions
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import GenerationConfig, asked_of
 from lite_runner.config.parallel import Ranks, ranks_of

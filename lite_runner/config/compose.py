@@ -374,7 +374,10 @@ def compose_line(line: CommandLine, schemas: Schemas) -> Composed:
 
 
 def _may_be_export(setting: Setting, models: Collection[str]) -> bool:
-    return setting.key == "model" and not setting.prefix and setting.value not in models
+    """True for a model that may be a folder."""
+    if setting.key != "model" or setting.prefix or setting.value in models:
+        return False
+    return not is_file(Path(str(setting.value)))
 
 
 def _name_weights(composed: Composed) -> None:

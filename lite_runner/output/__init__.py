@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lite_runner import profiler
-from lite_runner.backends.seat import seat
+from lite_runner.backends import seat
 from lite_runner.config.generation import FinishReason
 from lite_runner.config.schema import BACKENDS
 from lite_runner.errors import EnvironmentFault, RunnerError

@@ -9,8 +9,7 @@ from functools import partial
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.quantization import Quant
-from lite_runner.backends import SMALLEST_CACHE, Backend, Growing
-from lite_runner.backends.seat import RunOptions, seat
+from lite_runner.backends import SMALLEST_CACHE, Backend, Growing, RunOptions, seat
 from lite_runner.config.parallel import Cluster, Ranks, cluster_of
 from lite_runner.config.schema import (
     BACKENDS,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lite_runner import progress
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends.seat import RunOptions
+from lite_runner.backends import RunOptions
 from lite_runner.config.checks import ComparedOptions, check_fits
 from lite_runner.config.checks import PredictOptions as Config
 from lite_runner.config.checks import predict_errors as errors

@@ -1,4 +1,4 @@
-"""A backend: of every token the next one follows. tests/backends/test_seat.py adds it."""
+"""A backend: of every token the next one follows. tests/backends/test_init.py adds it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lite_runner.backends import Backend, BackendInfo, Row
-from lite_runner.backends.seat import RunOptions, Seat
+from lite_runner.backends import Backend, BackendInfo, Row, RunOptions, Seat
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import Memory
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lite_runner.backends import Backend, cache_length
-from lite_runner.backends.seat import RunOptions, Seat
+from lite_runner.backends import Backend, RunOptions, Seat, cache_length
 from lite_runner.config.sections import ExportSettings
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
@@ -11,7 +10,7 @@ from lite_runner.sizing import PROCESS, Memory, cache_bytes, float32_bytes
 
 
 class Lite(Seat):
-    """See `lite_runner.backends.seat.Seat`."""
+    """See `lite_runner.backends.Seat`."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
         """See Seat."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lite_runner.backends.seat import RunOptions, Seat
+from lite_runner.backends import RunOptions, Seat
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import Memory
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MindFormersSeat(Seat):
-    """See `lite_runner.backends.seat.Seat`. It generates by itself: what it opens computes no rows
+    """See `lite_runner.backends.Seat`. It generates by itself: what it opens computes no rows
     of a scheduler. What its release cannot compute, all but `unsupported` raise as ConfigError."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:

@@ -21,6 +21,7 @@ import yaml
 from lite_runner import progress
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
+from lite_runner.backends import RunOptions
 from lite_runner.backends.lite.export.job import ExportJob
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.export.writer import adopt
@@ -39,7 +40,6 @@ from lite_runner.backends.mindformers.releases import (
     python_for,
     static_length,
 )
-from lite_runner.backends.seat import RunOptions
 from lite_runner.backends.workers.process import WorkerProcess
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.sections import AscendSettings, Context, Release, hccl_timeouts

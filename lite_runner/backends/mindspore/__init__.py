@@ -15,13 +15,14 @@ from lite_runner.architectures.quantization import is_narrow
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import (
     Backend,
+    RunOptions,
+    Seat,
     cache_length,
     chunk_length,
     rows_at_once,
     step_capacity,
     unchunked,
 )
-from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.errors import EnvironmentFault
 from lite_runner.model import ModelFiles
 from lite_runner.sizing import (
@@ -49,7 +50,7 @@ _TENSOR_PARALLEL, _TENSOR_PARALLEL_LAYER = 60 << 20, 12 << 20  # their collectiv
 
 
 class MindSpore(Seat):
-    """See `lite_runner.backends.seat.Seat`."""
+    """See `lite_runner.backends.Seat`."""
 
     elastic = True
 

@@ -10,6 +10,8 @@ from lite_runner import native, progress
 from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import (
+    RunOptions,
+    Seat,
     cache_length,
     rows_at_once,
     step_capacity,
@@ -22,7 +24,6 @@ from lite_runner.backends.native.packed_cache import (
     packed_memory,
     packed_model,
 )
-from lite_runner.backends.seat import RunOptions, Seat
 from lite_runner.config import bytes_of
 from lite_runner.model import ModelFiles
 from lite_runner.native import fingerprint
@@ -39,7 +40,7 @@ PROCESS = 110 << 20  # Python with NumPy, the tokenizer and Hydra; measured
 
 
 class Native(Seat):
-    """See `lite_runner.backends.seat.Seat`."""
+    """See `lite_runner.backends.Seat`."""
 
     elastic = reproducible = hidden_states = True
 

@@ -10,8 +10,8 @@ import yaml
 
 from lite_runner.app import main
 from lite_runner.architectures.quantization import Quantization
+from lite_runner.backends import seat
 from lite_runner.backends.mindformers.run import MindFormersRun
-from lite_runner.backends.seat import seat
 from lite_runner.config.argv import parse
 from lite_runner.config.checks import PredictOptions
 from lite_runner.errors import ConfigError

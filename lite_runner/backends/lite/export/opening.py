@@ -11,7 +11,7 @@ from pathlib import Path
 from lite_runner import progress
 from lite_runner.architectures import network_code
 from lite_runner.architectures.quantization import is_narrow
-from lite_runner.backends import Backend
+from lite_runner.backends import Backend, RunOptions
 from lite_runner.backends.collectives import barrier, broadcast
 from lite_runner.backends.lite.engine import EngineOptions, engine_for
 from lite_runner.backends.lite.export.job import (
@@ -22,7 +22,6 @@ from lite_runner.backends.lite.export.job import (
 )
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.layouts import cannot_copy, open_exported
-from lite_runner.backends.seat import RunOptions
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
 from lite_runner.config.parallel import Ranks
 from lite_runner.config.sections import ExportSettings
