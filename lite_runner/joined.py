@@ -22,7 +22,7 @@ from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config import Note, raise_errors
 from lite_runner.config.compose import kept
 from lite_runner.config.parallel import SOCKET_VARIABLE, placed, ranks_of, starts_ranks
-from lite_runner.config.prompts import with_input, with_seed
+from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings, Context, Parallel
 from lite_runner.distributed.events import (
@@ -40,7 +40,13 @@ from lite_runner.distributed.stopping import (
     StopFlags,
     stop_or_exit_on_ctrl_c,
 )
-from lite_runner.launch import launch, log_details, operators_profiled, write_ranks_profile
+from lite_runner.launch import (
+    launch,
+    log_details,
+    new_folder,
+    operators_profiled,
+    write_ranks_profile,
+)
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
@@ -157,9 +163,8 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
     it. Raises RunnerError."""
     if joined.leads:
         local = dataclasses.replace(config.parallel, local_worker_num=len(joined.local_ranks))
-        config = with_input(dataclasses.replace(config, parallel=local))
-    if joined.rank == 0:
-        config = with_seed(config)
+        config = dataclasses.replace(config, parallel=local)
+        config = completed(config, draws_seed=joined.rank == 0)
     seeds = json.dumps([config.seed, config.weights_seed]).encode()
     seed, weights_seed = json.loads(gather(seeds)[0])  # rank 0's, on all machines
     mode, told = run_mode(config.run_mode), dict[str, Any]()
@@ -172,8 +177,7 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
         plan = plan.verified(joined.local_ranks)
         told = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
         if joined.lock is not None:
-            folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
-            folder.write_config(kept(config.without_secrets()))
+            folder = new_folder(config)
             StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)
             told["folder"] = str(folder.path)
     told = json.loads(gather(json.dumps(told).encode())[joined.local_ranks[0]])

@@ -18,11 +18,10 @@ from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note, bytes_of
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import Cluster, cluster_of, ranks_of, starts_ranks, threads_beyond
-from lite_runner.config.prompts import with_input, with_seed
+from lite_runner.config.parallel import cluster_of, ranks_of, starts_ranks
+from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
-from lite_runner.config.sections import Parallel
-from lite_runner.output import RunFolder
+from lite_runner.output import CONFIG, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import run_mode
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from lite_runner.profile import Process
     from lite_runner.recorder import Recorder
 
-EXIT_S = 20.0  # for ranks that are done to exit by themselves
 RANK_PROGRAM = Path(__file__).with_name("__main__.py")
 SHOWN = 5
 TRACE = "trace.json"
@@ -48,8 +46,6 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     progress.configure(config.verbosity, config.log_format)
     for note in notes:
         progress.note(f"note: {note.text}")
-    if config.computes_here and (told := threads_beyond(config)):
-        progress.note(f"note: {told}")
     starts, mode = starts_ranks(config), run_mode(config.run_mode)
     if config.parallel.rank_table_file or "RANK_TABLE_FILE" in os.environ:
         from lite_runner.distributed.rank_table import with_rank_table
@@ -80,27 +76,27 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     if config.profile:
         events = profiler.OF_LAUNCHER if starts else profiler.MOST_EVENTS
         profiler.start(whole_process=True, most_events=events)
-    config = with_input(config)
-    if config.parallel.node_rank == 0:  # other machines get the seed of rank 0
-        config = with_seed(config)
-    with RunFolder.create(config.output_dir, config.run_mode, config.model_name) as folder:
+    # Other machines get the seed of rank 0.
+    config = completed(config, draws_seed=config.parallel.node_rank == 0)
+    with new_folder(config) as folder:
         folder.open_log()
         if config.profile:
             profiler.folder = folder.path
         progress.detail(", ".join(f"{name} {version}" for name, version in versions().items()))
         log_details(notes)
-        written = folder.write_config(kept(config.without_secrets()))
         with profiler.phase("plan"):
             plan = mode.plan(config)
         if starts:
+            from lite_runner.distributed.job import run_of_config
+
             check_ranks_fit(plan)
             given = config.infer.enc_key if isinstance(config, ExportedOptions) else ""
             with _key_for_ranks(given) as words:
-                words = ["--config", str(written), *words]
-                words += [f"register_path={_absolute(path)}" for path in plugins]
-                _run_ranks(
-                    *(cluster_of(config), config.parallel, config.context.device_target),
-                    *(folder, words, _recorded()),
+                words = [str(RANK_PROGRAM), "--config", str(folder.path / CONFIG), *words]
+                words += [f"register_path={Path(one).expanduser().absolute()}" for one in plugins]
+                run_of_config(
+                    *(words, cluster_of(config), config.parallel, config.context.device_target),
+                    *(folder.path, _recorded()),
                 )
         else:
             try:
@@ -207,40 +203,11 @@ def _recorded() -> dict[str, str]:
     return {profiler.LAUNCHER_VARIABLE: recorder.process("launcher").to_bytes().decode()}
 
 
-def _run_ranks(
-    cluster: Cluster,
-    parallel: Parallel,
-    target: str,
-    folder: RunFolder,
-    words: Sequence[str],
-    variables: Mapping[str, str],
-) -> None:
-    """Run the ranks of this machine with a command line, and these `variables` beside their
-    environment's. Raises RunnerError, KeyboardInterrupt."""
-    from lite_runner.distributed.job import Limits, run_ranks
-    from lite_runner.distributed.rank_table import rank_variables, read_rank_table
-
-    on_ascend = environment.resolve_device(target) == "Ascend"
-    table = (parallel.rank_table_file if on_ascend else "") or ""
-    if on_ascend:
-        rank_table = read_rank_table(Path(table)) if table else None
-        of_devices = rank_variables(cluster, rank_table, parallel.hccl_timeout)
-        variables = {**variables, **of_devices}
-    # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
-    exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
-    run_ranks(
-        [str(RANK_PROGRAM), *words],
-        cluster,
-        folder.path,
-        Limits(parallel.rendezvous_timeout, parallel.timeout, exit_s),
-        log_dir=Path(_absolute(parallel.log_dir)) if parallel.log_dir else None,
-        rank_table_file=table,
-        variables=variables,
-    )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+def new_folder(config: RunConfig) -> RunFolder:
+    """A new folder of a run, with the config.yaml that repeats it."""
+    folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
+    folder.write_config(kept(config.without_secrets()))
+    return folder
 
 
 def log_details(notes: Sequence[Note]) -> None:

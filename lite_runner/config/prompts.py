@@ -160,12 +160,13 @@ def read_prompts(config: GenerateOptions) -> list[str | Request]:
     return [*texts] if len(texts) == len(data) else [*requests_of(data)]
 
 
-def with_input(config: RunConfig) -> RunConfig:
-    """The config with the prompt that standard input holds, which can be read once. Raises
-    ConfigError as `read_prompts`."""
-    if not isinstance(config, GenerateOptions) or config.predict_data != STANDARD_INPUT:
-        return config
-    return replace(config, predict_data=tuple(read_prompts(config)))
+def completed(config: Config, *, draws_seed: bool) -> Config:
+    """The config with what only the run itself has, so that it can be repeated: the prompt of
+    standard input, which is read once, and where it is to draw one the seed. Raises ConfigError as
+    `read_prompts`."""
+    if isinstance(config, GenerateOptions) and config.predict_data == STANDARD_INPUT:
+        config = replace(config, predict_data=tuple(read_prompts(config)))
+    return with_seed(config) if draws_seed else config
 
 
 def read_texts(data: str) -> list[str]:

@@ -18,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 from lite_runner import progress
 from lite_runner.config.parallel import SOCKET_VARIABLE, Cluster
+from lite_runner.config.sections import Parallel
 from lite_runner.distributed import msrun
 from lite_runner.distributed.events import Event, RankMonitor
 from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c
@@ -31,7 +32,7 @@ from lite_runner.errors import (
     RunnerError,
 )
 from lite_runner.records import dataclass
-from lite_runner.system import memory
+from lite_runner.system import environment, memory
 from lite_runner.system.files import temporary_folder
 from lite_runner.system.signals import deferred
 
@@ -51,6 +52,7 @@ _KINDS: dict[int, type[RunnerError]] = {
 _RANK_ENDED = re.compile(r"Worker process (\d+) exit with exception. Error code: (-?\d+)")
 LOG_LINES = 8  # of a log or traceback in a message
 KILL_TIMEOUT_S = 8.0
+EXIT_S = 20.0  # for ranks that are done to exit by themselves
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,32 @@ def run_ranks(
                 with deferred():
                     progress.status("")
                     kill_all(events)
+
+
+def run_of_config(
+    program: Sequence[str],
+    cluster: Cluster,
+    parallel: Parallel,
+    device_target: str,
+    folder: Path,
+    variables: Mapping[str, str],
+) -> None:
+    """`run_ranks` by a config's sections; on Ascend each rank gets its device."""
+    from lite_runner.distributed.rank_table import rank_variables, read_rank_table
+
+    on_ascend = environment.resolve_device(device_target) == "Ascend"
+    table = (parallel.rank_table_file if on_ascend else "") or ""
+    if on_ascend:
+        rank_table = read_rank_table(Path(table)) if table else None
+        variables = {**variables, **rank_variables(cluster, rank_table, parallel.hccl_timeout)}
+    # Devices must be released, and other machines use the scheduler; on CPU nothing is left.
+    exit_s = EXIT_S if on_ascend or cluster.local_worker_num < cluster.worker_num else 0.0
+    run_ranks(
+        *(program, cluster, folder, Limits(parallel.rendezvous_timeout, parallel.timeout, exit_s)),
+        log_dir=Path(parallel.log_dir).expanduser().absolute() if parallel.log_dir else None,
+        rank_table_file=table,
+        variables=variables,
+    )
 
 
 @dataclass(kw_only=True, eq=False)

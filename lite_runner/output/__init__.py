@@ -40,6 +40,7 @@ logger = logging.getLogger("lite_runner")
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 RESULT = "result.json"
+CONFIG = "config.yaml"
 ANSWERS = "text_generation_result.txt"  # MindFormers' name of it
 PROBE_BYTES = 1 << 20  # more than a run writes, except artifacts and logs of long runs
 
@@ -136,7 +137,7 @@ class Result:
     world_size: int = 1
     load_checkpoint: str  # the weights' source; "random": from the seed
     seed: int | None = None  # of sampling; omitted for greedy runs
-    config_file: str = "config.yaml"  # beside result.json
+    config_file: str = CONFIG  # beside result.json
     versions: Mapping[str, str] = field(default_factory=versions)
     provenance: Mapping[str, str] = field(default_factory=dict)  # processor, kernels, weights
     results: Sequence[RowResult] = ()  # of run modes that generate
@@ -296,7 +297,7 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any]) -> Path:
         """Write the resolved config, plain containers and scalars, as config.yaml."""
-        return self.write_text("config.yaml", dump_yaml(config))
+        return self.write_text(CONFIG, dump_yaml(config))
 
     def write_result(self, result: Result) -> Path:
         """Write result.json; returns its path."""

@@ -20,7 +20,7 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_errors, mindformers_available_errors
 from lite_runner.config.compose import Schemas
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import ranks_of
+from lite_runner.config.parallel import ranks_of, threads_beyond
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
@@ -82,11 +82,13 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
 
 def notes(config: RunConfig) -> list[str]:
     """Notes for the user about a valid config."""
-    if not isinstance(config, ExportedOptions) or not config.infer.has_ge_options:
-        return []
-    from lite_runner.backends.lite.ge import ge_notes
+    told = threads_beyond(config) if config.computes_here else ""
+    found = [told] if told else []
+    if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
+        from lite_runner.backends.lite.ge import ge_notes
 
-    return ge_notes(config.infer)
+        found += ge_notes(config.infer)
+    return found
 
 
 def from_dict(raw: dict[str, Any]) -> RunConfig:

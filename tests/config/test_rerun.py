@@ -13,7 +13,7 @@ from lite_runner import run_modes
 from lite_runner.config.argv import parse
 from lite_runner.config.compose import kept
 from lite_runner.config.prompt import Message, Request
-from lite_runner.config.prompts import with_input, with_seed
+from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
@@ -25,7 +25,7 @@ LINES = {
     "texts": ["model=tiny_llama", "predict_data=['a.txt', '${x}', '-']", "stop=[a,b]"],
     "sampling": ["model=tiny_gpt2", "predict_data=x", "do_sample=true", "eos_token_id=[1,2]"],
     "prompts": ["model=tiny_bloom", "predict_data=[{prompt: a, seed: 3, id: x}, b]"],
-    "a chat": ["chat=true", CHAT, "system=Be kind.", "quant=a16w8", "context.threads=3"],
+    "a chat": ["chat=true", CHAT, "system=Be kind.", "quant=a16w8", "context.threads=1"],
     "ranks": ["model=tiny_llama", "parallel=dp2", "predict_data=[a,b]", "parallel.timeout=9"],
     "adapters": [
         *("run_mode=slora", "adapter_path=l.json", "adapter_id=[a,null]", "predict_data=[a,b]")
@@ -49,7 +49,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         (here / name).write_text("{}")
 
     def write(*words: str) -> RunConfig:
-        config = with_seed(with_input(resolve(parse(words, heads()))[0]))
+        config = completed(resolve(parse(words, heads()))[0], draws_seed=True)
         (tmp_path / "config.yaml").write_text(dump_yaml(kept(config)), encoding="utf-8")
         return config
 
