@@ -25,6 +25,8 @@ START = "lite_runner.run_modes.predict"
 # Values of backend=, of infer.engine= and of the layouts of exported graphs.
 STRINGS = {"native", "ms", "mslite", "mindformers"}
 STRINGS |= {"lite", "lite-worker", "graph-cell", "resizable", "static_pair"}
+# The variables of formats: of a checkpoint, an adapter, completions, arrays; and of packages.
+FORMATS = {"form", "format", "formats", "output_format", "kind", "versions"}
 _CLAUSES = ("What ", "Whether ", "Where ", "How ", "Who ")
 _TRACER = """
 import json, sys, threading
@@ -163,15 +165,19 @@ def taking_config() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def compared() -> int:
-    """Comparisons with the names of backends, engines and layouts."""
-    count = 0
+def compared() -> tuple[int, int]:
+    """Comparisons with the names of backends, engines and layouts, and those with formats of files
+    and of output that have such a name: mindformers, ms."""
+    found = [0, 0]
     for tree in modules().values():
         for node in ast.walk(tree):
-            if isinstance(node, (ast.Compare, ast.MatchValue)):
-                inner = (one.value for one in ast.walk(node) if isinstance(one, ast.Constant))
-                count += any(isinstance(one, str) and one in STRINGS for one in inner)
-    return count
+            if not isinstance(node, (ast.Compare, ast.MatchValue)):
+                continue
+            inner = list(ast.walk(node))
+            texts = {one.value for one in inner if isinstance(one, ast.Constant)}
+            names = {getattr(one, "id", getattr(one, "attr", "")) for one in inner}
+            found[bool(names & FORMATS)] += bool(texts & STRINGS)
+    return found[0], found[1]
 
 
 def with_one_importer() -> list[str]:
@@ -230,13 +236,16 @@ def main() -> None:
             f"imported by predict, {what}: {len(every)} modules, {sum(map(lines_of, every))} lines"
         )
     print(f"functions and fields with a run's config, outside runs: {len(taking_config())}")
-    print(f"comparisons with names of backends, engines, layouts: {compared()}")
+    names, formats = compared()
+    print(f"comparisons with names of backends, engines, layouts: {names}; of formats: {formats}")
     print(f"{sum(sizes)} lines, {len(sizes)} modules, median {statistics.median(sizes):g}")
     print(f"families: {len(families())}, median {statistics.median(families()):g} lines")
     print(f"modules of at most 60 lines with one importer: {len(with_one_importer())}")
     print(f"class names used twice: {len(used_twice())}")
     print(f"docstrings of modules that are clauses: {clauses}")
-    print(f"test functions: {tests()}")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    print(f"test functions: {tests()}; items: {collected.strip().rpartition(chr(10))[2]}")
 
 
 if __name__ == "__main__":

@@ -129,10 +129,10 @@ class Config(OverwriteOptions):
     @property
     def gguf(self) -> GGUFKind | None:
         """The mix of block types of the GGUF file to write; None: a folder."""
-        one = self.format
-        if one == "folder" or one == "compressed-tensors" or one == "mindformers":
+        form = self.format
+        if form == "folder" or form == "compressed-tensors" or form == "mindformers":
             return None
-        return one
+        return form
 
 
 def errors(config: Config) -> Iterator[Invalid]:
