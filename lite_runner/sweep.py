@@ -53,10 +53,10 @@ from lite_runner.config.config_file import OF_HYDRA, read_config, take_hydra
 from lite_runner.config.grammar import is_sweep, swept_values
 from lite_runner.config.groups import (
     GROUPS,
+    option_files,
     options_named_in,
     options_of,
     own_groups,
-    paths_of,
 )
 from lite_runner.config.prompts import STANDARD_INPUT
 from lite_runner.config.schema import RunConfig
@@ -225,7 +225,7 @@ def _hydra(line: CommandLine, typed: Sequence[Setting]) -> tuple[DictConfig, _Lo
     folders = user_folders(line, file)
     for setting in line.settings:  # +experiment=NAME goes over the files
         if setting.prefix == "+" and setting.key in own_groups(folders):
-            for path in paths_of(setting.key, str(setting.value), folders):
+            for path in option_files(setting.key, str(setting.value), folders):
                 take_hydra(file, str(path), read_yaml(path))
                 named = options_named_in(path).items()
                 file.hydra_choices.update((g, name) for g, name in named if g in OF_HYDRA)

@@ -17,7 +17,7 @@ from lite_runner.config.model_dir import only_yaml
 from lite_runner.config.sections import MANIFEST
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.mindir.manifest import read_manifest
-from lite_runner.model.exported_model import common_folder, graphs_in, paths_of
+from lite_runner.model.exported_model import common_folder, graph_paths, graphs_in
 from lite_runner.system import environment
 from lite_runner.system.yaml_file import read_yaml
 
@@ -248,7 +248,7 @@ def _model_beside(config: InferConfig) -> tuple[str, dict[str, str]]:
     """The arguments of `resolve_source`, from the manifest beside the graphs, else a yaml, else
     (where the family is named) the graphs themselves."""
     if config.prefill_model_path:
-        paths = paths_of(config.prefill_model_path, config.increment_model_path)
+        paths = graph_paths(config.prefill_model_path, config.increment_model_path)
         keys = {f"infer.{key}": str(path) for key, path in zip(PATHS, paths.values(), strict=False)}
         folder = common_folder(paths)
         if (folder / MANIFEST).is_file():

@@ -40,10 +40,10 @@ from lite_runner.config.groups import (
     GROUPS,
     conf_dir,
     exists,
+    option_files,
     options_named_in,
     options_of,
     own_groups,
-    paths_of,
     values_of,
 )
 from lite_runner.config.mindformers import (
@@ -249,7 +249,7 @@ def with_own_groups(
             own[group] = option
     chosen: dict[str, str] = {}
     for group, option in own.items():
-        for path in paths_of(group, option, folders):
+        for path in option_files(group, option, folders):
             if _GLOBAL not in path.read_text(encoding="utf-8"):
                 errors.append(invalid(group, f"{path}: expected '{_GLOBAL}' as its first line"))
             chosen = options_named_in(path) | chosen

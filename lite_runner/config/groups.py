@@ -128,7 +128,7 @@ def twice_defined(group: str, option: str, folders: Sequence[Path]) -> list[Path
     return found if len(found) > 1 else []
 
 
-def paths_of(group: str, option: str, folders: Sequence[Path] = ()) -> Iterator[Path]:
+def option_files(group: str, option: str, folders: Sequence[Path] = ()) -> Iterator[Path]:
     """The file of an option, and those that it names in `defaults` to build on."""
     for folder in (conf_dir(), *folders):
         path = folder / group / f"{option}.yaml"
@@ -140,16 +140,16 @@ def paths_of(group: str, option: str, folders: Sequence[Path] = ()) -> Iterator[
             if isinstance(entry, str) and entry != "_self_":
                 place = entry if entry.startswith("/") else f"/{group}/{entry}"
                 below, _, name = place[1:].rpartition("/")
-                yield from paths_of(below, name, folders)
+                yield from option_files(below, name, folders)
 
 
 def files_of(group: str, option: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The contents of the files of `paths_of`."""
-    return map(read_yaml, paths_of(group, option, folders))
+    """The contents of the files of `option_files`."""
+    return map(read_yaml, option_files(group, option, folders))
 
 
 def values_of(group: str, option: str, folders: Sequence[Path] = ()) -> dict[str, Any]:
-    """The values in the files of `paths_of` by dotted key."""
+    """The values in the files of `option_files` by dotted key."""
     found: dict[str, Any] = {}
     for raw in files_of(group, option, folders):
         found = dict(_dotted(raw)) | found  # the option overrides what it builds on

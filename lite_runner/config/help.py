@@ -22,10 +22,10 @@ from lite_runner.config.groups import (
     GROUPS,
     conf_dir,
     keys_by_run_mode,
+    option_files,
     options_named_in,
     options_of,
     own_groups,
-    paths_of,
 )
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
@@ -99,7 +99,7 @@ def key_tables(
     `choices`: options of the other groups, the defaults of conf/ where there are none.
     """
     config = schemas.config_of(mode)
-    own, *shared = paths_of("run_mode", mode, folders)
+    own, *shared = option_files("run_mode", mode, folders)
     chosen = (
         options_named_in(conf_dir() / "config.yaml") | options_named_in(own) | dict(choices or {})
     )
@@ -111,7 +111,7 @@ def key_tables(
     files["Keys of every run mode"] = [conf_dir() / "config.yaml"]
     for group in (*groups, "model"):
         title = f"Keys of the group {group}, here of {group}={chosen[group]}"
-        files[title] = [*paths_of(group, chosen[group], folders)]
+        files[title] = [*option_files(group, chosen[group], folders)]
     tables: dict[str, list[Key]] = {}
     seen = {"run_mode"}
     for title, paths in files.items():
@@ -158,7 +158,7 @@ def _topic(line: CommandLine, modes: Sequence[str]) -> str:
 
 
 def _mode_help(mode: str, line: CommandLine, schemas: Schemas, folders: Sequence[Path]) -> str:
-    path = next(paths_of("run_mode", mode, folders))
+    path = next(option_files("run_mode", mode, folders))
     typed = {s.key: str(s.value) for s in line.settings if s.key in GROUPS and not s.prefix}
     choices = {key: name for key, name in typed.items() if name in options_of(key, folders)}
     lines = [

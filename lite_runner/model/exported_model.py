@@ -74,7 +74,7 @@ def _find(infer: Infer, source: ModelSource) -> ExportedModel:
             only_yaml(folder)  # with several yamls the sizes would be ambiguous
             manifest = _inspect(graphs_in(folder), source)
     else:
-        paths = paths_of(infer.prefill_model_path, infer.increment_model_path)
+        paths = graph_paths(infer.prefill_model_path, infer.increment_model_path)
         folder = common_folder(paths)
         manifest = _manifest_of(folder, paths) or _inspect(paths, source)
     if infer.model_type not in (None, manifest.model_type.lower()):
@@ -119,7 +119,7 @@ def graphs_in(folder: Path) -> dict[GraphName, Path]:
 _MS_HINT = "a .ms tells nothing of its inputs: keep it with its manifest, or give the MindIR"
 
 
-def paths_of(prefill: str, increment: str) -> dict[GraphName, Path]:
+def graph_paths(prefill: str, increment: str) -> dict[GraphName, Path]:
     """The graphs at these paths; without `increment` a single one. Raises ArtifactError."""
     first = _existing_file(prefill, "infer.prefill_model_path")
     if not increment:
