@@ -23,7 +23,6 @@ from lite_runner.distributed.events import FOLDER_VARIABLE, Event
 from lite_runner.distributed.join import Joined
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ArtifactError
-from lite_runner.mindir.manifest import read_manifest
 from lite_runner.run_modes import heads, resolve
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.sharding.shards import ShardSet
@@ -32,8 +31,6 @@ from tests.paths import ROOT
 RUN_LITE = str(ROOT / "run_lite.py")
 PROMPTS = ["hello there", "a b c", "the third, 中文"]
 SETTINGS = ["model=tiny_llama", "max_new_tokens=8", "context.device_target=CPU"]
-EXPORT = ["run_mode=export", "model=tiny_llama", "context.device_target=CPU", "export_output=x"]
-EXPORT += ["model.model_config.num_layers=1"]
 # 004's run_predict.sh, with this project's command.
 LOOP = """
 export RANK_TABLE_FILE=$1
@@ -67,7 +64,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def msrun(program: str = RUN_LITE) -> list[str]:
+def msrun(program: str) -> list[str]:
     options = ["--worker_num=2", "--local_worker_num=2", "--join=True", "--log_dir=logs"]
     return ["msrun", *options, f"--master_port={free_port()}", program]
 
@@ -97,20 +94,19 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     (base / "dist.yaml").write_text("parallel_config: {data_parallel: 1, model_parallel: 2}\n")
     data = ["--predict_data", *PROMPTS]
     (base / "elsewhere.py").write_text(ELSEWHERE)
-    flags = ["--config", "../dist.yaml", "--use_parallel", "True"]
-    sampling = ["do_sample=true", "seed=4"]
-    drawn = [*SETTINGS, *sampling, *data]
+    flags = ["--config", "../dist.yaml", "--use_parallel", "True", "profile=true"]
+    drawn = [*SETTINGS, "do_sample=true", "seed=4", "logprobs=1", "prompt_logprobs=1", *data]
     started = {
-        "one": [sys.executable, RUN_LITE, *SETTINGS, *data],
-        "drawn": [sys.executable, RUN_LITE, *drawn],
-        "msrun": [*msrun(), *flags, *SETTINGS, *data],
-        "elsewhere": [*msrun("../elsewhere.py"), "parallel=tp2", "profile=true", *SETTINGS, *data],
-        "export": [*msrun(), "parallel=tp2", *EXPORT],
-        "launched": [sys.executable, RUN_LITE, "parallel=dp2", *drawn],
+        "elsewhere": [*msrun("../elsewhere.py"), *flags, *SETTINGS, *data],
         "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", "profile=true", *drawn],
     }
     running = {name: start(base / name, command) for name, command in started.items()}
     done = {}
+    for name, words in (("one", [*SETTINGS, *data]), ("drawn", drawn)):
+        (base / name).mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(base / name)
+            done[name] = (base / name, app.main(words), "")
     for name, process in running.items():
         output, _ = process.communicate(timeout=300)
         done[name] = (base / name, process.returncode, output)
@@ -126,10 +122,8 @@ def result(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "alone", "logs"),
     [
-        ("msrun", "one", "logs/worker_{}.log"),
         ("elsewhere", "one", "logs/worker_{}.log"),
         ("loop", "drawn", "rank_{}.txt"),
-        ("launched", "drawn", "outputs/latest/msrun/worker_{}.log"),
     ],
 )
 def test_ranks_write_what_one_process_writes(
@@ -166,12 +160,6 @@ def test_ranks_that_others_started_have_a_profile(jobs: dict[str, tuple[Path, in
     for one in found["elsewhere"]:
         each = {each["name"]: each for each in one["collectives"]}["all_reduce"]
         assert each["seconds"] > 0 and each["bytes"] > 0 and each["waiting_s"] is None
-
-
-def test_a_launched_rank_logs_from_the_start(jobs: dict[str, tuple[Path, int, str]]) -> None:
-    for rank in range(2):
-        log = jobs["launched"][0] / f"outputs/latest/rank_{rank}.log"
-        assert "meet the 2 ranks" in log.read_text()
 
 
 def test_a_failure_of_a_launched_rank_is_sent(tmp_path: Path) -> None:
@@ -237,15 +225,6 @@ def test_the_first_rank_plans_for_the_others(
 
 def assert_none(needed: set[int]) -> None:
     assert not needed
-
-
-def test_an_export_of_ranks_that_somebody_else_started(
-    jobs: dict[str, tuple[Path, int, str]],
-) -> None:
-    folder, code, output = jobs["export"]
-    assert code == 0, output
-    assert read_manifest(folder / "x").ranks == 2
-    assert result(folder)["world_size"] == 2
 
 
 def test_no_process_is_left(jobs: dict[str, tuple[Path, int, str]]) -> None:

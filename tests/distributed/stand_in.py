@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from lite_runner.distributed.events import MET, connect
@@ -21,24 +20,14 @@ FOREVER_S = 1000
 GENERATES = ("stops", "is deaf", "is interrupted and deaf")
 
 
-def lose_a_rank() -> None:
-    raise RuntimeError("The total number of timed out node is 1.")  # as MindSpore's
-
-
-ENDS_OF_SCHEDULERS: dict[str, Callable[[], None]] = {
-    "loses a rank": lose_a_rank,
-    "scheduler is killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
-}
-
-
 def main(fault: str, message: str) -> None:
     finished = Path(os.environ["LITE_RUNNER_EVENTS"]).with_name("finished")
     if os.environ["MS_ROLE"] == "MS_SCHED":
         where = (os.environ["MS_SCHED_HOST"], int(os.environ["MS_SCHED_PORT"]))
         with socket.create_server(where):
-            if fault in ENDS_OF_SCHEDULERS:
+            if fault == "scheduler is killed":
                 time.sleep(0.5)
-                ENDS_OF_SCHEDULERS[fault]()
+                os.kill(os.getpid(), signal.SIGKILL)
             while not finished.exists():
                 time.sleep(0.05)
             time.sleep(1)  # as MindSpore's, it ends later than the ranks
@@ -98,8 +87,6 @@ def fail(fault: str, message: str) -> None:
         sender = connect(1)
         assert sender is not None
         sender.error(Failure(4, message, "get another", "Traceback:\n  where it happened"))
-    elif fault == "raises":
-        raise LookupError(message)
     elif fault == "exits":
         sys.exit(3)
     elif fault == "is suspended":

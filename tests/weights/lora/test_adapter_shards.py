@@ -57,7 +57,9 @@ def test_the_pieces_make_the_whole(tmp_path: Path, family: str, vocab_parallel: 
     assert {(True, False), (False, True)} <= shapes
 
 
-def test_cut_adapters_are_reused_until_something_changes(tmp_path: Path) -> None:
+def test_cut_adapters_are_reused_until_something_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, adapters = opened("llama")
     ranks, file = Ranks(1, 1, 2), tmp_path / "rank_1" / "all.safetensors"
 
@@ -79,6 +81,7 @@ def test_cut_adapters_are_reused_until_something_changes(tmp_path: Path) -> None
         open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
     damaged = file.stat().st_mtime_ns
     assert cut(adapters) != damaged
+    assert f"{file} is damaged, and the adapter is cut again" in capsys.readouterr().err
     open_shards(tmp_path, model, ranks, ["all"], vocab_parallel=True)
     plain = json.loads(manifest.read_text())
     plain["adapters"]["all"]["source"] = "of other weights"
