@@ -151,7 +151,8 @@ def test_every_adapter_and_mixed_batches_equal_peft(
         forced = forced[:, :0]
     steps = forced.shape[1] + 1
     network = backend(model, weights, adapters, **way)
-    without = network if family in LIKE_OTHERS and not way else backend(model, weights, **way)
+    known = way == {"use_past": False} or (family in LIKE_OTHERS and not way)
+    without = network if known else backend(model, weights, **way)
     plain = run(without, prompts, forced, [None] * len(prompts))
     for name, wanted in zip(names, expected["logits"], strict=True):
         got = run(network, prompts, forced, [name] * len(prompts))
@@ -310,14 +311,14 @@ def as_float32(adapter: Adapter) -> Adapter:
 
 
 def test_float16_is_close(relative_error: Error) -> None:
-    expected = dict(np.load(FIXTURES / "adapters" / "llama" / "expected.npz"))
-    model, weights = base_of("llama")
-    adapters = list(open_adapters(FIXTURES / "adapters" / "llama", model).values())
-    network = backend(model, weights, adapters, dtype="float16")
-    names = [None, *(adapter.name for adapter in adapters)]
-    mixed = [names[number] for number in expected["mixed_adapters"][0]]
-    got = run(network, expected["prompts"], expected["continuations"][:, :0], mixed)
-    assert 1e-6 < relative_error(got, expected["mixed_logits"][0, :, :1]) <= 2e-2
+    model, weights = base_of("llama", compiled=True)
+    adapters = [random_adapter(model, 1, 3, 1.0), random_adapter(model, 2, 5, 1.0)]
+    prompts, none = np.arange(15, dtype=np.int32).reshape(3, 5), np.empty((3, 0), np.int32)
+    rounded, exact = (
+        run(backend(model, weights, adapters, **way), prompts, none, ["random_2", None, "random_1"])
+        for way in ({"dtype": "float16"}, {"fused": True})
+    )
+    assert 1e-6 < relative_error(rounded, exact) <= 2e-2
 
 
 def test_a_prompt_of_one_token_and_one_in_chunks(relative_error: Error) -> None:
@@ -329,12 +330,13 @@ def test_a_prompt_of_one_token_and_one_in_chunks(relative_error: Error) -> None:
     whole = network.forward([Row(0, tokens, 0, mine)])
     network.forward([Row(1, tokens[:1], 0, mine)])
     assert relative_error(network.forward([Row(1, tokens[1:], 1, mine)]), whole) < 1e-5
-    plain = backend(model, weights)
-    one = network.forward([Row(2, tokens[:1], 0)])
-    assert np.array_equal(one, plain.forward([Row(2, tokens[:1], 0)]))
+    plain = backend(model, weights, fused=True).forward([Row(2, tokens[:1], 0)])
+    assert relative_error(network.forward([Row(2, tokens[:1], 0)]), plain) < 1e-5
 
 
-@pytest.mark.parametrize(("family", "fused"), FUSED_AND_COMPILED)
+@pytest.mark.parametrize(
+    ("family", "fused"), [*((family, True) for family in FAMILIES), ("llama", False)]
+)
 def test_an_adapter_that_comes_later_is_as_if_known_from_the_start(
     family: str, fused: bool
 ) -> None:
@@ -391,7 +393,9 @@ def test_adapters_come_and_go_while_another_is_in_use(fused: bool) -> None:
     assert len(set(beside)) == 3 and beside[:3] == beside[3:6]
 
 
-def test_adapters_that_do_not_fit_bfloat16_are_refused_beside_others() -> None:
+def test_adapters_that_do_not_fit_bfloat16_are_refused_beside_others(
+    relative_error: Error,
+) -> None:
     model, weights = base_of("llama", compiled=True)
     half, exact = random_adapter(model, 1, 2, 1.0, "BF16"), random_adapter(model, 2, 2, 1.0)
     network = backend(model, weights, [half], fused=True)
@@ -411,8 +415,8 @@ def test_adapters_that_do_not_fit_bfloat16_are_refused_beside_others() -> None:
     nearest = backend(model, weights, [nearest_bfloat16(exact)], fused=True, rounded=True)
     wanted = run(nearest, prompts, none, [exact.name])
     assert late[1].tobytes() == wanted.tobytes()
-    plain = backend(model, weights, [exact])
-    assert late[0].tobytes() == run(plain, prompts, none, [exact.name]).tobytes()
+    plain = backend(model, weights, [exact], fused=True)
+    assert relative_error(late[0], run(plain, prompts, none, [exact.name])) < 1e-5
 
 
 def test_a_network_that_takes_no_adapters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

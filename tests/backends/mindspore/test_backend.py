@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mindspore as ms
@@ -11,22 +12,31 @@ import pytest
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
+from lite_runner.architectures import parameters
 from lite_runner.backends import Row
 from lite_runner.backends.mindspore import backend as mindspore
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.errors import EnvironmentFault
+from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import pool_size
+from lite_runner.weights import LazyTensor
 from lite_runner.weights.lora.adapter_reader import open_adapters
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.read_ahead import QuantizedWeights, ReadAhead
 from tests import references
 from tests.backends.shared import RowsKeepApart, check_generated
+from tests.models import reference_model
 from tests.paths import REFERENCE
 
-CASES = references.covering(references.of_graphs())  # each compiles graphs
+BLENDS = references.blends()
+# Each compiles graphs. That of longrope is the one that test_texts_outgrow_... has.
+CASES = references.covering(
+    references.of_graphs(), beside=[*BLENDS.values(), reference_model("phi3_longrope")]
+)
 # The others compile that of a prompt alone: what their layers are of is the same in both.
 STEPS = references.covering(references.of_graphs(), *references.POSITIONS)
 # A cache changes positions and masks. Without one bloom is in test_growing.py.
-POSITIONS = ["gpt2", "llama_rope_dynamic", "mistral", "chatglm_6b", "deepseek_v2"]
+POSITIONS = ["llama_rope_dynamic", "mistral", "chatglm_6b"]
 # float32 rounding over two layers; a wrong slope, scale or position is off by 1e-2 and more.
 TOLERANCE = 1e-4
 Reference = Callable[[str], Any]
@@ -50,10 +60,29 @@ def test_logits_equal_transformers(
     assert relative_error(known.run(model), wanted) <= TOLERANCE
 
 
-@pytest.mark.parametrize("use_past", [True, False], ids=["cache", "no_cache"])
-def test_texts_outgrow_longropes_short_factors(use_past: bool, reference: Reference) -> None:
+@pytest.mark.parametrize("name", BLENDS)
+def test_logits_of_blends_equal_those_of_the_native_kernels(
+    name: str, relative_error: Error
+) -> None:
+    model, generator = BLENDS[name], np.random.default_rng(0)
+
+    def lazy(shape: tuple[int, ...]) -> LazyTensor:
+        """Weights, gains and biases that a graph without one of them would not be close with."""
+        values = generator.normal(float(len(shape) == 1) / 2, 0.5, shape).astype(np.float32)
+        return LazyTensor(shape, "F32", lambda: values)
+
+    tensors = {one.name: lazy(one.shape) for one in parameters(model)}
+    ids = generator.integers(3, model.vocab_size, 12, np.int32)
+    rows = [Row(0, ids, 0), Row(1, ids[:5], 0)]
+    layers = pack(model, QuantizedWeights(tensors, model))
+    wanted = NativeBackend(model, layers, NativeOptions(slots=2, length=16)).forward(rows)
+    graph = MindSporeBackend(model, ReadAhead(tensors), MindSporeOptions(slots=2, length=16))
+    assert relative_error(graph.forward(rows), wanted) <= TOLERANCE
+
+
+def test_texts_outgrow_longropes_short_factors(reference: Reference) -> None:
     known = reference("phi3_longrope")
-    model = known.online(4, 48, use_past=use_past)
+    model = known.online(4, 48)
     check_generated(known, model)
     check_generated(known, model, beams=3)
 
@@ -77,7 +106,7 @@ def test_float16_is_close(reference: Reference, relative_error: Error) -> None:
 @pytest.fixture(scope="module")
 def model(reference: Reference) -> MindSporeBackend:
     """3 slots; what each test needs in them, it writes itself."""
-    return reference("llama").online(3, 200)
+    return reference("llama").online(3, 200, layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +114,14 @@ def chunked(reference: Reference) -> MindSporeBackend:
     """4 slots, whose prompts are computed 32 tokens at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mindspore, "chunk_length", lambda *_: 32)
-        backend: MindSporeBackend = reference("llama").online(4, 100)
+        backend: MindSporeBackend = reference("llama").online(4, 100, layers=1)
     return backend
 
 
 @pytest.fixture(scope="module")
 def uncached(reference: Reference) -> MindSporeBackend:
     """4 slots of the model's 64 positions, without a cache."""
-    return reference("llama").online(4, 64, use_past=False)
+    return reference("llama").online(4, 64, layers=1, use_past=False)
 
 
 class TestRows(RowsKeepApart):
@@ -130,10 +159,9 @@ def test_an_absent_device_is_an_environment_fault(reference: Reference) -> None:
         reference("llama").online(1, 10, device="Ascend")
 
 
-@pytest.mark.parametrize("case", ["bloom_6_heads", "qwen2_window"])
-def test_scores_equal_transformers(case: str, reference: Reference, scores: Scores) -> None:
+def test_scores_equal_transformers(reference: Reference, scores: Scores) -> None:
     """The forced tokens' likelihood, by the logits that transformers gave before each of them."""
-    known = reference(case)
+    known = reference("qwen2_window")
     forced, model = known.forced, known.online(1, 64)
     for index, prompt in enumerate(known.prompts):
         logits = log_softmax(known.logits[index, :-1].astype(np.float64), axis=-1)
@@ -169,7 +197,7 @@ def test_scores_in_chunks_equal_the_whole(
     model.forward([Row(0, tokens[::-1].copy(), 0)])  # what was in the slot does not count
     whole = scores(model, tokens)
     monkeypatch.setattr(mindspore, "rows_at_once", lambda *_: 16)
-    model = reference("llama").online(3, 100)
+    model = reference("llama").online(3, 100, layers=1)
     assert np.abs(scores(model, tokens) - whole).max() < 1e-5
     assert np.abs(scores(model, tokens[:40]) - whole[:39]).max() < 1e-5
     assert len(scores(model, tokens[:2])) == 1
@@ -183,9 +211,11 @@ def test_a_row_is_scored_by_its_adapter(
     adapters = open_adapters(
         REFERENCE.parent / "adapters" / "llama" / "lora_adapter.json", known.config, ["all"]
     )
-    weights = ReadAhead(known.tensors())
-    options = MindSporeOptions(slots=3, length=200, lora=pool_size(list(adapters.values()), 1))
-    pool, plain = MindSporeBackend(known.config, weights, options, list(adapters.values())), model
+    config = replace(known.config, blocks=known.config.blocks[:1])
+    pairs = {name: pair for name, pair in adapters["all"].pairs.items() if ".layers.0." in name}
+    adapter = replace(adapters["all"], pairs=pairs)
+    options = MindSporeOptions(slots=3, length=200, lora=pool_size([adapter], 1))
+    pool, plain = MindSporeBackend(config, ReadAhead(known.tensors()), options, [adapter]), model
     ids, base = tokens[:30], Row(0, tokens[:30], 0, logits=30)
     assert np.array_equal(pool.forward([base]), plain.forward([base]))
     assert pool.adapters is not None
@@ -242,7 +272,7 @@ def test_a_prompt_in_chunks_is_to_the_bit_the_whole(
     """Where they end at multiples of info.chunk; the last one is a single token. By dynamic NTK
     they are rotated by the length of the whole."""
     monkeypatch.setattr(mindspore, "chunk_length", lambda *_: 32)
-    for model in (chunked, reference("llama_rope_dynamic").online(2, 100)):
+    for model in (chunked, reference("llama_rope_dynamic").online(2, 100, layers=1)):
         assert model.info.chunk == 32 and model.info.can_continue == (model is chunked)
         whole = model.forward([Row(0, tokens[:65], 0)])
         for start, end in ((0, 32), (32, 64), (64, 65)):
