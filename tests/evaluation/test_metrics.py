@@ -113,6 +113,10 @@ def test_standard_errors() -> None:
     assert found.value == pytest.approx(math.exp(-logprobs.mean()))
     by_delta = found.value * logprobs.std() / math.sqrt(400)
     assert found.stderr == pytest.approx(by_delta, rel=0.1)
+    # Resamples of two values: both are the first, each is one, both are the second.
+    (found,) = figures([{"perplexity": 0.0}, {"perplexity": -2.0}])
+    resamples = np.exp([0.0, 1.0, 1.0, 2.0])
+    assert found.stderr == pytest.approx(resamples.std(), rel=0.1)
 
 
 def test_parts_are_pooled() -> None:

@@ -26,6 +26,7 @@ REFUSED = {
     "granite": "embeddings, scores, residual connections or logits have multipliers",
     "mixtral": "it has experts",
     "olmo2": "queries and keys are normed over all heads together",
+    "olmoe_clipped": "queries, keys and values are clipped",
     "qwen3_moe": "it has experts",
 }
 

@@ -38,6 +38,8 @@ def test_files_of_vectors(resolve: Callable[..., embed.Config]) -> None:
     assert run("embed_output=last.jsonl", "embed.batch=1", data="texts.jsonl") == 0
     plain = ("embed.pooling=mean", "embed.normalize=false", "embed.dimensions=10")
     assert run("embed_output=mean.npy", *plain) == 0
+    result = json.loads(Path("outputs/latest/result.json").read_text())
+    assert (result["run_mode"], result["backend"], result["results"]) == ("embed", "native", [])
     last, mean = np.load("last.npy"), np.load("mean.npy")
     assert last.dtype == mean.dtype == np.float32 and mean.shape == (4, 10)
     written = [json.loads(line) for line in Path("last.jsonl").read_text().splitlines()]

@@ -155,6 +155,8 @@ def watched(start: Start, tmp_path: Path) -> tuple[FolderWatch, Served, Path, li
     def opened(name: str) -> Any:
         text = (root / name / "adapter_model.safetensors").read_text()
         read.append(f"{name}: {text}")
+        if text == "half":  # the rest is written meanwhile
+            put(root / name, "other half")
         if text == "broken":
             raise ArtifactError("broken: not whole")
         return lambda: served.backend.adapters.add(name)
@@ -215,6 +217,12 @@ def test_a_failed_load_is_reported_once_and_retried(
     look(watch, served)
     look(watch, served)
     assert models(served) == ["base", "a", "one"]
+    capsys.readouterr()
+    put(root / "one", "half")  # what changes while it is read is read again
+    for _ in range(4):
+        look(watch, served)
+    assert models(served) == ["base", "a", "one"] and read[-2:] == ["one: half", "one: other half"]
+    assert capsys.readouterr().err.count("adapter one: loaded") == 1
     put(root / "one", "broken")  # what was loaded stays
     for _ in range(3):
         look(watch, served)
