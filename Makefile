@@ -176,7 +176,7 @@ bench-gguf:  ## measure Q4_K_M files of published sizes, random weights, against
 	@set -e; for size in qwen2.5_0.5b llama_7b; do \
 	  .venv/bin/python benchmarks/bench.py --batches 1 --new-tokens 32 --vocabulary 32000 \
 	    --ours "$(FAST_OURS) model=$(FILE)" \
-	    --peer "$(FAST_OURS) model=$(FILE) quant=a8" \
+	    --peer "$(FAST_OURS) model=$(FILE) quant=a16" \
 	    --peer ".venv-bench/bin/python benchmarks/peer_llama_cpp.py --gguf $(FILE) \
 	    --made build/gguf $(SIZES) --type file" $(ARGS); done
 
@@ -201,7 +201,7 @@ bench-serve:  ## measure the server under load against llama.cpp's and OpenVINO 
 	@gguf=$$(.venv/bin/python scripts/model_path.py smollm2_135m) && \
 	.venv/bin/python benchmarks/serve.py --gguf "$$gguf" --adapters 0 1 8 --prefixes own shared \
 	  --json build/serve.json --page docs/performance.md --chart docs/serving_load \
-	  --server "lite-runner=$(SERVE)" --server "lite-runner a8=$(SERVE) quant=a8" \
+	  --server "lite-runner=$(SERVE)" --server "lite-runner a16=$(SERVE) quant=a16" \
 	  --server "llama.cpp=$(LLAMA_SERVER)" \
 	  --server "OpenVINO=.venv-bench/bin/python benchmarks/openvino_server.py --gguf {gguf} \
 	    --port {port} --threads {threads}" \

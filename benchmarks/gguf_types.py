@@ -108,7 +108,9 @@ def of_ours(path: Path) -> Forward:
     from lite_runner.model.locate import locate
     from lite_runner.run_modes import heads, resolve
 
-    config, _ = resolve(parse([f"model={path}", "predict_data=x", "verbosity=0"], heads()))
+    config, _ = resolve(
+        parse([f"model={path}", "quant=a16", "predict_data=x", "verbosity=0"], heads())
+    )
     files = locate(config.source)
     layers = packed_model(files, None, name=files.source, cached=False, ranks=Ranks())
     options = NativeOptions(slots=1, length=512)

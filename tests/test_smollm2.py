@@ -148,7 +148,7 @@ def test_three_ranks_say_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:
     cases = REFERENCE["completions"]
     command = [
         *(sys.executable, str(ROOT / "run_lite.py"), "model=smollm2_135m"),
-        f"load_checkpoint={smollm2_gguf}",
+        *(f"load_checkpoint={smollm2_gguf}", "quant=a16"),
         f"max_new_tokens={REFERENCE['max_new_tokens']}",
         *("use_parallel=true", "parallel_config.model_parallel=3", "context.device_target=CPU"),
         *("--predict_data", *(case["prompt"] for case in cases)),

@@ -9,11 +9,12 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import dataclass
 
-Quant = Literal["none", "a16w8", "a16w4", "a8w8", "a8"]
+# a8, a16: the blocks of a GGUF file as they are, their inputs rounded to 8 or 16 bits, where the
+# native operators compute; a8 is what quant=null means.
+Quant = Literal["none", "a16w8", "a16w4", "a8w8", "a8", "a16"]
 QuantGroup = Literal[32, 64, 128]
-# file: quantized weights as the file has them, where the native operators compute; quant=null on a
-# GGUF file, or a folder of other tools.
-# a8: the same, with inputs of 8 bits.
+OF_BLOCKS: tuple[Quant, ...] = ("a8", "a16")
+# file: quantized weights as a folder of other tools has them.
 Held = Literal[Quant, "file"]
 CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
 DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
@@ -77,7 +78,7 @@ class Quantization:
     @property
     def keeps_blocks(self) -> bool:
         """True if the quantized weights of a file stay as they are."""
-        return self.quant in ("file", "a8")
+        return self.quant == "file" or self.quant in OF_BLOCKS
 
     @property
     def rounds_inputs(self) -> bool:

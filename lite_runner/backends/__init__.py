@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.positions import prefix_error
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder, Prefix
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.config.parallel import Ranks
@@ -427,6 +428,10 @@ class Seat(Protocol):
         """Note, before anything is started, what the results depend on. Raises ConfigError for what
         cannot be computed, and, but in a dry run, EnvironmentFault for what is not installed."""
         return
+
+    def quantization(self, files: ModelFiles) -> Quantization:
+        """Of the weights that it computes with. Blocks of a file are floats, but in native."""
+        return files.quantization if files.quantization.rounds else Quantization()
 
     def details(self, files: ModelFiles, options: RunOptions) -> tuple[str, ...]:
         """Further lines of dry_run=true."""

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from lite_runner import plugins, profiler, progress
-from lite_runner.backends import Backend
+from lite_runner.backends import Backend, seat
 from lite_runner.backends.lite.export.opening import folder_of_run
 from lite_runner.bench.options import CellJob, CellOptions
 from lite_runner.bench.report import FIGURES, Measured, Spread
@@ -103,7 +103,8 @@ def load(job: CellJob) -> Loaded:
     )
     tokenizer = tokenizer_of(config.tokenizer, files) if exports else None
     backend = open_backend(files, run_options(config.settings, work, device, tokenizer=tokenizer))
-    return Loaded(backend, choice.note, work, str(files.quantization), exports)
+    quant = str(seat(choice.name).quantization(files))
+    return Loaded(backend, choice.note, work, quant, exports)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from lite_runner.architectures import of_mindformers, parameters
-from lite_runner.architectures.quantization import matrices_of, schemes
+from lite_runner.architectures.quantization import OF_BLOCKS, matrices_of, schemes
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import (
@@ -177,16 +177,16 @@ def quantization_errors(config: RunConfig) -> Iterator[Invalid]:
         if config.writes_floats or not config.takes_quantized:
             why = f"{group} has no effect with run_mode={config.run_mode}"
         yield invalid(("quant_group", "quant"), why)
-    if config.modules_to_not_convert is not None and config.quant in (None, "a8"):
+    if config.modules_to_not_convert is not None and config.quant in (None, *OF_BLOCKS):
         why = "modules_to_not_convert needs quant=a16w8, a16w4 or a8w8, which converts all others"
         if config.writes_floats or not config.takes_quantized:
             why = f"modules_to_not_convert has no effect with run_mode={config.run_mode}"
         yield invalid(("modules_to_not_convert", "quant"), why)
-    if config.quant == "a8" and config.checkpoint_source == RANDOM:
+    if config.quant in OF_BLOCKS and config.checkpoint_source == RANDOM:
         yield invalid(
             ("quant", "load_checkpoint"),
-            "quant=a8 needs a quantized GGUF file, and random weights are floats; quant=a8w8 makes"
-            " integers of them",
+            f"quant={config.quant} needs a quantized GGUF file, and random weights are floats;"
+            f" quant={config.quant}w8 makes integers of them",
         )
     if config.quantization.quant == "none":
         return

@@ -190,6 +190,7 @@ class RunConfig:
             exported=given["infer"] if self.runs_given_model else None,
             device_target=self.context.device_target,
             dry_run=self.dry_run,
+            compared=given.get("compare_backend") is not None,
         )
 
     @property

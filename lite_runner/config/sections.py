@@ -140,6 +140,7 @@ class ModelSource:
     exported: Infer | None  # the exported model that is run in place of a checkpoint
     device_target: str
     dry_run: bool  # nothing is fetched
+    compared: bool = False  # with another backend, which rounds no inputs
 
     @property
     def quantization(self) -> Quantization:

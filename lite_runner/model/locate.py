@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lite_runner import progress
 from lite_runner.architectures import architecture_of
-from lite_runner.architectures.quantization import Quantization
+from lite_runner.architectures.quantization import OF_BLOCKS, Quantization
 from lite_runner.architectures.settings import LearnedKeySettings, PetLoraSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import raise_errors
@@ -202,12 +202,13 @@ def quantization_of(source: ModelSource, path: Path, gguf: GGUFFile | None = Non
     Raises ArtifactError where the two differ, ConfigError for what cannot be computed.
     """
     asked, manifest = source.quantization, None
-    if gguf is not None and gguf.quantized and source.quant in (None, "a8"):
-        return Quantization(source.quant or "file")
-    if source.quant == "a8":
+    if gguf is not None and gguf.quantized and source.quant in (None, *OF_BLOCKS):
+        return Quantization(source.quant or ("a16" if source.compared else "a8"))
+    if source.quant in OF_BLOCKS:
         raise ArtifactError(
-            f"{path}: quant=a8 computes with the blocks of a quantized GGUF file, and this is none",
-            "quant=a8w8, which makes integers of the weights too",
+            f"{path}: quant={source.quant} computes with the blocks of a quantized GGUF file, and"
+            " this is none",
+            f"leave quant= out, or quant={source.quant}w8, which makes integers of the weights too",
         )
     if gguf is None:
         from lite_runner.weights.quantization.quantized_checkpoint import read_quantization

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lite_runner import profiler
+from lite_runner.architectures.quantization import Quantization
 from lite_runner.backends import seat
 from lite_runner.config.generation import FinishReason
 from lite_runner.config.schema import BACKENDS
@@ -214,7 +215,10 @@ def _provenance(plan: Plan) -> dict[str, str]:
     """Everything that the bits of the result depend on besides the config."""
     found = {"processor": environment.processor()}
     if plan.config.backend in BACKENDS:  # else nothing is computed
-        found |= seat(plan.config.backend).provenance()
+        chosen = seat(plan.config.backend)
+        found |= chosen.provenance()
+        if plan.files is not None and (quant := chosen.quantization(plan.files)) != Quantization():
+            found["quant"] = str(quant)
     if plan.files is not None and (digest := plan.files.digest) is not None:
         found["weights"] = digest
     return found

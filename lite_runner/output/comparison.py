@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
+from lite_runner.architectures.quantization import OF_BLOCKS
 from lite_runner.config.schema import CompareOptions
 from lite_runner.errors import RunnerError
 from lite_runner.output import RESULT, RunFolder
@@ -53,6 +54,8 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
     if not isinstance(config, CompareOptions) or (asked := config.compared) is None:
         yield
         return
+    if asked.backend == "native" and plan.model.quantization.quant in OF_BLOCKS:
+        asked = replace(asked, quant=plan.model.quantization.quant)  # see ModelSource.compared
     with temporary_folder("compare", folder.path) as work:
         folder.values = work / "mine"
         folder.values.mkdir()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from lite_runner import progress
-from lite_runner.backends import Backend
+from lite_runner.backends import Backend, seat
 from lite_runner.backends.mindformers.run import OpenMindFormers, open_mindformers
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import NonFiniteError, RunnerError
@@ -198,7 +198,7 @@ def score(plan: Plan, size: int, stride: int, folder: RunFolder, began: float) -
         plan,
         files.source,
         engine=scorer.engine,
-        evaluation=replace(evaluation, quant=str(files.quantization)),
+        evaluation=replace(evaluation, quant=str(seat(config.backend).quantization(files))),
         timing=Timing(load_s=load_s, compile_s=scorer.compile_s),
         peak_rss_mib=peak,
     )

@@ -1,8 +1,9 @@
-"""GGUF files in their own blocks (quant=null, and quant=a8, which rounds the inputs to 8 bits), and
-in parts."""
+"""GGUF files in their own blocks, whose inputs are rounded to 8 bits (quant=null or a8) or to 16
+(quant=a16), and files in parts."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,22 +21,34 @@ PREDICT = ["predict_data=['some words','others']", "max_new_tokens=12", "logprob
 
 def test_every_way_to_compute_gives_the_same(run: Run, small_gguf: Path) -> None:
     """From the cache and in memory, at the first start and at later ones."""
-    line = [f"model={small_gguf}", "quant=a8", *PREDICT]
-    first, again, uncached = (run(*line, *more) for more in ([], [], ["context.cache=false"]))
+    line = [f"model={small_gguf}", *PREDICT]
+    ways: tuple[list[str], ...] = ([], ["quant=a8"], ["context.cache=false"])
+    first, again, uncached = (run(*line, *more) for more in ways)
     assert first["engine"].startswith("native, ")
+    assert first["provenance"]["quant"] == "a8"
     assert first["results"] == again["results"] == uncached["results"]
-    finer = run(f"model={small_gguf}", *PREDICT)
+    finer = run(*line, "quant=a16")
+    assert finer["provenance"]["quant"] == "a16"
     assert finer["results"] != first["results"]  # log probabilities
+
+
+def test_a_comparison_keeps_16_bits(run: Run, small_gguf: Path) -> None:
+    """The other backend rounds no inputs."""
+    line = [f"model={small_gguf}", "predict_data=some words", "max_new_tokens=2"]
+    result = run(*line, "backend=ms", "compare_backend=native")
+    assert result["comparison"]["same"] and "quant" not in result["provenance"]
+    other = json.loads(Path("outputs/latest/compare/result.json").read_text(encoding="utf-8"))
+    assert other["provenance"]["quant"] == "a16"
 
 
 def test_the_cache_keeps_both(
     run: Run, small_gguf: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = [f"model={small_gguf}", *PREDICT]
-    for quant in ("quant=null", "quant=a8"):
+    for quant in ("quant=a16", "quant=a8"):
         run(*line, quant)
         assert "in the cache from now on" in capsys.readouterr().err
-    for quant in ("quant=null", "quant=a8"):
+    for quant in ("quant=a16", "quant=a8"):
         run(*line, quant)
         assert "in the cache from now on" not in capsys.readouterr().err
 
@@ -55,8 +68,10 @@ def test_blocks_are_not_rounded_to_16_bits(
     ("settings", "code", "says"),
     [
         (["backend=ms"], 2, "quant=a8 needs backend=native"),
+        (["backend=ms", "quant=a16"], 2, "quant=a16 needs backend=native"),
         (["model=tiny_llama"], 2, "quant=a8 needs a quantized GGUF file"),
         (["model=floats"], 4, "quant=a8 computes with the blocks of a quantized GGUF file"),
+        (["model=floats", "quant=a16"], 4, "leave quant= out, or quant=a16w8"),
         (["quant_group=32"], 2, "quant_group=32 needs quant=a16w4"),
         (["model.model_config.use_past=false"], 2, "quant=a8 is not available with"),
     ],

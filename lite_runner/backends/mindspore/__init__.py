@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lite_runner import architectures, progress
 from lite_runner.architectures import custom_network
-from lite_runner.architectures.quantization import is_narrow
+from lite_runner.architectures.quantization import OF_BLOCKS, is_narrow
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import (
     Backend,
@@ -64,7 +64,7 @@ class MindSpore(Seat):
         native_only = {
             f"kv_cache={settings.kv_cache}": is_narrow(settings.kv_cache),
             "adapter_dtype=bf16": settings.adapter_dtype == "bf16",
-            "quant=a8": settings.quant == "a8",
+            f"quant={settings.quant}": settings.quant in OF_BLOCKS,
             options.speculates: bool(options.speculates),
             "draft_model=": options.draft is not None,
         }

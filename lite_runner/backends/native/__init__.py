@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lite_runner import native, progress
-from lite_runner.architectures.quantization import CacheType
+from lite_runner.architectures.quantization import OF_BLOCKS, CacheType, Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import (
     RunOptions,
@@ -132,10 +132,17 @@ class Native(Seat):
             return f"integers (quant={files.quantization})"
         tensors = replace(_as_computed(files, options), verified=True).tensors().values()
         if types := block_types(tensors):
-            return f"{', '.join(types)} as the file has them"
+            of_blocks = files.quantization.quant in OF_BLOCKS
+            bits = 8 if files.quantization.rounds_inputs else 16
+            inputs = f", inputs of {bits} bits" if of_blocks else ""
+            return f"{', '.join(types)} as the file has them{inputs}"
         names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         found = {names[tensor.dtype] for tensor in tensors if len(tensor.shape) > 1}
         return " and ".join(sorted(found))
+
+    def quantization(self, files: ModelFiles) -> Quantization:
+        """See Seat."""
+        return files.quantization
 
     def provenance(self) -> dict[str, str]:
         """See Seat."""
