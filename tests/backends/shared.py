@@ -24,6 +24,7 @@ from lite_runner.run_modes import heads, resolve
 from lite_runner.sizing import Memory
 from tests import references
 from tests.generation.mock import served
+from tests.models import reference_model
 
 TOLERANCE = 1e-4  # of the largest logit: rounding; a wrong scale or position is off by 1e-2
 Error = Callable[[NDArray, NDArray], float]
@@ -113,7 +114,9 @@ class LikeTransformers:
     """Of `make(case)`, a model that is exported for graph-cell: of the cells that
     mindspore/test_backend.py has compiled, so that only the inputs of the graphs are new."""
 
-    CASES = references.covering(references.of_graphs(), *references.POSITIONS)
+    CASES = references.covering(
+        references.of_graphs(), *references.INPUTS, beside=[reference_model("phi3_longrope")]
+    )
 
     @pytest.mark.parametrize("case", CASES)
     def test_logits_and_tokens_equal_transformers(
@@ -128,7 +131,7 @@ class LikeTransformers:
     def test_texts_outgrow_longropes_short_factors(
         self, make: Callable[[str], Any], reference: Callable[[str], Any]
     ) -> None:
-        check_generated(reference("phi3_long"), make("phi3_long"))
+        check_generated(reference("phi3_longrope"), make("phi3_longrope"))
 
 
 # A job's memory, estimated from its sizes alone.

@@ -95,8 +95,8 @@ def test_a_resizable_graph(exported: Callable[..., Export], case: str) -> None:
     assert manifest.graphs["model"].inputs == one[2]["model"].inputs
     assert len(manifest.graphs["model"].outputs) == len(one[2]["model"].outputs)
     with pytest.raises(ArtifactError, match=r"unknown layout\n.*takes \(Parameter_\d+ int32"):
-        fewer = resized(one[0], num_layers=one[0].num_layers - 1)
-        foreign_manifest(paths(one), fewer, "tiny")
+        more = resized(one[0], num_layers=one[0].num_layers + 1)
+        foreign_manifest(paths(one), more, "tiny")
 
 
 @pytest.mark.parametrize(

@@ -37,18 +37,17 @@ def export(case: str, folder: Path, *, batch_size: int = 1, seq_length: int = 48
 
 
 @pytest.mark.parametrize(
-    ("case", "places"),
+    ("case", "places", "batch_size"),
     [
-        ("llama", {"cos": (-1, 8, 16), "sin": (-1, 8, 16)}),
-        ("llama_tied_mha", {"cos": (-1, 12, 8), "sin": (-1, 12, 8)}),
-        ("bloom", {}),
-        ("gpt2", {"positions": (-1,)}),
-        ("qwen3", {"cos": (-1, 12, 32), "sin": (-1, 12, 32)}),
+        ("llama", {"cos": (-1, 8, 16), "sin": (-1, 8, 16)}, 1),
+        ("llama_tied_mha", {"cos": (-1, 12, 8), "sin": (-1, 12, 8)}, 3),
+        ("bloom", {}, 1),
+        ("gpt2", {"positions": (-1,)}, 3),
+        ("qwen3", {"cos": (-1, 12, 32), "sin": (-1, 12, 32)}, 1),
         # Layers with a window and layers without: a bias for either.
-        ("qwen2_window", {"bias.1": (-1, 1, -1, -1), "cos": (-1, 8, 8), "sin": (-1, 8, 8)}),
+        ("qwen2_window", {"bias.1": (-1, 1, -1, -1), "cos": (-1, 8, 8), "sin": (-1, 8, 8)}, 3),
     ],
 )
-@pytest.mark.parametrize("batch_size", [1, 3])
 def test_what_is_described_is_what_was_written(
     case: str, places: dict[str, tuple[int, ...]], batch_size: int, tmp_path: Path
 ) -> None:

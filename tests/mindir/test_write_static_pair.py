@@ -16,6 +16,7 @@ from lite_runner.mindir.manifest import Graph, GraphName
 from lite_runner.mindir.write_static_pair import export_static_pair, stems_of
 from lite_runner.weights.checkpoint import open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead
+from tests.mindir.conftest import shallow_model
 from tests.models import reference_model
 from tests.paths import REFERENCE
 
@@ -37,10 +38,9 @@ SHAPES = {
 def export(
     case: str, folder: Path, *, sampled: bool = False, length: int = LENGTH
 ) -> dict[GraphName, Graph]:
-    model = reference_model(case)
     return export_static_pair(
-        model,
-        ReadAhead(open_checkpoint(REFERENCE / case, model)),
+        shallow_model(case),
+        ReadAhead(open_checkpoint(REFERENCE / case, reference_model(case))),
         folder,
         stems_of("tiny"),
         batch_size=BATCH,

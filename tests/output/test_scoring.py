@@ -60,17 +60,17 @@ def test_windows_of_a_text() -> None:
 @pytest.mark.usefixtures("stand_in")
 def test_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
     """The stand-in knows nothing of the weights: all windows differ, and the run's files say so."""
-    words = ["model=tiny_bloom", THEIRS, "compare_backend=ms", "eval_window=32"]
+    words = ["model=tiny_bloom", THEIRS, "compare_backend=native", "eval_window=32"]
     assert main([*EVAL, *words, "compare_tolerance=1e-6"]) == 1
     said = capsys.readouterr().err
     assert (
-        "compare_backend=ms: 2 of 2 windows differ from backend=mindformers by more than"
+        "compare_backend=native: 2 of 2 windows differ from backend=mindformers by more than"
         " compare_tolerance=1e-06 in a token's log-likelihood"
     ) in said
     assert "DIFFERS" in said
     result: dict[str, Any] = json.loads(Path("outputs/latest/result.json").read_text("utf-8"))
     comparison = result["comparison"]
-    assert [side["backend"] for side in comparison["sides"]] == ["mindformers", "ms"]
+    assert [side["backend"] for side in comparison["sides"]] == ["mindformers", "native"]
     assert comparison["sides"][0]["perplexity"] == result["evaluation"]["perplexity"]
     assert [(one["first"], one["differs"]) for one in comparison["windows"]] == [
         (1, True),
@@ -119,7 +119,7 @@ def test_the_real_one(
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_PYTHON", str(mindformers_python))
     monkeypatch.setenv("LITE_RUNNER_MINDFORMERS_1_9_PYTHON", str(mindformers_1_9_python))
     words = [f"model={model}", "eval_window=24", "eval_stride=16"]
-    result = run(*words, THEIRS, "compare_backend=ms", "compare_tolerance=0.02")
+    result = run(*words, THEIRS, "compare_backend=native", "compare_tolerance=0.02")
     release = "1.9.0, argmax stand-in" if model == "tiny_qwen2" else "1.0.2"
     theirs, ours = result["comparison"]["sides"]
     assert theirs["engine"] == result["engine"] == f"mindformers-{release}"
