@@ -7,20 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from lite_runner import progress
 from lite_runner.config.schema import SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.plan import Job, Plan, with_ends
-from lite_runner.plan.resources import (
-    check_before_fetching,
-    fitted,
-    fitted_text,
-    lengths_of,
-    resolve_backend,
-    run_options,
-    with_resources,
-)
+from lite_runner.plan.resources import check_before_fetching, lengths_of, planned
 from lite_runner.system import environment
 
 
@@ -43,8 +34,8 @@ def plan_session(
 
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    if (planned := check_before_fetching(config.settings)) is not None:
-        all_adapters(config.adapters, planned.model)
+    if (fetched := check_before_fetching(config.settings)) is not None:
+        all_adapters(config.adapters, fetched.model)
     files = locate_for_plan(config.source)
     context = files.model.seq_length
     if length is not None and length != "auto" and length > context:
@@ -66,21 +57,10 @@ def plan_session(
     if adapters is not None:
         adapters.check(files)
     job = Job((), (), generation, slots[-1], lengths[0], adapters=adapters, all_logits=all_logits)
-    options = resolve_backend(files, run_options(config.settings, job, device))
-    config = replace(config, backend=options.settings.backend)
-    sized = fitted(files, options, slots, lengths, least)
-    lines = {}
-    if (sized.slots, sized.length) != (job.slots, job.length):
-        lines["chosen"] = chosen = fitted_text(sized, options)
-        if not config.dry_run:
-            progress.note(f"note: memory: {chosen}")
-        job = replace(job, slots=sized.slots, length=sized.length)
-    plan = Plan(
-        config=config,
-        device=device,
-        files=files,
-        job=job,
-        lines=lines,
-        tokenizer=tokenizer,
+    return planned(
+        *(config, files, job, device, tokenizer),
+        began=began,
+        slots=slots,
+        lengths=lengths,
+        least=least,
     )
-    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)

@@ -125,19 +125,8 @@ def plan(config: Config) -> Plan:
     except ConfigError as error:
         raise ConfigError(f"embed.prompt: {error.message}") from None
     ids = _encoded(plan, texts, before) if plan.tokenizer is not None else []
-    return EmbedPlan(
-        config=plan.config,
-        device=plan.device,
-        files=plan.files,
-        job=plan.job,
-        memory=plan.memory,
-        lines=lines,
-        table=plan.table,
-        tokenizer=plan.tokenizer,
-        texts=ids,
-        embedding=embedding,
-        seconds=time.perf_counter() - began,
-    )
+    plan = replace(plan, lines=lines, seconds=time.perf_counter() - began)
+    return EmbedPlan(**vars(plan), texts=ids, embedding=embedding)
 
 
 def _encoded(plan: Plan, texts: Sequence[str], before: str) -> list[NDArray[np.int32]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -53,15 +53,7 @@ from lite_runner.output import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.comparison import compared
 from lite_runner.output.scoring import score
 from lite_runner.plan import Job, Plan, with_ends
-from lite_runner.plan.resources import (
-    check_before_fetching,
-    fitted,
-    fitted_text,
-    open_planned,
-    resolve_backend,
-    run_options,
-    with_resources,
-)
+from lite_runner.plan.resources import check_before_fetching, open_planned, planned
 from lite_runner.records import Count, InputPath, Range, dataclass
 from lite_runner.sizing import readable
 from lite_runner.system import environment
@@ -199,8 +191,8 @@ def plan(config: Config) -> Plan:
     began = time.perf_counter()
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
     text = read_text(config.text_file)
-    if (planned := check_before_fetching(config.settings)) is not None:
-        check_model(config, with_adapter(planned, config.adapters).model)
+    if (fetched := check_before_fetching(config.settings)) is not None:
+        check_model(config, with_adapter(fetched, config.adapters).model)
     files = with_adapter(locate_for_plan(config.source), config.adapters)
     if config.model_config() is None:  # model=auto: its sizes are known only now
         check_model(config, files.model)
@@ -216,20 +208,9 @@ def plan(config: Config) -> Plan:
             )
     length = min(size, len(ids)) if ids else size
     job = Job((), (ids,), GenerationConfig(), slots=1, length=length, all_logits=True)
-    options = resolve_backend(files, run_options(config.settings, job, device))
-    config = replace(config, backend=options.settings.backend)
-    plan = Plan(
-        config=config,
-        device=device,
-        files=files,
-        job=job,
-        lines={
-            "reads": f"{config.eval_data}: {readable(len(text.encode()))}, in windows of {size}"
-            f" tokens, {stride} from one to the next"
-        },
-        tokenizer=tokenizer,
-    )
-    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)
+    reads = f"{config.eval_data}: {readable(len(text.encode()))}, in windows of {size} tokens"
+    lines = {"reads": f"{reads}, {stride} from one to the next"}
+    return planned(config, files, job, device, tokenizer, began=began, lines=lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,22 +238,9 @@ def _plan_tasks(config: Config) -> Plan:
     slots = range(1 if config.eval.batch is None else most, most + 1)
     generation = with_ends(GenerationConfig(), None, files.model, tokenizer)
     job = Job((), (), generation, slots=most, length=length, all_logits=True)
-    options = resolve_backend(files, run_options(config.settings, job, device))
-    config = replace(config, backend=options.settings.backend)
-    sized = fitted(files, options, slots, [length])
-    if sized.slots < most:
-        progress.note(f"note: memory: {fitted_text(sized, options)}")
-    job = replace(job, slots=sized.slots)
-    found = TaskPlan(
-        config=config,
-        device=device,
-        files=files,
-        job=job,
-        lines={"tasks": f"{', '.join(one.task for one in tasks)}: {len(samples)} samples"},
-        tokenizer=tokenizer,
-        samples=samples,
-    )
-    return replace(with_resources(found, job), seconds=time.perf_counter() - began)
+    lines = {"tasks": f"{', '.join(one.task for one in tasks)}: {len(samples)} samples"}
+    found = planned(*(config, files, job, device, tokenizer), began=began, lines=lines, slots=slots)
+    return TaskPlan(**vars(found), samples=samples)
 
 
 def _run_tasks(plan: TaskPlan, folder: RunFolder, began: float) -> None:
