@@ -18,7 +18,7 @@ from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note, bytes_of
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import cluster_of, ranks_of, starts_ranks
+from lite_runner.config.parallel import cluster_of, starts_ranks
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
 from lite_runner.output import CONFIG, RunFolder
@@ -51,9 +51,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         from lite_runner.distributed.rank_table import with_rank_table
 
         parallel, context = with_rank_table(
-            *(config.parallel, config.context, ranks_of(config)),
-            on_ranks=config.on_ranks,
-            starts=starts,
+            config.parallel, config.context, on_ranks=config.on_ranks, starts=starts
         )
         config = replace(config, parallel=parallel, context=context)
     elif config.parallel.rank_table_file is None:  # a run that repeats this one has none either

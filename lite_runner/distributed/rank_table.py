@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lite_runner import progress
-from lite_runner.config import Invalid, invalid, raise_errors
+from lite_runner.config import Invalid, invalid
 from lite_runner.config.parallel import Cluster, Ranks
 from lite_runner.config.sections import Context, Parallel, hccl_timeouts
 from lite_runner.errors import ArtifactError, ConfigError
@@ -31,6 +31,7 @@ WHOLE = (8, 16)  # sizes of a machine; only all of its devices may span the boar
 VERSIONS = ("1.0", "1.2")
 _SUPER_PODS = "1.2"
 _WRITE_ONE = "scripts/hccl_tools.py writes one"
+TABLE_VARIABLE = "RANK_TABLE_FILE"
 
 
 @dataclass(frozen=True)
@@ -397,29 +398,36 @@ def rank_table_errors(path: str, ranks: Ranks) -> Iterator[Invalid]:
 
 
 def with_rank_table(
-    parallel: Parallel, context: Context, ranks: Ranks, *, on_ranks: bool, starts: bool
+    parallel: Parallel, context: Context, *, on_ranks: bool, starts: bool
 ) -> tuple[Parallel, Context]:
-    """The sections with the rank table of the environment (RANK_TABLE_FILE, set by Kubernetes
-    operators) if the run needs one, and with the device of a table of one rank.
+    """The sections with the rank table that `used_table` names, and with the device of a table of
+    one rank.
 
-    `on_ranks`: the run mode may be done by several ranks; `starts`: this run is. Raises ConfigError
-    if the table is of another job, ArtifactError for a broken one.
+    `on_ranks`: the run mode may be done by several ranks; `starts`: this run is. Raises
+    ArtifactError for a broken table.
     """
-    offered = os.environ.get("RANK_TABLE_FILE")
-    on_ascend = on_ranks and context.device_target != "CPU" and environment.ascend_devices() > 0
-    table = parallel.rank_table_file
-    if table is None:
-        table = offered if offered and on_ascend and starts else ""
-        if offered and on_ranks and not table:
-            why = "it is for Ascend" if not on_ascend else "this is one process"
-            progress.note(f"RANK_TABLE_FILE={offered} is not used: {why}")
-        parallel = replace(parallel, rank_table_file=table)
-        if table:
-            raise_errors(rank_table_errors(table, ranks))
+    offered, on_ascend = os.environ.get(TABLE_VARIABLE), on_ranks and _on_ascend(context)
+    table = used_table(parallel, context, starts=starts)
+    if parallel.rank_table_file is None and offered and on_ranks and not table:
+        why = "it is for Ascend" if not on_ascend else "this is one process"
+        progress.note(f"{TABLE_VARIABLE}={offered} is not used: {why}")
     if table and on_ascend and not starts:
         device_id = index_of(read_rank_table(Path(table)).device_of(0))
         context = replace(context, device_id=device_id)
-    return parallel, context
+    return replace(parallel, rank_table_file=table), context
+
+
+def used_table(parallel: Parallel, context: Context, *, starts: bool) -> str:
+    """The path of the rank table of a run: the config's, else that of the environment (set by
+    Kubernetes operators) on Ascend where several ranks do the work; "": none."""
+    if parallel.rank_table_file is not None:
+        return parallel.rank_table_file
+    offered = os.environ.get(TABLE_VARIABLE, "")
+    return offered if offered and starts and _on_ascend(context) else ""
+
+
+def _on_ascend(context: Context) -> bool:
+    return context.device_target != "CPU" and environment.ascend_devices() > 0
 
 
 def rank_variables(

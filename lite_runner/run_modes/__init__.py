@@ -10,6 +10,7 @@ its defaults. To add one, add both: no list names them. The order of a run is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -20,7 +21,7 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_errors, mindformers_available_errors
 from lite_runner.config.compose import Schemas
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import ranks_of, threads_beyond
+from lite_runner.config.parallel import ranks_of, starts_ranks, threads_beyond
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
@@ -70,10 +71,12 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
     yield from common_errors(config)
     yield from mindformers_available_errors(config)
     yield from run_mode(config.run_mode).errors(config)
-    if config.use_parallel and (table := config.parallel.rank_table_file):
-        from lite_runner.distributed.rank_table import rank_table_errors
+    named = config.parallel.rank_table_file
+    if config.use_parallel and (named or (named is None and "RANK_TABLE_FILE" in os.environ)):
+        from lite_runner.distributed.rank_table import rank_table_errors, used_table
 
-        yield from rank_table_errors(table, ranks_of(config))
+        if table := used_table(config.parallel, config.context, starts=starts_ranks(config)):
+            yield from rank_table_errors(table, ranks_of(config))
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_errors
 
