@@ -72,13 +72,12 @@ def run(
             use_parallel=config.use_parallel,
         )
     )
-    if member.is_machine:
-        parallel = _of_machine(config.parallel, member)
-        return launch(dataclasses.replace(config, parallel=parallel), notes, plugins)
-    prints = member.rank in (0, None) and not member.is_scheduler
+    prints = member.is_machine or (member.rank in (0, None) and not member.is_scheduler)
     alone = member.size == 1 or not starts_ranks(config)
-    if config.dry_run or alone:
-        return launch(config, notes) if prints else 0
+    if member.is_machine:
+        config = dataclasses.replace(config, parallel=_of_machine(config.parallel, member))
+    if member.is_machine or config.dry_run or alone:
+        return launch(config, notes, plugins) if prints else 0
     sender = None if member.rank is None else connect(member.rank)
     if not prints or sender is not None:  # the launcher has shown them
         notes = ()
@@ -144,8 +143,8 @@ def _run_rank(
             folder = RunFolder(path)
             stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
         log_details(notes)
-        # On CPU a rank has its share of the machine's cores.
-        plan = dataclasses.replace(plan, config=placed(plan.config, target, device_id))
+        context = placed(plan.config.context, target, device_id, len(joined.local_ranks))
+        plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, context=context))
         cut_short = _execute(plan.of_rank(joined.rank), folder, joined)
     if sender is not None:
         sender.done()

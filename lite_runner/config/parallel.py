@@ -11,6 +11,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
 from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
+from lite_runner.config.sections import Context
 from lite_runner.records import dataclass
 from lite_runner.system import environment
 
@@ -92,13 +93,12 @@ def started_by_launcher(environ: Mapping[str, str] = os.environ) -> bool:
     return "MS_ROLE" in environ or "RANK_ID" in environ
 
 
-def placed(config: RunConfig, device: str, device_id: int) -> RunConfig:
-    """The config with this rank's device and, on CPU, its share of this machine's processors."""
-    context = replace(config.context, device_id=device_id)
-    if device == "CPU" and context.threads is None:
-        threads = environment.cores(cluster_of(config).local_worker_num)
-        context = replace(context, threads=threads)
-    return replace(config, context=context)
+def placed(context: Context, device: str, device_id: int, local_ranks: int) -> Context:
+    """The section with this rank's device and, on CPU, its share of this machine's processors."""
+    threads = context.threads
+    if device == "CPU" and threads is None:
+        threads = environment.cores(local_ranks)
+    return replace(context, device_id=device_id, threads=threads)
 
 
 def threads_beyond(config: RunConfig) -> str:
