@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
@@ -193,38 +191,6 @@ def grow_backend(backend: Backend, files: ModelFiles, options: RunOptions) -> bo
 
 SHORTEST = 2048  # tokens: a shorter context is not chosen
 WORTHWHILE = 0.95  # a hint must save 5 % at least
-
-
-def planned(
-    config: ComputeOptions,
-    files: ModelFiles,
-    job: Job,
-    device: str,
-    tokenizer: Tokenizer | None,
-    *,
-    began: float,
-    lines: Mapping[str, str] = MappingProxyType({}),
-    slots: Sequence[int] = (),
-    lengths: Sequence[int] = (),
-    least: int = 1,
-) -> Plan:
-    """The plan of a job in one process, begun at a time.perf_counter(): its backend, its memory,
-    and the largest of `slots` and `lengths` that fit, see `fitted`; with neither the job's own.
-    Raises RunnerError.
-    """
-    options = resolve_backend(files, run_options(config.settings, job, device))
-    config = replace(config, backend=options.settings.backend)
-    sized = fitted(files, options, slots or [job.slots], lengths or [job.length], least)
-    if (sized.slots, sized.length) != (job.slots, job.length):
-        chosen = fitted_text(sized, options)
-        lines = {**lines, "chosen": chosen}
-        if not config.dry_run:
-            progress.note(f"note: memory: {chosen}")
-        job = replace(job, slots=sized.slots, length=sized.length)
-    plan = Plan(
-        config=config, device=device, files=files, job=job, lines=dict(lines), tokenizer=tokenizer
-    )
-    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)
 
 
 def with_resources(plan: Plan, share: Job) -> Plan:

@@ -27,7 +27,7 @@ from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.records import dataclass
-from lite_runner.run_modes._session import plan_session
+from lite_runner.run_modes._plan import plan_session
 from lite_runner.system import environment
 from lite_runner.system.secret import read_key
 from lite_runner.text.spelling import StopChecker

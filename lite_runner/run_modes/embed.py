@@ -34,7 +34,7 @@ from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import open_planned
 from lite_runner.records import Count, OutputPath, dataclass
-from lite_runner.run_modes._session import plan_session
+from lite_runner.run_modes._plan import plan_session
 from lite_runner.system.files import atomic_write
 
 MOST_AT_ONCE = 8  # texts, with embed.batch=null

@@ -53,8 +53,9 @@ from lite_runner.output import Result, RunFolder, Timing, peak_rss_mib
 from lite_runner.output.comparison import compared
 from lite_runner.output.scoring import score
 from lite_runner.plan import Job, Plan, with_ends
-from lite_runner.plan.resources import check_before_fetching, open_planned, planned
+from lite_runner.plan.resources import check_before_fetching, open_planned
 from lite_runner.records import Count, InputPath, Range, dataclass
+from lite_runner.run_modes._plan import planned
 from lite_runner.sizing import readable
 from lite_runner.system import environment
 from lite_runner.system.signals import CutShort

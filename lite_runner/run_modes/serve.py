@@ -19,7 +19,7 @@ from lite_runner.config.model_dir import yamls_in
 from lite_runner.errors import ConfigError
 from lite_runner.output import Result, RunFolder
 from lite_runner.plan import Plan
-from lite_runner.run_modes._session import plan_session
+from lite_runner.run_modes._plan import plan_session
 from lite_runner.serving.listening import check_certificate, listen
 from lite_runner.serving.options import ServeOptions as Config
 from lite_runner.sizing import readable

@@ -1,18 +1,62 @@
-"""The plan of chat, embed and serve: a model and its adapters, for prompts that come later."""
+"""The plan of a job in one process, and of a model and its adapters for prompts that come later."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
-from lite_runner.config.schema import SessionOptions
+from lite_runner import progress
+from lite_runner.config.schema import ComputeOptions, SessionOptions
 from lite_runner.errors import ConfigError
+from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_for_plan, tokenizer_for_plan
 from lite_runner.plan import Job, Plan, with_ends
-from lite_runner.plan.resources import check_before_fetching, lengths_of, planned
+from lite_runner.plan.resources import (
+    check_before_fetching,
+    fitted,
+    fitted_text,
+    lengths_of,
+    resolve_backend,
+    run_options,
+    with_resources,
+)
 from lite_runner.system import environment
+from lite_runner.text.tokenizer import Tokenizer
+
+
+def planned(
+    config: ComputeOptions,
+    files: ModelFiles,
+    job: Job,
+    device: str,
+    tokenizer: Tokenizer | None,
+    *,
+    began: float,
+    lines: Mapping[str, str] = MappingProxyType({}),
+    slots: Sequence[int] = (),
+    lengths: Sequence[int] = (),
+    least: int = 1,
+) -> Plan:
+    """The plan of a job in one process, begun at a time.perf_counter(): its backend, its memory,
+    and the largest of `slots` and `lengths` that fit, see `fitted`; with neither the job's own.
+    Raises RunnerError.
+    """
+    options = resolve_backend(files, run_options(config.settings, job, device))
+    config = replace(config, backend=options.settings.backend)
+    sized = fitted(files, options, slots or [job.slots], lengths or [job.length], least)
+    if (sized.slots, sized.length) != (job.slots, job.length):
+        chosen = fitted_text(sized, options)
+        lines = {**lines, "chosen": chosen}
+        if not config.dry_run:
+            progress.note(f"note: memory: {chosen}")
+        job = replace(job, slots=sized.slots, length=sized.length)
+    plan = Plan(
+        config=config, device=device, files=files, job=job, lines=dict(lines), tokenizer=tokenizer
+    )
+    return replace(with_resources(plan, job), seconds=time.perf_counter() - began)
 
 
 def plan_session(
