@@ -173,9 +173,7 @@ class Scheduler:
         for group in [one for one in (*self._running, *self._waiting) if one.id == id]:
             ended += group.finish(reason, index)
         for group in [group for group in self._waiting if not group.strategy.running()]:
-            self._waiting.remove(group)
-            if group.preempted:
-                self._unpin(group)
+            self._dequeue(group)
         self._retire()
         return ended
 
@@ -317,7 +315,7 @@ class Scheduler:
                     continue
                 slot = group.adapter_slot if group.preempted else self._pin(group.request.adapter)
             except RunnerError as error:
-                self._waiting.remove(group)
+                self._dequeue(group)
                 self._unreported += [replace(one, error=error) for one in group.finish("error")]
                 continue
             if slot is None:
@@ -555,6 +553,12 @@ class Scheduler:
             self._running.remove(group)
             for slot in group.filling:  # other slots may be another group's by now
                 self._slots.abandon(slot)
+            self._unpin(group)
+
+    def _dequeue(self, group: SequenceGroup) -> None:
+        """Remove a group that is over before it has slots."""
+        self._waiting.remove(group)
+        if group.preempted:  # its adapter has stayed
             self._unpin(group)
 
     def _unpin(self, group: SequenceGroup) -> None:

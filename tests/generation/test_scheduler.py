@@ -307,17 +307,24 @@ def test_the_youngest_makes_room_and_comes_again(backend: Callable[..., Any]) ->
     assert max(len(step) for step in mock.steps) > 1
 
 
-def test_what_has_made_room_can_be_cancelled(backend: Callable[..., Any]) -> None:
-    mock = backend(memory=(4, 16))
-    engine = Engine(mock)
-    first, second = (engine.add(asked(TEXT[:20], 40, adapter=name)) for name in ("a", "b"))
-    while not engine.scheduler.timing.preemptions:
-        engine.step()
-    assert (engine.scheduler.running, engine.scheduler.waiting) == (1, 1)
-    assert mock.adapters.pins == {"a": 1, "b": 1}  # it must not be replaced meanwhile
-    (ended,) = engine.finish(second)
-    assert ended.completion.token_ids and mock.adapters.pins["b"] == 0
-    assert list(served(engine)) == [first]
+def test_what_has_made_room_can_be_cancelled_or_fail(backend: Callable[..., Any]) -> None:
+    for fails in (False, True):
+        mock = backend(memory=(4, 16))
+        engine = Engine(mock)
+        first, second = (engine.add(asked(TEXT[:20], 40, adapter=name)) for name in ("a", "b"))
+        while not engine.scheduler.timing.preemptions:
+            engine.step()
+        assert (engine.scheduler.running, engine.scheduler.waiting) == (1, 1)
+        assert mock.adapters.pins == {"a": 1, "b": 1}  # it must not be replaced meanwhile
+        if fails:
+            del mock.adapters.known["b"]
+            found = served(engine)
+            assert found.pop(second).finish_reason == "error"
+        else:
+            (ended,) = engine.finish(second)
+            assert ended.completion.token_ids
+            found = served(engine)
+        assert list(found) == [first] and mock.adapters.pins == {"a": 0, "b": 0}
 
 
 def test_an_unused_cache_is_freed_first(backend: Callable[..., Any]) -> None:
