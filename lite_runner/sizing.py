@@ -96,12 +96,21 @@ def weight_bytes(model: Decoder, dtype: DType, quantization: Quantization) -> in
 
 
 def cache_bytes(
-    model: Decoder, dtype: DType, slots: int, length: int, kv_cache: CacheType = "fp32"
+    model: Decoder,
+    dtype: DType,
+    slots: int,
+    length: int,
+    kv_cache: CacheType = "fp32",
+    windowed: int | None = None,
 ) -> int:
-    """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`."""
+    """Bytes of keys and values for `slots` sequences of `length` tokens, computed in `dtype`;
+    `windowed`: tokens that layers with a window keep of them; None: all."""
     size, scale = {"fp32": (BYTES_OF[dtype], 0), "fp16": (2, 0), "int8": (1, 4)}[kv_cache]
-    heads = (2 * one.kv_heads * (size * one.head_dim + scale) for one in model.cached)
-    return slots * length * sum(heads)
+    total = 0
+    for one in model.cached:
+        kept = length if windowed is None or one.most_seen is None else windowed
+        total += kept * 2 * one.kv_heads * (size * one.head_dim + scale)
+    return slots * total
 
 
 def export_need(need: Memory) -> Memory:

@@ -129,6 +129,11 @@ class Attention:
     # Queries are times 1 + weight * log(1 + n) behind n whole spans of so many tokens.
     temperature: Temperature | None = None
 
+    @property
+    def most_seen(self) -> int | None:
+        """Last tokens that one sees at most, itself included; None: all."""
+        return self.chunk or self.window
+
 
 @dataclass(frozen=True)
 class Recurrent:

@@ -85,11 +85,12 @@ class BackendInfo:
     # Longrope: longer texts have other keys. A text that grows beyond it is prefilled again, and
     # keys are reused only between texts on the same side of it.
     short_length: int | None = None
-    # Of models with recurrent states: the longest prefix of at most so many tokens of a slot that
-    # has a state to go on from. None: any prefix has.
+    # Of models with recurrent states, or windows: the longest prefix of at most so many tokens of a
+    # slot that has a state to go on from, or keys. None: any prefix has.
     usable: Callable[[int, int], int] | None = None
     prefix: Prefix | None = None  # required in prompts, which are computed as a whole
     memory: BlockPool | None = None  # of the cache: see Paged; None: slots have their own
+    windows: BlockPool | None = None  # of layers with windows; there is enough for all slots
 
     def prompt_error(self, prompt: NDArray[np.int32]) -> str | None:
         """The validation error of a prompt without the prefix that the model needs, or None."""

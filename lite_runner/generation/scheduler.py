@@ -93,7 +93,7 @@ class Scheduler:
         self._pace = Pace(step_s) if step_s is not None and info.exact else None
         reusable = info.exact and info.can_continue and not info.short_length
         reusable = reusable and info.prefix is None
-        self._stored = stored if prefix_cache and reusable and info.usable is None else None
+        self._stored = stored if prefix_cache and reusable else None
         self._drafts = drafts if reusable and info.most_logits > 0 else None
         # Recomputing a text gives the same keys: the youngest may make room, and come again.
         self._preempts = info.exact and info.can_continue
@@ -134,8 +134,12 @@ class Scheduler:
         info = self._info
         if info.memory is None:
             return self.cached_tokens / (info.slots * info.max_length)
-        slots = [slot for group in self._running for slot in group.slots_in_use()]
-        return info.memory.held((slot, info.max_length) for slot in slots) / info.memory.blocks
+        parts = [
+            (slot, info.max_length) for group in self._running for slot in group.slots_in_use()
+        ]
+        pools = [one for one in (info.memory, info.windows) if one is not None]
+        used = sum(one.held(parts) * one.block_bytes for one in pools)
+        return used / sum(one.blocks * one.block_bytes for one in pools)
 
     @property
     def adapters(self) -> tuple[set[str], set[str]]:
@@ -277,7 +281,7 @@ class Scheduler:
             ready = min(group.cached, self._slots.cached(group.source))
             if ready < group.cached and not self._slots.complete(group.source):
                 continue
-            group.cached = group.prefilled = ready - ready % self._info.chunk
+            group.cached = group.prefilled = self._slots.usable(group.source, ready)
             if group.cached:
                 copied.append(group)
                 sources.append(group.source)

@@ -47,6 +47,11 @@ class Slots:
         """Tokens that another sequence can reuse."""
         return self._cached[slot]
 
+    def usable(self, slot: int, length: int) -> int:
+        """The longest prefix of at most so many tokens of a slot that a text can go on from."""
+        length -= length % self._info.chunk
+        return length if self._info.usable is None else self._info.usable(slot, length)
+
     def complete(self, slot: int) -> bool:
         """True if no prefill is in progress."""
         return self._cached[slot] >= self._planned[slot]
@@ -136,18 +141,12 @@ class Slots:
         if not self._share or not len(prompt):
             return
         for slot, by in enumerate(self._adapter):
-            usable = self._info.usable
-            # Where a prefill that is in progress will leave states is not known.
-            ahead_too = slot in ahead and usable is None
-            there = self._planned[slot] if ahead_too else self._cached[slot]
+            there = self._planned[slot] if slot in ahead else self._cached[slot]
             length = min(len(prompt), there)
             if by != adapter or not length or self._tokens[slot, 0] != prompt[0]:
                 continue
             differing = np.flatnonzero(self._tokens[slot, :length] != prompt[:length])
-            length = int(differing[0]) if len(differing) else length
-            length -= length % self._info.chunk
-            if usable is not None:
-                length = usable(slot, length)
+            length = self.usable(slot, int(differing[0]) if len(differing) else length)
             if length:
                 yield slot, length
 

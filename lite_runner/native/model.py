@@ -79,6 +79,15 @@ class NativeOptions:
     cache_bytes: int | None = None  # of the cache that may be used; None: all of it
 
 
+@dataclass(frozen=True)
+class WindowBlocks:
+    """The blocks of layers with windows: see NativeModel.resize."""
+
+    window: int  # tokens that one sees at most
+    tables: NDArray[np.int32]
+    blocks: int
+
+
 class BoundLayer(Structure):
     """A layer with its cache and adapter pool (src/layers.h)."""
 
@@ -92,6 +101,7 @@ class BoundLayer(Structure):
         ("pool_bfloat16", c_int64),
         ("state", c_void_p),
         ("state_stride", c_int64),
+        ("windowed", c_int64),
     ]
 
 
@@ -118,6 +128,9 @@ class BoundModel(Structure):
         ("tables", c_void_p),
         ("table_width", c_int64),
         ("blocks", c_int64),
+        ("window", c_int64),
+        ("window_tables", c_void_p),
+        ("window_blocks", c_int64),
     ]
 
 
@@ -163,14 +176,19 @@ class NativeModel:
         table: NDArray[np.float32],
         tables: NDArray[np.int32],
         blocks: int,
+        windows: WindowBlocks | None = None,
     ) -> None:
         """Reallocate the cache, empty, for these options and steps of `capacity` tokens with a
         rotary `table` of this shape. `tables` [slots, chunks]: the block, of so many, of each
-        chunk of a slot's positions, which is looked up in each step."""
+        chunk of a slot's positions, which is looked up in each step; `windows`: those of layers
+        with windows, where they have others."""
         self._cache = []  # before the new one is allocated
-        self._tables = tables
         self._model.tables, self._model.table_width = _pointer(tables), tables.shape[1]
         self._model.blocks = blocks
+        self._model.window = 0
+        if windows is not None:
+            self._model.window, self._model.window_blocks = windows.window, windows.blocks
+            self._model.window_tables = _pointer(windows.tables)
         self._number_bytes = np.dtype(_CACHE_TYPES[options.cache][1]).itemsize
         self._model.slots, self._model.capacity = options.slots, capacity
         self._model.positions = options.length
@@ -196,11 +214,15 @@ class NativeModel:
                 continue
             bound.cache_type = _CACHE_TYPES[options.cache][0]
             if (lender := block.attention.borrowed) is not None:
-                for name in CACHE:
+                for name in (*CACHE, "windowed"):
                     setattr(bound, name, getattr(layers[lender], name))
                 continue
+            own = tables, blocks
+            bound.windowed = windows is not None and block.attention.most_seen is not None
+            if windows is not None and bound.windowed:
+                own = windows.tables, windows.blocks
             for name, size in _cache_sizes(block.attention, options.cache).items():
-                self._cache.append(CacheArray(blocks, size))
+                self._cache.append(CacheArray(*own, size))
                 setattr(bound, name, self._cache[-1].numbers.ctypes.data)
         self._x = _zeros((capacity, self._config.hidden_size), np.float32)
         self._logits = _zeros((options.slots, self._config.vocab_size), np.float32)
@@ -292,19 +314,27 @@ class NativeModel:
             )
             self._model.times = addressof(self._times)
 
-    def block_bytes(self, cache: CacheType) -> int:
-        """Bytes of a block, of all layers."""
-        sizes = [size for one in self._config.cached for size in _cache_sizes(one, cache).values()]
+    def block_bytes(self, cache: CacheType, *, windowed: bool | None = None) -> int:
+        """Bytes of a block, of the layers with windows, or without, or all (None)."""
+        layers = self._config.cached
+        if windowed is not None:
+            layers = tuple(one for one in layers if (one.most_seen is not None) == windowed)
+        sizes = [size for one in layers for size in _cache_sizes(one, cache).values()]
         return BLOCK * sum(one.position_bytes for one in sizes)
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy a block of the cache."""
+    def copy_block(self, tables: NDArray[np.int32], source: int, target: int) -> None:
+        """Copy a block of the cache, one of these `tables`."""
         for array in self._cache:
-            array.numbers[target] = array.numbers[source]
+            if array.tables is tables:
+                array.numbers[target] = array.numbers[source]
 
     def bytes_of(self, count: int) -> int:
         """Bytes of so many positions of a slot."""
         return sum(array.positions(0, 0, count).nbytes for array in self._cache)
+
+    def has_positions(self, slot: int, start: int) -> bool:
+        """True if a slot has the block of a position in all layers."""
+        return all(array.tables[slot, start // BLOCK] >= 0 for array in self._cache)
 
     def read_positions(self, slot: int, start: int, count: int) -> NDArray[np.uint8]:
         """A copy of a slot's cache at positions within a block; `start` and `count` are multiples
@@ -323,8 +353,10 @@ class NativeModel:
             at += part.nbytes
 
     def _positions(self, slot: int, start: int, count: int) -> list[NDArray[np.generic]]:
-        block = int(self._tables[slot, start // BLOCK])
-        return [array.positions(block, start % BLOCK, count) for array in self._cache]
+        return [
+            array.positions(int(array.tables[slot, start // BLOCK]), start % BLOCK, count)
+            for array in self._cache
+        ]
 
     def write_keys(self, blocks: Sequence[int], numbers: NDArray[np.float32]) -> None:
         """Write keys and values [layers, 2, kv_heads, tokens, head_dim] from the start of these
@@ -402,8 +434,9 @@ class CacheArray:
     Addresses are reserved for all blocks; the system allocates pages as they are written.
     """
 
-    def __init__(self, blocks: int, size: CacheRows) -> None:
-        shape = blocks, size.rows, BLOCK, size.width
+    def __init__(self, tables: NDArray[np.int32], blocks: int, size: CacheRows) -> None:
+        """`tables`: the blocks of the slots."""
+        self.tables, shape = tables, (blocks, size.rows, BLOCK, size.width)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         self._map = mmap.mmap(-1, blocks * BLOCK * size.position_bytes, flags=flags)
         self.numbers = np.frombuffer(self._map, size.dtype).reshape(shape)

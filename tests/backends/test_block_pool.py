@@ -11,30 +11,41 @@ from hypothesis import strategies as st
 
 from lite_runner.backends.block_pool import BlockPool, Part
 
-SLOTS, LENGTH, BLOCK = 4, 20, 4
+SLOTS, LENGTH, BLOCK, STEP = 4, 20, 4, 4
 
 
 class Texts:
     """Slots whose tokens are in blocks, and in lists beside them."""
 
-    def __init__(self, blocks: int | None, ahead: int) -> None:
-        self.pool = BlockPool(SLOTS, LENGTH, BLOCK, blocks, ahead)
+    def __init__(self, blocks: int | None, ahead: int, window: int) -> None:
+        self.pool = BlockPool(SLOTS, LENGTH, BLOCK, blocks, ahead, window=window, step=STEP)
         self.ahead, self.texts = ahead, [list[int]() for _ in range(SLOTS)]
         self.numbers = [[-1] * BLOCK for _ in range(self.pool.size)]
         for place in range(ahead):
             self.numbers[self.pool.front[place // BLOCK]][place % BLOCK] = -2 - place
 
     def write(self, slot: int, start: int, end: int, first: int) -> None:
-        """Tokens from `first` on, where there are free blocks."""
+        """Tokens from `first` on, where there are free blocks. With a window there always are,
+        unless what the tokens see was given back."""
+        windowed = bool(self.pool.window)
+        if windowed:
+            self.release(slot, start)
+            end = min(end, start + STEP)
         part = slot, start, end
+        if self.pool.usable(slot, start) < start:
+            with pytest.raises(ValueError, match="what it sees was given back"):
+                self.pool.write(*part, self.copy)
+            self.release(slot, 0)
+            return
         needed, free = self.pool.needed([part]), self.pool.free
-        if needed > free:
+        if needed > free and not windowed:
             with pytest.raises(ValueError, match="no block is free"):
                 self.pool.write(*part, self.copy)
             self.release(slot, start)  # as whoever makes room for it
             return
         self.pool.write(*part, self.copy)
-        assert self.pool.free == free - needed and self.pool.writable(*part)
+        assert self.pool.writable(*part)
+        assert self.pool.free == free - needed or windowed
         tokens = list(range(first, first + end - start))
         self.texts[slot][start:] = tokens
         for place, token in enumerate(tokens, self.ahead + start):
@@ -58,26 +69,39 @@ class Texts:
     def check(self) -> None:
         """Slots have their tokens, and blocks as many users as there are."""
         pool, users = self.pool, Counter(self.pool.front)
+        visible = set[int]()
         for slot, text in enumerate(self.texts):
             held = [int(one) for one in pool.tables[slot] if one >= 0]
-            assert len(set(held)) == len(held) and list(pool.tables[slot][len(held) :]).count(
-                -1
-            ) == len(pool.tables[slot]) - len(held)
+            first = pool._held[slot].count(-1)  # those before were given back
+            assert list(pool.tables[slot][first : first + len(held)]) == held
+            assert len(set(held)) == len(held) and (pool.window or not first or not held)
             users.update(held)
             numbers = [number for block in held for number in self.numbers[block]]
-            ahead = [-2 - place for place in range(self.ahead)]
-            assert numbers[: self.ahead + len(text)] == ahead + text
+            there = ([-2 - place for place in range(self.ahead)] + text)[first * BLOCK :]
+            assert numbers[: len(there)] == there
+            for length in range(1, len(text) + 1):
+                seen = max(0, length + 1 - pool.window) if pool.window else 0
+                assert pool.usable(slot, length) == (length if seen // BLOCK >= first else 0)
+            visible |= set(pool.tables[slot][pool._seen[slot] // BLOCK :].tolist()) - {-1}
         assert {block: count for block, count in enumerate(pool._users) if count} == dict(users)
         assert sorted(pool._free) == [one for one in range(pool.size) if not users[one]]
         every = pool.held((slot, LENGTH) for slot in range(SLOTS))
-        assert every == pool.blocks - pool.free == len(set(users) - set(pool.front))
+        assert every == len(visible - set(pool.front))
+        assert pool.blocks - pool.free == len(set(users) - set(pool.front))
+        assert pool.window or every == pool.blocks - pool.free
 
 
 @settings(max_examples=200)
-@given(st.data(), st.sampled_from([None, 6, 9, 14]), st.sampled_from([0, 0, 3, 4, 6]))
-def test_slots_have_their_own_tokens(data: Any, blocks: int | None, ahead: int) -> None:
+@given(
+    st.data(),
+    st.one_of(
+        st.tuples(st.sampled_from([None, 6, 9, 14]), st.sampled_from([0, 0, 3, 4, 6]), st.just(0)),
+        st.tuples(st.none(), st.just(0), st.integers(1, 8)),
+    ),
+)
+def test_slots_have_their_own_tokens(data: Any, sizes: tuple[int | None, int, int]) -> None:
     """Whoever shares blocks with whom; no block is lost, or two slots' that both write to it."""
-    texts, slots = Texts(blocks, ahead), st.integers(0, SLOTS - 1)
+    texts, slots = Texts(*sizes), st.integers(0, SLOTS - 1)
     for step in range(data.draw(st.integers(1, 25))):
         slot = data.draw(slots)
         length = len(texts.texts[slot])
@@ -96,7 +120,7 @@ def test_slots_have_their_own_tokens(data: Any, blocks: int | None, ahead: int) 
         (slot, len(text), min(LENGTH, len(text) + data.draw(st.integers(0, 9))))
         for slot, text in enumerate(texts.texts)
     ]
-    if (needed := texts.pool.needed(parts)) <= (free := texts.pool.free):
+    if not texts.pool.window and (needed := texts.pool.needed(parts)) <= (free := texts.pool.free):
         for slot, start, end in parts:
             texts.pool.write(slot, start, end, texts.copy)
         assert texts.pool.free == free - needed

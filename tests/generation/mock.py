@@ -91,10 +91,18 @@ class MockBackend:
         max_length: int,
         adapter_slots: int,
         memory: tuple[int, int] | None = None,
+        window: tuple[int, int] | None = None,
         **info: object,
     ) -> None:
-        """`memory`: tokens of a block of the cache, and blocks; None: slots of their own."""
+        """`memory`: tokens of a block of the cache, and blocks; None: slots of their own. `window`:
+        what a token sees of the blocks of other layers, and tokens of a step."""
         self.pool = None if memory is None else BlockPool(slots, max_length, *memory)
+        self.pools = [] if self.pool is None else [self.pool]
+        windows = None
+        if window is not None and memory is not None:
+            seen, step = window
+            windows = BlockPool(slots, max_length, memory[0], window=seen, step=step)
+            self.pools.append(windows)
         self.info = BackendInfo(
             **{
                 "engine": "mock",
@@ -105,6 +113,8 @@ class MockBackend:
                 "chunk": 1,
                 "most_logits": 64,
                 "memory": self.pool,
+                "windows": windows,
+                "usable": None if windows is None else windows.usable,
                 **info,
             }  # type: ignore[arg-type]
         )
@@ -117,9 +127,9 @@ class MockBackend:
         # and whether its row was beyond the length that longrope's short factors are for. With a
         # pool they are in its blocks.
         self._history: list[list[Cached]] = [[] for _ in range(slots)]
-        self._blocks: list[list[Cached | None]] = []
-        if self.pool is not None:
-            self._blocks = [[None] * self.pool.block for _ in range(self.pool.size)]
+        self._blocks: list[list[list[Cached | None]]] = [  # of each pool
+            [[None] * pool.block for _ in range(pool.size)] for pool in self.pools
+        ]
 
     def prepare(self) -> None: ...
 
@@ -137,7 +147,7 @@ class MockBackend:
 
     def _run(self, row: Row) -> list[NDArray[np.float32]]:
         assert row.tokens.dtype == np.int32 and 0 <= row.logits <= len(row.tokens) >= 1
-        history, number = self._cached(row.slot), 0
+        history, number = self._cached(row), 0
         assert row.position <= len(history)
         del history[row.position :]
         if row.adapter_slot != BASE:
@@ -162,38 +172,42 @@ class MockBackend:
         taken = [list(self._history[source]) for source in sources]
         for target, history in zip(targets, taken, strict=True):
             self._history[target] = history
-        if self.pool is not None:
-            self.pool.fork(sources, targets)
+        for pool in self.pools:
+            pool.fork(sources, targets)
 
     def release(self, slot: int, length: int) -> None:
-        assert self.pool is not None
-        self.pool.release(slot, length)
+        assert self.pools
+        for pool in self.pools:
+            pool.release(slot, length)
         del self._history[slot][length:]
 
-    def _cached(self, slot: int) -> list[Cached]:
-        """What a slot has, which is in its blocks."""
-        history = list(self._history[slot])
-        if self.pool is not None:
-            table, block = self.pool.tables[slot], self.pool.block
-            found = [
-                self._blocks[table[place // block]][place % block] for place in range(len(history))
-            ]
-            assert found == history
+    def _cached(self, row: Row) -> list[Cached]:
+        """What a row's slot has, which is in its blocks as far as the row sees it."""
+        history = list(self._history[row.slot])
+        for pool, blocks in zip(self.pools, self._blocks, strict=True):
+            table, first = pool.tables[row.slot], 0
+            if pool.window:
+                first = max(0, row.position + 1 - pool.window)
+            places = range(first, row.position)
+            assert all(table[place // pool.block] >= 0 for place in places)
+            found = [blocks[table[place // pool.block]][place % pool.block] for place in places]
+            assert found == history[first : row.position]
         return history
 
     def _store(self, row: Row) -> None:
         """Write a row's tokens to blocks that its slot alone has."""
-        if self.pool is None:
-            return
-        end = row.position + len(row.tokens)
-        self.pool.write(row.slot, row.position, end, self._copy_block)
-        assert self.pool.writable(row.slot, row.position, end)
-        table, block = self.pool.tables[row.slot], self.pool.block
-        for place in range(row.position, end):
-            self._blocks[table[place // block]][place % block] = self._history[row.slot][place]
+        for pool, blocks in zip(self.pools, self._blocks, strict=True):
 
-    def _copy_block(self, source: int, target: int) -> None:
-        self._blocks[target] = list(self._blocks[source])
+            def copy(source: int, target: int, blocks: Any = blocks) -> None:
+                blocks[target] = list(blocks[source])
+
+            pool.write(*row.part, copy)
+            assert pool.writable(*row.part)
+            table = pool.tables[row.slot]
+            for place in range(*row.part[1:]):
+                blocks[table[place // pool.block]][place % pool.block] = self._history[row.slot][
+                    place
+                ]
 
     @property
     def prefilled(self) -> list[list[int]]:

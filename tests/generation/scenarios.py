@@ -28,6 +28,7 @@ class Scenario:
     """What happens: times are numbers of steps."""
 
     info: Mapping[str, Any]  # of the mock; its memory is no more than some sequences need
+    window: int | None  # that some of its layers see, if it has memory
     budget: int  # above the least
     prefix_cache: bool
     speculate: bool
@@ -35,7 +36,8 @@ class Scenario:
     cancels: tuple[tuple[int, int, int | None], ...]  # when, which request, which sequence of it
 
     def backend(self, logits: Logits) -> MockBackend:
-        return MockBackend(logits, max_length=LENGTH, **self.info)
+        window = None if self.window is None else (self.window, self.least + self.budget)
+        return MockBackend(logits, max_length=LENGTH, window=window, **self.info)
 
     @property
     def least(self) -> int:
@@ -67,6 +69,7 @@ def scenarios(draw: st.DrawFn, requests: int = 9) -> Scenario:
     index = st.sampled_from([None, None, 0, 1, 2])
     return Scenario(
         info,
+        draw(st.sampled_from([None, 1, 5, 9, 20])),
         draw(st.sampled_from([0, 0, 1, 3, 17, 100])),
         draw(st.sampled_from([True, True, True, False])),
         draw(st.booleans()),

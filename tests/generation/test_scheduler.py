@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished
 from lite_runner.generation.request import Adjustments, Event
-from tests.generation.mock import Logits, asked, cached_logits, served, tokens_alone
+from tests.generation.mock import Logits, MockBackend, asked, cached_logits, served, tokens_alone
 from tests.generation.scenarios import Run, Scenario, alone, begins, same, scenarios
 
 
@@ -335,6 +335,31 @@ def test_an_unused_cache_is_freed_first(backend: Callable[..., Any]) -> None:
     assert engine.scheduler.timing.preemptions == 0 and mock.pool.free >= 0
     (again,) = served(engine, [asked(TEXT[::-1])]).values()
     assert again.cached_tokens == len(TEXT) - 1
+
+
+def test_a_prefix_is_reused_as_far_as_windows_have_their_blocks(
+    backend: Callable[..., Any],
+) -> None:
+    def make() -> MockBackend:
+        return backend(slots=2, memory=(4, 40), window=(6, 8))
+
+    mock = make()
+    engine = Engine(mock, 8)
+    windows = mock.info.windows
+    assert windows is not None and windows.blocks == 2 * 4 < mock.pool.blocks
+    texts = [TEXT, [*TEXT, *TEXT[:9]], TEXT[::-1], [*TEXT[:20], 3, 4], [*TEXT[::-1], 5]]
+    requests = [asked(text) for text in texts]
+    found = [served(engine, [request]).popitem()[1] for request in requests]
+    # The fourth text's prefix is there, but not what its next token sees of it.
+    assert [one.cached_tokens for one in found] == [0, 40, 0, 0, 40]
+    assert [one.token_ids for one in found] == tokens_alone(backend, requests)
+    # Beside each other, the second while the first one's prompt is computed.
+    engine = Engine(make(), 8)
+    both = served(engine, [asked([*TEXT[:30], 1]), asked([*TEXT[:30], 2])])
+    assert [one.cached_tokens for one in both.values()] == [0, 30]
+    engine.add(asked(TEXT))
+    engine.step()  # 30 tokens from the cache, and 8
+    assert engine.scheduler.cache_usage == (10 + 4) / (32 + 8)
 
 
 def test_beams_that_memory_never_suffices_for_are_refused(backend: Callable[..., Any]) -> None:

@@ -137,7 +137,9 @@ def step_without_memory() -> None:
 
 
 def test_memory_of_blocks_is_taken_as_they_are_written() -> None:
-    array = CacheArray(1000, CacheRows(4, 128, np.float16))  # of 128 KiB each
+    array = CacheArray(
+        np.zeros((1, 1), np.int32), 1000, CacheRows(4, 128, np.float16)
+    )  # of 128 KiB each
     pages = -(-array.numbers.nbytes // mmap.PAGESIZE)
 
     def taken() -> int:

@@ -12,12 +12,11 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import (
     RunOptions,
     Seat,
-    cache_length,
     rows_at_once,
     step_capacity,
     unchunked,
 )
-from lite_runner.backends.native.backend import NativeBackend, state_bytes
+from lite_runner.backends.native.backend import NativeBackend, slot_bytes, state_bytes
 from lite_runner.backends.native.packed_cache import (
     entry_of,
     is_cached,
@@ -30,7 +29,7 @@ from lite_runner.native import fingerprint
 from lite_runner.native.model import NativeOptions, unsupported
 from lite_runner.native.structs import LoraSize, Packed, Share
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE
-from lite_runner.sizing import Memory, cache_bytes
+from lite_runner.sizing import Memory
 
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
@@ -99,12 +98,11 @@ class Native(Seat):
         weights, loading = packed_memory(
             _as_computed(files, options), options.ranks, share, cached=cached
         )
-        positions = cache_length(length, model.seq_length) + model.learned_keys
         rows = slots
         if options.prompt_logits:
             capacity = step_capacity(slots, unchunked(model, length))
             rows = rows_at_once(model.vocab_size, max(length, capacity))
-        slot = cache_bytes(local, "float32", 1, positions, options.settings.kv_cache or CACHE)
+        slot = slot_bytes(local, slots, length, options.settings.kv_cache or CACHE)
         slot += state_bytes(model)
         # Ranks make the same schedule, so all need the same memory.
         least = min(slots, options.width) if options.ranks.size == 1 else slots

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from lite_runner.architectures.positions import (
     positions_of,
     prefix_angles,
 )
+from lite_runner.architectures.quantization import CacheType
 from lite_runner.architectures.spec import Decoder, Prefix
 from lite_runner.backends import (
     BASE,
@@ -35,11 +37,12 @@ from lite_runner.backends import (
     step_capacity,
     unchunked,
 )
-from lite_runner.backends.block_pool import BlockPool, Part
-from lite_runner.native.model import BLOCK, NativeModel, state_floats
+from lite_runner.backends.block_pool import BlockPool, Part, window_blocks
+from lite_runner.native.model import BLOCK, NativeModel, WindowBlocks, state_floats
 from lite_runner.native.model import NativeOptions as NativeOptions
 from lite_runner.native.structs import Packed
 from lite_runner.records import dataclass
+from lite_runner.sizing import cache_bytes
 
 if TYPE_CHECKING:
     from lite_runner.backends.adapter_slots import AdapterSlots
@@ -108,24 +111,22 @@ class NativeBackend:
         if self.draft is not None:
             options = self._shared(self.draft, options)
         length = cache_length(options.length, config.seq_length)
-        self._options = options = replace(options, length=length)
-        blocks = None
-        block_bytes = self._model.block_bytes(options.cache)
-        if self.next_token is not None:
-            block_bytes += self.next_token.block_bytes(options)
-        if options.cache_bytes is not None:
-            left = options.cache_bytes - options.slots * state_bytes(config)
-            blocks = left // max(1, block_bytes)
-        self._pool = pool = BlockPool(options.slots, length, BLOCK, blocks, self._ahead)
         whole = unchunked(config, length)
         self._capacity = step_capacity(options.slots, whole)
+        options, pool, windows = self._pools_of(replace(options, length=length))
+        self._options = options
+        self._pool, self._windows = pool, windows
+        self._pools = [pool] if windows is None else [pool, windows]
         self._metadata = BatchMetadata(
             config, length + self._ahead, self._capacity, reproducible=self._reproducible
         )
         self._states: SlotStates | None = None  # before the new ones are allocated
         whole_length = replace(options, length=length + self._ahead)
         table = self._metadata.table
-        self._model.resize(whole_length, self._capacity, table, pool.tables, pool.size)
+        blocks = None
+        if windows is not None:
+            blocks = WindowBlocks(windows.window, windows.tables, windows.size)
+        self._model.resize(whole_length, self._capacity, table, pool.tables, pool.size, blocks)
         if self.next_token is not None:
             same = self._reproducible
             self.next_token.resize(whole_length, self._capacity, reproducible=same)
@@ -148,8 +149,39 @@ class NativeBackend:
             short_length=config.short_length,
             prefix=config.prefix,
             memory=pool,
-            usable=None if self._states is None else self._states.usable,
+            windows=windows,
+            usable=None if (kept := self._states or windows) is None else kept.usable,
         )
+
+    def _pools_of(
+        self, options: NativeOptions
+    ) -> tuple[NativeOptions, BlockPool, BlockPool | None]:
+        """The pool of the cache's blocks, and that of layers with windows, if they have another;
+        the options with fewer slots, if there is no memory for the windows of more."""
+        assert self._model is not None
+        config, slots, length = self._config, options.slots, options.length
+        window = window_of(config, length, self._capacity)
+        # All layers' blocks, or those of the layers without and with a window.
+        size, windowed = self._model.block_bytes(options.cache), 0
+        if window:
+            windowed = self._model.block_bytes(options.cache, windowed=True)
+            size -= windowed
+        if self.next_token is not None:
+            size += self.next_token.block_bytes(options)
+        blocks = None
+        if options.cache_bytes is not None:
+            left = options.cache_bytes - slots * state_bytes(config)
+            if window:  # first: they are never waited for
+                one = window_blocks(window, self._capacity, BLOCK) * windowed
+                slots = max(1, min(slots, (left - length * size // BLOCK) // one))
+                left -= slots * one
+            blocks = left // max(1, size)
+        options = replace(options, slots=slots)
+        pool = BlockPool(slots, length, BLOCK, blocks, self._ahead, block_bytes=size)
+        if not window:
+            return options, pool, None
+        seen = {"window": window, "step": self._capacity, "block_bytes": windowed}
+        return options, pool, BlockPool(slots, length, BLOCK, **seen)
 
     def grow(self, slots: int, length: int, cache_bytes: int | None = None) -> None:
         """Reallocate the cache; the weights and the adapters stay."""
@@ -162,7 +194,10 @@ class NativeBackend:
         """The options less the draft model's share of the cache memory."""
         assert self._model is not None and draft._model is not None
         length = min(options.length, draft._config.seq_length)
-        sizes = [model.block_bytes(options.cache) for model in (self._model, draft._model)]
+        sizes = [
+            slot_bytes(config, options.slots, options.length, options.cache)
+            for config in (self._config, draft._config)
+        ]
         rest = part = options.cache_bytes
         if rest is not None:
             part = rest * sizes[1] // sum(sizes)
@@ -193,7 +228,8 @@ class NativeBackend:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slot sources[i] to targets[i]; all are read before any is written."""
-        self._pool.fork(sources, targets)
+        for pool in self._pools:
+            pool.fork(sources, targets)
         self._metadata.copy(sources, targets)
         if self.next_token is not None:
             self.next_token.copy(sources, targets)
@@ -202,7 +238,8 @@ class NativeBackend:
 
     def release(self, slot: int, length: int) -> None:
         """Free the blocks of a slot's tokens from `length` on."""
-        self._pool.release(slot, length)
+        for pool in self._pools:
+            pool.release(slot, length)
         if self.next_token is not None:
             self.next_token.release(slot, length)
         if self._states is not None:
@@ -210,8 +247,12 @@ class NativeBackend:
 
     def _reserve(self, *parts: Part) -> None:
         """Give slots blocks of their own for what is about to be written."""
+        for pool in self._pools:
+            self._reserve_in(pool, parts)
+
+    def _reserve_in(self, pool: BlockPool, parts: Sequence[Part]) -> None:
         assert self._model is not None
-        self._pool.reserve(parts, self._model.copy_block)
+        pool.reserve(parts, partial(self._model.copy_block, pool.tables))
 
     def close(self) -> None:
         """Release the model and its memory, once its prefixes are stored."""
@@ -234,7 +275,7 @@ class NativeBackend:
 
     def _batch(self, rows: Sequence[Row]) -> TokenBatch:
         check_rows(rows, self.info, 0 if self.adapters is None else self.adapters.slots)
-        self._reserve(*(row.part for row in rows))
+        self._reserve_in(self._pool, [row.part for row in rows])
         if self._states is not None:  # what it computes again has the same bits in shared blocks
             rows = self._states.seek(rows)
         if self._ahead:
@@ -252,6 +293,8 @@ class NativeBackend:
     ) -> NDArray[np.float32]:
         """One step over a part of the tokens -> logits after the `wanted` ones."""
         assert self._model is not None
+        if self._windows is not None:  # a step at a time: blocks before it may be given back
+            self._reserve_in(self._windows, every.within(part))
         metadata, table = self._metadata.of(every, part, wanted)
         slots = None
         if self.adapters is not None:  # of each token
@@ -271,6 +314,25 @@ class NativeBackend:
         if self.next_token is not None:
             self.next_token.follow(every, part)
         return logits
+
+
+def window_of(model: Decoder, length: int, step: int) -> int:
+    """Tokens that one sees at most in layers with windows, if these need fewer blocks than others;
+    `step`: tokens that are computed at once. 0: all layers have the same blocks."""
+    # A state that was not kept is computed again from tokens long before.
+    if model.recurrent is not None or model.prefix is not None or model.learned_keys:
+        return 0
+    seen = max((one.most_seen or 0 for one in model.cached), default=0)
+    return seen if seen and window_blocks(seen, step, BLOCK) * BLOCK < length else 0
+
+
+def slot_bytes(model: Decoder, slots: int, length: int, cache: CacheType) -> int:
+    """Bytes of the keys and values of one of so many slots of `length` tokens."""
+    length = cache_length(length, model.seq_length)
+    step = step_capacity(slots, unchunked(model, length))
+    window = window_of(model, length, step)
+    windowed = BLOCK * window_blocks(window, step, BLOCK) if window else None
+    return cache_bytes(model, "float32", 1, length + model.learned_keys, cache, windowed)
 
 
 def state_bytes(model: Decoder) -> int:
@@ -349,13 +411,18 @@ class TokenBatch:
             yield slice(start, end), slice(first, last)
             start, first = end, last
 
+    def within(self, part: slice) -> list[Part]:
+        """Slots of a part, and where its tokens begin and end in each."""
+        found = []
+        for row, first in self.starts():
+            begin, end = max(first, part.start), min(first + len(row.tokens), part.stop)
+            if begin < end:
+                found.append((row.slot, row.position + begin - first, row.position + end - first))
+        return found
+
     def ends(self, part: slice) -> dict[int, int]:
         """Slots of a part, and each one's tokens after it."""
-        return {
-            row.slot: row.position + min(part.stop, first + len(row.tokens)) - first
-            for row, first in self.starts()
-            if first < part.stop and part.start < first + len(row.tokens)
-        }
+        return {slot: end for slot, _, end in self.within(part)}
 
     def before_drafts(self, part: slice) -> dict[int, tuple[int, int]]:
         """Slots with drafts: the index in the part of the token before them, and how many tokens

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,7 +142,8 @@ class NextToken:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Logits and hidden states of the wanted tokens; `hidden`: what the tokens of all rows are
         joined with."""
-        self._pool.reserve([row.part for row in rows], self._model.copy_block)
+        copy = partial(self._model.copy_block, self._pool.tables)
+        self._pool.reserve([row.part for row in rows], copy)
         every, joined = TokenBatch.of(rows), np.stack(hidden)
         logits, states = [], []
         for part, here in every.parts(self._capacity, len(rows), whole_rows=False):

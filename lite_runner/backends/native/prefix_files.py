@@ -126,9 +126,10 @@ class PrefixFiles:
 
     def restore(self, prefix: StoredPrefix) -> None:
         """See StoredPrefixes."""
-        self._reserve((prefix.slot, prefix.start, prefix.end))
         for place, block in enumerate(prefix.blocks):
-            self._model.write_positions(prefix.slot, prefix.start + place * BLOCK, BLOCK, block)
+            start = prefix.start + place * BLOCK
+            self._reserve((prefix.slot, start, start + BLOCK))
+            self._model.write_positions(prefix.slot, start, BLOCK, block)
 
     def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
         """See StoredPrefixes."""
@@ -143,6 +144,8 @@ class PrefixFiles:
                     for one in names[place:]:
                         self._had.setdefault(one, request)
                     return
+                if not self._model.has_positions(slot, place * BLOCK):
+                    return  # some were given back: see BlockPool
                 block = self._model.read_positions(slot, place * BLOCK, BLOCK)
                 with self._lock:
                     if self._queued and self._queued + block.nbytes > QUEUED:

@@ -412,6 +412,7 @@ struct BoundLayer {
   int64_t pool_bfloat16;  // 1: upper halves of float32
   float* state;
   int64_t state_stride;  // numbers from a slot's to the next one's; behind all come the kept ones
+  int64_t windowed;      // 1: the cache's blocks are those of BoundModel's window_tables
 };
 
 // What the exchanges of a rank with its peers have taken so far: nanoseconds, and of these those until
@@ -445,6 +446,11 @@ struct BoundModel {
   // [slots, table_width]: the block of each chunk of a slot's positions, of `blocks`.
   const int32_t* tables;
   int64_t table_width, blocks;
+  // The same of layers with a window, of so many positions at most: chunks before it may have none.
+  // 0: all layers have the same blocks.
+  int64_t window;
+  const int32_t* window_tables;
+  int64_t window_blocks;
 };
 
 struct TrainingKernels;

@@ -41,16 +41,24 @@ bool Step::fits(const BoundModel& model, int64_t size, const int32_t* places) co
   if (count < 0 || count > model.capacity) return false;
   if (wanted < 0 || wanted > rows || wanted > model.logit_rows) return false;
   const auto within = [](int64_t value, int64_t end) { return value >= 0 && value < end; };
-  int64_t chunk = 0;
+  int64_t chunk = 0, near = 0;
   for (int32_t t = 0; t < count; ++t) {
     if (!within(token[t], model.vocabulary) || !within(slot[t], model.slots) ||
         !within(position[t], model.positions) || !within(rope[t], model.rope_rows))
       return false;
     if (model.prefix && !within(last_seen[t], model.positions)) return false;
-    if (t == 0 || slot[t] != slot[t - 1]) chunk = 0;  // of the slot, those before are within
+    // Of the slot, those before are within, or before all windows.
+    const bool first = t == 0 || slot[t] != slot[t - 1] || position[t] < position[t - 1];
+    if (first) chunk = 0;
     const int32_t last = model.prefix ? std::max(position[t], last_seen[t]) : position[t];
     for (; chunk <= last / kChunk; ++chunk)
       if (!within(model.tables[slot[t] * model.table_width + chunk], model.blocks)) return false;
+    if (model.window) {
+      if (first) near = std::max<int64_t>(0, position[t] + 1 - model.window) / kChunk;
+      for (; near <= last / kChunk; ++near)
+        if (!within(model.window_tables[slot[t] * model.table_width + near], model.window_blocks))
+          return false;
+    }
     if (places && !within(places[t] + int64_t{1}, model.adapter_slots + 1)) return false;
   }
   for (int32_t i = 0; i < wanted; ++i)
@@ -111,13 +119,16 @@ void compute_embedding(const BoundLayer& bound, const Step& step, const int32_t*
   chosen->embedding(layer, step, adapters_of(bound, layer.adapters, places), out);
 }
 
-// false: a kind that is not known, or one that needs words which the step has not.
-bool compute_layer(const BoundLayer& bound, const Step& step, const int32_t* places,
-                   const float* rope, const float* x, float* out) {
+// false: a kind that is not known, or one that needs words which the step has not, or keys before
+// the `window` of a BoundModel.
+bool compute_layer(const BoundLayer& bound, const Step& step, int64_t window,
+                   const int32_t* places, const float* rope, const float* x, float* out) {
   const Kind kind = as<Kind>(bound.block);
   if (kind == Kind::kAttention) {
     const AttentionLayer& layer = as<AttentionLayer>(bound.block);
     if (layer.prefix && !step.last_seen) return false;
+    const int64_t seen = layer.chunk ? layer.chunk : layer.window;
+    if (bound.windowed && (!seen || seen > window)) return false;
     chosen->attention(layer, step, adapters_of(bound, layer.adapters, places), x, rope,
                        bound.cache, out);
   } else if (kind == Kind::kFeedForward) {
@@ -190,6 +201,8 @@ int step_of(const BoundModel* model, const int32_t* words, int64_t size, const f
   step.slots = model->slots;
   step.tables = model->tables;
   step.table_width = model->table_width;
+  Step windowed = step;
+  windowed.tables = model->window_tables;
   const BoundLayer *first = model->layers, *last = first + model->count - 1;
   timed(model, first, step, [&] {
     compute_embedding(*first, step, places, x);
@@ -197,7 +210,10 @@ int step_of(const BoundModel* model, const int32_t* words, int64_t size, const f
   });
   for (const BoundLayer* layer = first + 1; layer < last; ++layer)
     if (!timed(model, layer, step,
-               [&] { return compute_layer(*layer, step, places, rope, x, x); }))
+               [&] {
+                 return compute_layer(*layer, layer->windowed ? windowed : step, model->window,
+                                      places, rope, x, x);
+               }))
       return 1;
   timed(model, last, step, [&] {
     compute_head(*last, first->block, step, places, model->softcap, x, logits);

@@ -4,7 +4,7 @@ MindSpore's own operators, and against themselves, bit for bit."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -390,6 +390,50 @@ def test_a_step_that_is_longer_than_its_capacity(
     whole = reference("llama").native(3, 64).forward(rows)
     monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
     assert reference("llama").native(3, 64).forward(rows).tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("case", ["gemma3", "gemma4_sides", "gpt_oss", "llama4", "mistral_long"])
+def test_blocks_before_windows_are_given_back(
+    case: str, monkeypatch: pytest.MonkeyPatch, reference: Reference
+) -> None:
+    """And change no bit: in pieces, copies, drafts that are refused, and texts that begin anew."""
+    monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
+    known = reference(case)
+    known.config = replace(known.config, seq_length=700)
+    texts = np.random.default_rng(1).integers(0, known.config.vocab_size, (3, 700), np.int32)
+
+    def run(model: NativeBackend) -> Iterator[bytes]:
+        def row(slot: int, text: int, start: int, end: int, **others: Any) -> Row:
+            return Row(slot, texts[text, start:end], start, **others)
+
+        def computed(*rows: Row) -> bytes:
+            return model.forward(rows).tobytes()
+
+        yield computed(row(0, 0, 0, 300))
+        model.copy([0], [1])
+        yield computed(row(0, 0, 300, 600), row(1, 0, 300, 320))
+        yield computed(row(2, 1, 0, 200), row(1, 0, 320, 329, logits=9, drafts=True))
+        for step in range(60):
+            start = 323 + step
+            rows = row(0, 0, 600 + step, 601 + step), row(1, 0, start, start + 1)
+            yield computed(*rows, row(2, 1, 200 + 3 * step, 203 + 3 * step))
+        model.copy([0, 1], [1, 0])
+        yield computed(row(0, 0, 383, 583), row(1, 0, 660, 665))
+        model.release(2, 0)
+        yield computed(row(2, 0, 0, 600))
+
+    model = known.native(3, 700)
+    found = list(run(model))
+    memory, windows = model.info.memory, model.info.windows
+    assert memory is not None and windows is not None
+    assert (memory.blocks, windows.blocks) == (18, 9 if case == "mistral_long" else 6)
+    assert windows.held((slot, 700) for slot in range(3)) <= windows.blocks
+    assert model.info.usable is not None and model.info.usable(0, 100) == 0
+    for start in (100, 128):  # within a block, and where one begins
+        with pytest.raises(ValueError, match=r"blocks|given back"):
+            model.forward([Row(0, texts[0, start : start + 1], start)])
+    monkeypatch.setattr("lite_runner.backends.native.backend.window_of", lambda *_: 0)
+    assert list(run(known.native(3, 700))) == found
 
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
