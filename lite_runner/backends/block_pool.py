@@ -130,6 +130,8 @@ class BlockPool:
         if self.window:
             if self.usable(slot, start) < start:
                 raise ValueError(f"slot {slot}: got token {start}, but what it sees was given back")
+            self.release(slot, end)  # what was behind would be too many
+            held = self._held[slot]
             self._seen[slot] = max(0, start + 1 - self.window)
         for index in range(min(first, len(held)), self._end(end)):
             if index < len(held) and self._users[held[index]] == 1:

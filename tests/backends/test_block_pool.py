@@ -29,7 +29,7 @@ class Texts:
         unless what the tokens see was given back."""
         windowed = bool(self.pool.window)
         if windowed:
-            self.release(slot, start)
+            del self.texts[slot][start:]
             end = min(end, start + STEP)
         part = slot, start, end
         if self.pool.usable(slot, start) < start:
