@@ -12,6 +12,7 @@ from tests.each import each
 
 Resolve = Callable[..., RunConfig]
 Faults = Callable[..., str]
+Notes = Callable[..., list[str]]
 
 TINY = ("model=tiny_llama", "predict_data=hi")
 
@@ -62,12 +63,13 @@ def test_several_ranks_have_to_be_asked_for(faults: Faults, setting: str) -> Non
 
 
 def test_more_threads_than_cpus_are_noted(
-    resolve: Resolve, monkeypatch: pytest.MonkeyPatch
+    resolve: Resolve, notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "cores", lambda processes=1: max(1, 2 // processes))
     for argv in ([], ["context.threads=2"], ["parallel=tp2", "context.threads=1"]):
         assert threads_beyond(resolve(*TINY, *argv)) == "", argv
     told = threads_beyond(resolve(*TINY, "context.threads=9"))
+    assert notes(*TINY, "context.threads=9") == [told]
     assert told.startswith("context.threads=9: this process may use 2 CPU(s)")
     assert told.endswith("-> context.threads=2, or leave it out")
     told = threads_beyond(resolve(*TINY, "parallel=tp2", "context.threads=2"))
