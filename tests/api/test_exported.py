@@ -55,6 +55,18 @@ def test_a_name_is_a_run_with_backend_mslite() -> None:
     assert (run.model_name, run.context.device_target) == ("tiny_llama", "CPU")
 
 
+@pytest.fixture
+def shallow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny_bloom of one layer, half as much to compile."""
+    conf = shutil.copytree(groups.conf_dir(), tmp_path / "shallow")
+    file = conf / "model/tiny_bloom.yaml"
+    text = file.read_text(encoding="utf-8")
+    assert text.count("num_layers: 2") == 1
+    file.write_text(text.replace("num_layers: 2", "num_layers: 1"), encoding="utf-8")
+    monkeypatch.setattr(groups, "conf_dir", lambda: conf)
+
+
+@pytest.mark.usefixtures("shallow")
 def test_graphs_from_elsewhere_say_what_ours_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +104,7 @@ def test_graphs_from_elsewhere_say_what_ours_do(
         said(paths, model_name="tiny_llama")
 
 
+@pytest.mark.usefixtures("shallow")
 def test_the_infer_section_of_a_named_models_yaml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

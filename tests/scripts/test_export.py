@@ -23,7 +23,7 @@ run_mode: predict
 use_parallel: True
 trainer: {model_name: tiny_llama}
 model:
-  model_config: {type: LlamaConfig, seq_length: 128, batch_size: 1, use_past: True}
+  model_config: {type: LlamaConfig, num_layers: 1, seq_length: 128, batch_size: 1, use_past: True}
   arch: {type: LlamaForCausalLM}
 infer:
   prefill_model_path: "test_model_dir/x_7.1b_prefill"
@@ -44,7 +44,8 @@ def model_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "test_model_dir"
     folder.mkdir()
     (folder / "test.yaml").write_text(YAML)
-    config, _ = resolve(parse(["model=tiny_llama", "predict_data=x"], heads()))
+    words = ["model=tiny_llama", "model.model_config.num_layers=1", "predict_data=x"]
+    config, _ = resolve(parse(words, heads()))
     model = config.model_config()
     assert model is not None
     write_ckpt(folder / "test.ckpt", random_checkpoint(model, seed=7))
