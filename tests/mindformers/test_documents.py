@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 from lite_runner import AutoModel, AutoTokenizer, BloomConfig, BloomLMHeadModel, pipeline
-from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.groups import options_of
 from lite_runner.mindir.manifest import read_manifest
@@ -425,24 +424,10 @@ def test_a_yaml_of_run_mindformer_predicts(runner: Runner, folder: Path) -> None
     assert (folder / "text_generation_result.txt").read_text("utf-8") == str(made)
 
 
-def expected_004_804_cut(_folder: Path) -> str:
-    """The sizes that chat.py has beside tiny_bloom's, and a seed that it has not."""
-    config = BloomConfig(hidden_size=64, num_layers=2, num_heads=4, seq_length=256, seed=7)
-    return lines(texts(AutoModel.from_config(config), SKY, max_length=100))
-
-
-@pytest.mark.parametrize("distributed", ["", "path/to/cut"])
-def test_a_loop_over_ranks_chats(folder: Path, distributed: str) -> None:
-    """run_chat.sh and chat.py as they are, Load then Shard and Shard then Load; only `python3` is
-    the command of this test."""
+def test_a_loop_over_ranks_chats(folder: Path) -> None:
+    """run_chat.sh and chat.py as they are: only `python3` is the command of this test. Shard then
+    Load is in tests/api/test_context.py, with the same calls."""
     chat, loop = (SNIPPETS[place].runnable for place in RANKS)
-    variable = "export DISTRIBUTED_CKPT_PATH="
-    assert f'{variable}""' in loop
-    loop = loop.replace(f'{variable}""', f'{variable}"{distributed}"')
-    if distributed:
-        words = "run_mode=shard model=tiny_bloom parallel=tp2 weights_seed=7 verbosity=0"
-        sizes = "model.model_config.vocab_size=250880"
-        assert main([*words.split(), sizes, f"shard_output={folder / distributed}"]) == 0
     (folder / "chat.py").write_text(chat, encoding="utf-8")
     (folder / "path/hccl_2p.json").write_text(json.dumps(RANK_TABLE))
     python = folder / "bin/python3"
@@ -456,10 +441,9 @@ def test_a_loop_over_ranks_chats(folder: Path, distributed: str) -> None:
         timeout=300,
         check=True,
     )
-    expected = expected_004_804_cut if distributed else expected_004_682
     for rank in range(2):
         log = (folder / f"minformers_{rank}.log").read_text(encoding="utf-8")
-        assert expected(folder) in log, log
+        assert expected_004_682(folder) in log, log
 
 
 def test_every_snippet_runs() -> None:
