@@ -27,7 +27,7 @@ def test_a_file_as_published(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import published
 
-    sizes = replace(published.PUBLISHED[size], layers=8, vocabulary=1000, intermediate=512)
+    sizes = replace(published.PUBLISHED[size], layers=4, vocabulary=1000, intermediate=512)
     path = tmp_path / "model.gguf"
     published.write(path, sizes)
     assert {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors} == types

@@ -17,18 +17,19 @@ from scipy.special import log_softmax
 from lite_runner import run_modes
 from lite_runner.app import main
 from lite_runner.backends import Row
-from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
+from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config import prompts
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
+from lite_runner.native.packed_model import pack
 from lite_runner.output import scoring
 from lite_runner.output.scoring import windows
 from lite_runner.run_modes import heads
 from lite_runner.run_modes.eval import Config, read_text
 from lite_runner.text.tokenizer import byte_tokenizer
 from lite_runner.weights.layouts import random_checkpoint
-from lite_runner.weights.read_ahead import ReadAhead
+from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.each import each
 from tests.output.fake_backend import FakeBackend, logits_of_positions
 from tests.refusals import refused
@@ -62,8 +63,8 @@ def test_a_run_equals_the_logits_token_by_token(
     result = run(f"model={model}", "eval_window=16", "eval_stride=6", "seed=3")
     config = run_modes.resolve(parse([*EVAL, f"model={model}"], heads()))[0].model_config()
     assert config is not None
-    weights = ReadAhead(random_checkpoint(config, 3))
-    backend = MindSporeBackend(config, weights, MindSporeOptions(slots=1, length=64))
+    layers = pack(config, QuantizedWeights(random_checkpoint(config, 3), config))
+    backend = NativeBackend(config, layers, NativeOptions(slots=1, length=64))
     ids = np.array(byte_tokenizer().encode(TEXT), np.int32)
     losses = []
     for window in windows(len(ids), 16, 6):

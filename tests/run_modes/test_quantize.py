@@ -18,7 +18,7 @@ from lite_runner.config.argv import parse
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve
-from lite_runner.weights.checkpoint import open_checkpoint
+from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from tests.models import model_named
 from tests.references import REFERENCE
 from tests.refusals import refused
@@ -61,20 +61,23 @@ def ids(*overrides: str) -> list[int]:
 def test_a_written_checkpoint_runs_as_one_rounded_while_loading(
     model: str, backend: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = [f"model={model}", "load_checkpoint=random"]
+    one_layer = [f"model={model}", "model.model_config.num_layers=1"]  # to compile
+    source = [*one_layer, "load_checkpoint=random"]
     files = quantized(*source)
     assert files == ["config.json", "model.safetensors", "quantization.json"]
     expected = ids(*source, "quant=a16w4", backend)
     capsys.readouterr()
-    assert ids(f"model={model}", "load_checkpoint=q", "verbosity=1", backend) == expected
+    assert ids(*one_layer, "load_checkpoint=q", "verbosity=1", backend) == expected
     told = capsys.readouterr().err
     assert "matrices as the checkpoint holds them" in told
     assert ("fall back to dequantized weights" in told) == (backend == "backend=ms")
     # Converted, it is a plain checkpoint of those floats.
     convert = ["run_mode=convert", "convert_output=f.safetensors", "load_checkpoint=q"]
-    assert main(["verbosity=0", f"model={model}", *convert]) == 0
-    floats = open_checkpoint(Path("f.safetensors"), model_named(model))
-    for name, one in open_checkpoint(Path("q"), model_named(model)).items():
+    assert main(["verbosity=0", *one_layer, *convert]) == 0
+    sizes = model_config_of(Path("q"))
+    assert sizes is not None
+    floats = open_checkpoint(Path("f.safetensors"), sizes)
+    for name, one in open_checkpoint(Path("q"), sizes).items():
         assert floats[name].integers is None
         np.testing.assert_array_equal(floats[name].read(), one.read())
 
