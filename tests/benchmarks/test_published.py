@@ -15,19 +15,19 @@ from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
-    ("size", "types"),
+    ("size", "layers", "types"),
     [
-        ("qwen2.5_0.5b", {"Q5_0", "Q8_0", "Q4_K", "Q6_K", "F32"}),  # 896 inputs: no whole blocks
-        ("llama_7b", {"Q4_K", "Q6_K", "F32"}),
+        ("qwen2.5_0.5b", 8, {"Q5_0", "Q8_0", "Q4_K", "Q6_K", "F32"}),  # 896 inputs: no whole blocks
+        ("llama_7b", 4, {"Q4_K", "Q6_K", "F32"}),
     ],
 )
 def test_a_file_as_published(
-    tmp_path: Path, size: str, types: set[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: str, layers: int, types: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import published
 
-    sizes = replace(published.PUBLISHED[size], layers=4, vocabulary=1000, intermediate=512)
+    sizes = replace(published.PUBLISHED[size], layers=layers, vocabulary=1000, intermediate=512)
     path = tmp_path / "model.gguf"
     published.write(path, sizes)
     assert {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors} == types
