@@ -17,7 +17,7 @@ from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import random_checkpoint
 from tests.paths import FIXTURES
 
-_SIZES: dict[str, Any] = {"vocab_size": 480, "hidden_size": 48, "num_layers": 2, "num_heads": 4}
+_SIZES: dict[str, Any] = {"vocab_size": 480, "hidden_size": 48, "num_layers": 1, "num_heads": 4}
 _SIZES |= {"seq_length": 128, "tie_word_embeddings": False}
 
 

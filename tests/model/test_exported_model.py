@@ -24,6 +24,7 @@ from tests.paths import ROOT
 from tests.refusals import refused
 
 PREFILL, INCREMENT = "tiny_llama_prefill_graph.mindir", "tiny_llama_inc_graph.mindir"
+TINY = ["model=tiny_llama", "model.model_config.num_layers=1"]  # to compile
 PREDICT = ["predict_data=some words", "max_new_tokens=6", "eos_token_id=[]"]
 
 
@@ -34,8 +35,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder.parent)
         patch.setenv("LITE_RUNNER_CACHE", str(folder.parent / "cache"))
-        layout = ["export.layout=static_pair", "infer.infer_seq_length=64", "model=tiny_llama"]
-        assert main(["run_mode=export", *layout, f"export_output={folder}"]) == 0
+        layout = ["export.layout=static_pair", "infer.infer_seq_length=64"]
+        assert main(["run_mode=export", *TINY, *layout, f"export_output={folder}"]) == 0
     return folder
 
 
@@ -87,7 +88,7 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 def test_every_way_to_give_a_pair_says_the_same(
     tokens: Callable[..., list[int]], ours: Path, tmp_path: Path
 ) -> None:
-    online = tokens("model=tiny_llama")
+    online = tokens(*TINY)
     # With our manifest nothing else says which model it is.
     assert tokens("backend=mslite", f"infer.model_dir={ours}") == online
     assert tokens("backend=mslite", *pair(ours)) == online
@@ -96,7 +97,7 @@ def test_every_way_to_give_a_pair_says_the_same(
     (tmp_path / "elsewhere").mkdir()
     moved = (ours / INCREMENT).rename(tmp_path / "elsewhere" / "second.mindir")
     paths = pair(ours, increment=str(moved))
-    assert tokens("backend=mslite", "model=tiny_llama", *paths) == online
+    assert tokens("backend=mslite", *TINY, *paths) == online
 
 
 def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,9 +107,7 @@ def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixtu
     (foreign / INCREMENT).rename(foreign / "x_decode_seq1024_bs1_graph.mindir")
     for prefill in ("x_prefill_seq1024_bs1", "x_prefill_seq1024_bs1_graph.mindir"):
         increment = "x_decode_seq1024_bs1" + prefill.removeprefix("x_prefill_seq1024_bs1")
-        given = exported_model(
-            config("model=tiny_llama", *pair(foreign, prefill, increment)).source
-        )
+        given = exported_model(config(*TINY, *pair(foreign, prefill, increment)).source)
         assert given is not None
         assert {name: path.name for name, path in given.graphs.items()} == {
             "prefill": "x_prefill_seq1024_bs1.mindir",
@@ -117,7 +116,7 @@ def test_names_with_and_without_graph(foreign: Path, capsys: pytest.CaptureFixtu
         assert f"{prefill} is not there; x_prefill_seq1024_bs1.mindir is" in capsys.readouterr().err
         assert graphs_in(foreign) == given.graphs
     (foreign / "x_prefill_seq1024_bs1_graph.mindir").touch()
-    said = refusal("model=tiny_llama", *pair(foreign, "x_prefill_seq1024_bs1"))
+    said = refusal(*TINY, *pair(foreign, "x_prefill_seq1024_bs1"))
     assert "but both x_prefill_seq1024_bs1.mindir and x_prefill_seq1024_bs1_graph.mindir" in said
 
 
@@ -126,7 +125,7 @@ def test_a_manifest_counts_for_the_files_it_names(ours: Path) -> None:
     assert given is not None and given.manifest.files and given.folder == ours
     assert dict(given.graphs) == {"prefill": ours / PREFILL, "increment": ours / INCREMENT}
     (ours / "other.mindir").write_bytes((ours / PREFILL).read_bytes())
-    other = exported_model(config("model=tiny_llama", *pair(ours, prefill="other.mindir")).source)
+    other = exported_model(config(*TINY, *pair(ours, prefill="other.mindir")).source)
     assert other is not None and not other.manifest.files
     assert "another file than the one exported" in _broken(ours, *pair(ours))
     assert "another file than the one exported" in _broken(ours, f"infer.model_dir={ours}")
@@ -143,13 +142,13 @@ def _broken(folder: Path, *settings: str) -> str:
 
 def test_a_pair_above_1_gb_by_the_name_it_was_asked_for(foreign: Path) -> None:
     named = pair(foreign, "tiny_llama_prefill.mindir", "tiny_llama_inc.mindir")
-    given = exported_model(config("model=tiny_llama", *named).source)
+    given = exported_model(config(*TINY, *named).source)
     assert given is not None
     assert [path.name for path in given.graphs.values()] == [PREFILL, INCREMENT]
 
 
 def test_ge_options_beside_the_graphs(foreign: Path) -> None:
-    here = ["model=tiny_llama", f"infer.model_dir={foreign}"]
+    here = [*TINY, f"infer.model_dir={foreign}"]
     without = exported_model(config(*here).source)
     (foreign / "config.ini").write_text("[ascend_context]\nprovider=ge\n")
     given = exported_model(config(*here).source)
@@ -161,12 +160,12 @@ def test_ge_options_beside_the_graphs(foreign: Path) -> None:
 def test_paths_that_are_no_pair(ours: Path, manifest: bool) -> None:
     if not manifest:
         (ours / "manifest.json").unlink()
-    assert "swapped" in refusal("model=tiny_llama", *pair(ours, INCREMENT, PREFILL))
-    assert "are the same file" in refusal("model=tiny_llama", *pair(ours, PREFILL, PREFILL))
-    assert "no such file" in refusal("model=tiny_llama", *pair(ours, increment="x.mindir"))
-    assert "a folder" in refusal("model=tiny_llama", *pair(ours.parent, prefill=ours.name))
+    assert "swapped" in refusal(*TINY, *pair(ours, INCREMENT, PREFILL))
+    assert "are the same file" in refusal(*TINY, *pair(ours, PREFILL, PREFILL))
+    assert "no such file" in refusal(*TINY, *pair(ours, increment="x.mindir"))
+    assert "a folder" in refusal(*TINY, *pair(ours.parent, prefill=ours.name))
     single = f"infer.prefill_model_path={ours / PREFILL}"
-    assert "only one of a pair" in refusal("model=tiny_llama", single)
+    assert "only one of a pair" in refusal(*TINY, single)
 
 
 def test_ambiguous_graphs(foreign: Path) -> None:
@@ -176,9 +175,9 @@ def test_ambiguous_graphs(foreign: Path) -> None:
     assert "no such folder" in refusal("infer.model_dir=nowhere")
     assert "File name too long" in refusal(f"infer.model_dir={'a' * 300}")
     (foreign / "x.ms").touch()
-    text = refusal("model=tiny_llama", f"infer.prefill_model_path={foreign / 'x.ms'}")
+    text = refusal(*TINY, f"infer.prefill_model_path={foreign / 'x.ms'}")
     assert "no manifest.json names it" in text
-    text = refusal("model=tiny_llama", f"infer.model_dir={foreign}", "infer.model_type=mindir_lite")
+    text = refusal(*TINY, f"infer.model_dir={foreign}", "infer.model_type=mindir_lite")
     assert "the model is mindir" in text
 
 
@@ -187,7 +186,7 @@ def test_two_yaml_files_in_a_folder_end_in_4(
 ) -> None:
     monkeypatch.chdir(foreign.parent)
     (foreign / "another.yaml").touch()
-    for model in ([], ["model=tiny_llama"]):
+    for model in ([], TINY):
         given = ["backend=mslite", f"infer.model_dir={foreign}", *PREDICT, *model]
         refused(given, 4)
         assert "2 yaml files (another.yaml, tiny_llama.yaml)" in capsys.readouterr().err
@@ -215,25 +214,25 @@ def test_folders_that_are_ambiguous(tmp_path: Path, names: tuple[str, ...], said
 
 
 def test_an_export_or_a_run_without_paths_gives_none(tmp_path: Path) -> None:
-    assert exported_model(config("model=tiny_llama").source) is None
-    settings = ["run_mode=export", "model=tiny_llama", *pair(tmp_path)]
+    assert exported_model(config(*TINY).source) is None
+    settings = ["run_mode=export", *TINY, *pair(tmp_path)]
     assert exported_model(resolve(parse(settings, heads()))[0].source) is None
 
 
 def test_the_files_of_a_given_model(ours: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No checkpoint is read; the sizes are the manifest's, the special tokens the config's."""
     here = f"infer.model_dir={ours}"
-    files = locate(config("model=tiny_llama", here, "load_checkpoint=nowhere").source)
+    files = locate(config(*TINY, here, "load_checkpoint=nowhere").source)
     assert "load_checkpoint: not read" in capsys.readouterr().err
     assert (files.path, files.source) == (None, "random")
     with pytest.raises(ArtifactError, match="weights stay in it"):
         files.tensors()
     auto = locate(config(here).source)
     assert auto.exported is not None and auto.model == auto.exported.manifest.model
-    other = locate(config("model=tiny_llama", here, "model.model_config.eos_token_id=7").source)
+    other = locate(config(*TINY, here, "model.model_config.eos_token_id=7").source)
     assert other.model.eos_token_id == (7,)
-    with pytest.raises(ArtifactError, match="num_layers: the config says 3, the export 2"):
-        locate(config("model=tiny_llama", here, "model.model_config.num_layers=3").source)
+    with pytest.raises(ArtifactError, match="num_layers: the config says 3, the export 1"):
+        locate(config(*TINY, here, "model.model_config.num_layers=3").source)
 
 
 def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
@@ -246,8 +245,8 @@ def test_the_tokenizer_of_a_given_model(ours: Path) -> None:
     wanted = encoded(here)
     assert wanted[-2:] == [97, 98]
     (ours / "manifest.json").unlink()
-    assert encoded("model=tiny_llama", here) == wanted  # built in
-    own = ["processor.tokenizer.type=AutoTokenizer", "model=tiny_llama", here]
+    assert encoded(*TINY, here) == wanted  # built in
+    own = ["processor.tokenizer.type=AutoTokenizer", *TINY, here]
     assert encoded(*own) == wanted  # the file beside the graphs
     (ours / "tokenizer.json").unlink()
     with pytest.raises(ArtifactError, match=r"processor\.tokenizer\.tokenizer_file="):

@@ -23,12 +23,11 @@ def write_adapter(folder: Path, rank: int) -> None:
     """Of the fused modules, as peft writes it, with random values."""
     random = np.random.default_rng(rank)
     tensors = {}
-    for layer in range(2):
-        for module, (wide_in, wide_out) in FUSED.items():
-            name = f"base_model.model.transformer.encoder.layers.{layer}.{module}"
-            for part, shape in (("A", (rank, wide_in)), ("B", (wide_out, rank))):
-                values = random.normal(0, 0.3, shape).astype(np.float32)
-                tensors[f"{name}.lora_{part}.weight"] = values
+    for module, (wide_in, wide_out) in FUSED.items():
+        name = f"base_model.model.transformer.encoder.layers.0.{module}"
+        for part, shape in (("A", (rank, wide_in)), ("B", (wide_out, rank))):
+            values = random.normal(0, 0.3, shape).astype(np.float32)
+            tensors[f"{name}.lora_{part}.weight"] = values
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     targets = [module.partition(".")[2] for module in FUSED]
