@@ -56,7 +56,6 @@ def read(fields: Fields) -> Decoder:
     rotates = fields.raw.get("position_embedding_type") == "rope"
     wide = fields.integer("shared_intermediate_size", default=1024)
     mixture = None
-    chosen = fields.integer("num_experts_per_tok", default=2)
     if fields.index("num_local_experts", 8):
         count, chosen = experts.counts(fields, experts=8, chosen=2)
         mixture = Mixture(Experts(count, chosen, shared=wide), sizes["intermediate_size"])

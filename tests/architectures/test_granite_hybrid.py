@@ -26,6 +26,11 @@ def test_published_names_of_layers_and_no_positions() -> None:
     assert [one.recurrent is None for one in model.blocks] == [False, True, False]
 
 
+def test_no_experts_are_chosen_of_none() -> None:
+    dense = read(num_local_experts=0, num_experts_per_tok=0)  # as the published dense ones say
+    assert dense == read(num_local_experts=0) and dense.sparse is None
+
+
 @pytest.mark.parametrize("limit", [[0.0, float("inf")], [0.0, {"__float__": "Infinity"}], None])
 def test_a_limit_that_is_none(limit: Any) -> None:
     assert read(time_step_limit=limit) == read()
