@@ -1,6 +1,5 @@
-"""Command-R and Command-A: LayerNorm without a bias, attention and feed-forward that share it,
-rotations of neighbours, and scaled logits; Command-A has windows, and positions only where these
-are."""
+"""Command-R and Command-A: LayerNorm without a bias, which attention and feed-forward share, and
+scaled logits; Command-A has windows, and positions only where these are."""
 
 from __future__ import annotations
 
@@ -17,24 +16,19 @@ from lite_runner.architectures import (
     row_order,
 )
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Norm
 
-_LAYER = "model.layers.{}"
 NAMES: Names = {
     **{role: name for role, name in llama_like.NAMES.items() if role != "feed_forward_norm"},
-    "query_norm": Name(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_norm"),
-    "key_norm": Name(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_norm"),
+    **llama_like.QUERY_KEY_NORMS,
 }
 
 
 def read(fields: Fields, architecture: str) -> Decoder:
     """From config.json."""
-    fields = fields.with_defaults(
-        tie_word_embeddings=True,
-        rope_theta=500000.0 if architecture == "cohere" else 10000.0,
-        sliding_window=4096,
-    )
+    theta = 500000.0 if architecture == "cohere" else 10000.0
+    fields = fields.with_defaults(tie_word_embeddings=True, rope_theta=theta, sliding_window=4096)
     epsilon = fields.number("layer_norm_eps", 1e-5)
     sizes = llama_like.sizes(fields.with_values(rms_norm_eps=epsilon), positions=8192)
     bias = fields.flag("attention_bias", False)

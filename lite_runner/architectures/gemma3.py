@@ -7,18 +7,14 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, MindFormers, gemma2
+from lite_runner.architectures import GGUF, Architecture, MindFormers, gemma2, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_settings import FULL, SLIDING, LlamaLikeSettings
-from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Rotary
 from lite_runner.records import dataclass
 
-NAMES: Names = {
-    **gemma2.NAMES,
-    "query_norm": Name("model.layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm"),
-    "key_norm": Name("model.layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm"),
-}
+NAMES: Names = {**gemma2.NAMES, **llama_like.QUERY_KEY_NORMS}
 LOCAL_THETA = 10000.0
 
 

@@ -47,6 +47,10 @@ NAMES: Names = {
     ),
     "norm": Name("model.norm_out", "model.norm"),
 }
+QUERY_KEY_NORMS: Names = {
+    "query_norm": Name("model.layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm"),
+    "key_norm": Name("model.layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm"),
+}
 KEYS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",

@@ -15,8 +15,7 @@ from lite_runner.architectures.spec import Decoder
 _LAYER = "model.layers.{}"
 NAMES: Names = {
     **{role: name for role, name in llama_like.NAMES.items() if not role.endswith("_norm")},
-    "query_norm": Name(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_norm"),
-    "key_norm": Name(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_norm"),
+    **llama_like.QUERY_KEY_NORMS,
     "attention_post_norm": Name(
         f"{_LAYER}.post_attention_norm", f"{_LAYER}.post_attention_layernorm"
     ),

@@ -8,16 +8,12 @@ from typing import Any, Literal
 
 from lite_runner.architectures import GGUF, Architecture, llama, llama_like, llama_settings
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.naming import Name, Names
+from lite_runner.architectures.naming import Names
 from lite_runner.architectures.settings import PREFIX, Translation
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import dataclass
 
-NAMES: Names = {
-    **llama_like.NAMES,
-    "query_norm": Name("model.layers.{}.attention.q_norm", "model.layers.{}.self_attn.q_norm"),
-    "key_norm": Name("model.layers.{}.attention.k_norm", "model.layers.{}.self_attn.k_norm"),
-}
+NAMES: Names = {**llama_like.NAMES, **llama_like.QUERY_KEY_NORMS}
 
 
 def decoder(**sizes: Any) -> Decoder:
@@ -89,7 +85,8 @@ QWEN3 = dataclasses.replace(
     ),
     gguf=GGUF(
         llama_like.KEYS,
-        infer=lambda tensors, given: {"attention_bias": "blk.0.attn_q.bias" in tensors},
+        infer=llama_like.infer_bias,
+        also=("qwen3vl",),
     ),
 )
 # Models that read images, of which the text model is read.
