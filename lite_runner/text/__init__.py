@@ -106,7 +106,12 @@ def _file_in(folder: Path) -> Path | None:
 def _load_file(path: Path, chat_form: ChatForm | None, spelling: str | None) -> Tokenizer:
     """A tokenizer.json or tokenizer.model with the config files next to it."""
     from lite_runner.text import chatglm, tiktoken
-    from lite_runner.text.sentencepiece import build_tokenizer, read_model
+    from lite_runner.text.sentencepiece import (
+        SPARK_END,
+        SPARK_TEMPLATE,
+        build_tokenizer,
+        read_model,
+    )
 
     config = _Config(path.parent)
     form = chat_form or config.chat_form
@@ -137,6 +142,9 @@ def _load_file(path: Path, chat_form: ChatForm | None, spelling: str | None) -> 
             breaks = spelling == "breaks"
             backend = build_tokenizer(replace(vocabulary, spells_breaks=breaks), source=str(path))
             defaults = replace(vocabulary.special, add_bos=not breaks)
+            if breaks and backend.token_to_id(SPARK_END) is not None:
+                defaults = replace(defaults, eos=(*defaults.eos, SPARK_END))
+                template = SPARK_TEMPLATE
     if form is not None:
         chatglm.add_tokens(backend, str(path))
         defaults = chatglm.DEFAULTS

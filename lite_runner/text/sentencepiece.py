@@ -21,6 +21,16 @@ from lite_runner.text.spelling import SPACE, PieceType, sentencepiece_decoder
 from lite_runner.text.tokenizer import SpecialTokens, special_tokens
 
 _BREAK = "<ret>"  # iFlytekSpark's line break
+SPARK_END = "<end>"  # of its turns
+SPARK_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role == ('user', 'assistant')[loop.index0 % 2] -%}
+{{ ('<User> ', '<Bot> ')[loop.index0 % 2] }}{{ message.content }}<end>
+{%- else -%}
+{{ raise_exception('iFlytekSpark: expected user and assistant in turns, and no system') }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<Bot> ' }}{% endif -%}"""
 
 
 @dataclass(frozen=True)

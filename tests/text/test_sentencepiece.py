@@ -172,6 +172,12 @@ def test_line_breaks_of_iflytekspark_and_words_of_pangualpha(
         ids = library.EncodeAsIds(text.replace("\n", "<ret>").replace("\t", " " * 4))
         assert tokenizer.encode(text, add_special_tokens=False) == ids, text
         assert library.unk_id() in ids or tokenizer.decode(ids) == text.replace("\t", " " * 4)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    chat = tokenizer.render_chat([*turns, *turns[:1]])
+    assert chat == "<User> a<end><Bot> b<end><User> a<end><Bot> "
+    assert library.PieceToId("<end>") in tokenizer.eos_token_ids
+    with pytest.raises(ArtifactError, match="in turns, and no system"):
+        tokenizer.render_chat([{"role": "system", "content": "a"}])
     with pytest.raises(ArtifactError, match="jieba"):
         load_tokenizer(path, model_vocab=None, spelling="words")
     # The same pieces are any other's own.
