@@ -1,7 +1,7 @@
 # `make help` lists the targets. PYTHON=... chooses the interpreter of a new environment.
 SHELL_FILES := .ci/run $(wildcard scripts/*.sh)
 
-.PHONY: help run mindspore test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak chaos calls fuzz mutants lock clean
+.PHONY: help run mindspore test lite mindformers clients cluster lint docs wheel bundle reference reference-mindformers compare-llama-cpp bench bench-bfloat16 bench-scaling bench-offline bench-shard bench-parallel bench-slora bench-experts bench-gguf bench-stall bench-prefix bench-serve bench-loop bench-prefill soak chaos calls fuzz mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,11 @@ reference-mindformers:  ## as reference, with the real MindFormers 1.0.2; it loa
 	@scripts/setup.sh mindformers
 	@scripts/setup.sh mindspore
 	@scripts/compare_mindformers.sh
+
+compare-llama-cpp:  ## compare logits of tiny GGUF files of every family with llama.cpp's; ARGS="qwen3 gemma" a few
+	@scripts/setup.sh run
+	@scripts/setup.sh peers
+	@.venv-bench/bin/python -W ignore scripts/compare_llama_cpp.py $(ARGS)
 
 # What bench and bench-scaling share: command templates, and the model as peers read it.
 SIZES := --prompts {prompts} --new-tokens {new_tokens} --threads {threads}

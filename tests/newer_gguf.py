@@ -12,10 +12,15 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+
+from lite_runner.weights.formats import model_config_from_hf
+from lite_runner.weights.formats.hugging_face import shapes_in_files
 
 Floats = NDArray[np.float32]
 ARCHITECTURES = {
+    "baichuan": "BAICHUAN",
+    "bloom": "BLOOM",
     "cohere": "COMMAND_R",
     "cohere2": "COHERE2",
     "deepseek_v2": "DEEPSEEK2",
@@ -26,6 +31,7 @@ ARCHITECTURES = {
     "gemma": "GEMMA",
     "gemma4_text": "GEMMA4",
     "glm4_moe": "GLM4_MOE",
+    "gpt2": "GPT2",
     "gpt_oss": "GPT_OSS",
     "granitemoe": "GRANITE_MOE",
     "granitemoehybrid": "GRANITE_HYBRID",
@@ -34,11 +40,13 @@ ARCHITECTURES = {
     "internlm2": "INTERNLM2",
     "llama4_text": "LLAMA4",
     "minicpm": "MINICPM",
+    "mpt": "MPT",
     "nemotron": "NEMOTRON",
     "nemotron_h": "NEMOTRON_H",
     "olmo3": "OLMO2",
     "olmoe": "OLMOE",
     "phi": "PHI2",
+    "qwen": "QWEN",
     "qwen2_moe": "QWEN2MOE",
     "qwen3_5_moe_text": "QWEN35MOE",
     "qwen3_5_text": "QWEN35",
@@ -46,7 +54,7 @@ ARCHITECTURES = {
     "seed_oss": "SEED_OSS",
     "stablelm": "STABLELM",
 }
-PERMUTED = ("granitemoe", "granitemoehybrid", "internlm2", "minicpm")  # rows of q and k
+PERMUTED = ("baichuan", "granitemoe", "granitemoehybrid", "internlm2", "minicpm")  # rows of q and k
 MAMBA = ("granitemoehybrid", "nemotron_h")
 LESS_ONE = (
     "gemma",
@@ -55,6 +63,13 @@ LESS_ONE = (
     "qwen3_5_text",
     "qwen3_5_moe_text",
 )  # norms whose files have weights less 1
+# What config.json of earlier families calls the usual fields.
+EARLIER = {
+    **{"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"},
+    **{"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
+    **{"max_seq_len": "max_position_embeddings", "n_positions": "max_position_embeddings"},
+    **{"seq_length": "max_position_embeddings", "model_max_length": "max_position_embeddings"},
+}
 # config.json -> method of the writer, of any family that has the field.
 NUMBERS = {
     "max_position_embeddings": "context_length",
@@ -106,6 +121,34 @@ NUMBERS = {
     "pad_token_id": "pad_token_id",
 }
 
+FAMILY: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+FAMILY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+FAMILY |= {"max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+BAICHUAN = {"num_key_value_heads": 4, "tie_word_embeddings": False}
+WITHOUT_TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "internlm2": FAMILY | {"bias": False, "tie_word_embeddings": False},
+    "qwen": {name: FAMILY[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    | {"num_hidden_layers": 2, "num_attention_heads": 4, "kv_channels": 8, "seq_length": 64}
+    | {"rotary_emb_base": 500.0, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
+    # llama.cpp knows the two of them by their layers.
+    "baichuan": FAMILY | BAICHUAN | {"num_hidden_layers": 32},
+    "baichuan alibi": FAMILY
+    | BAICHUAN
+    | {"num_hidden_layers": 40, "max_position_embeddings": None, "model_max_length": 64},
+    # A residual scale that float32 has exactly.
+    "minicpm": FAMILY | {"scale_emb": 12, "dim_model_base": 8, "scale_depth": 1.5 * 2**0.5},
+}
+
+
+def write_random_folder(folder: Path, kind: str) -> None:
+    """A tiny model of WITHOUT_TRANSFORMERS as a Hugging Face folder."""
+    raw = WITHOUT_TRANSFORMERS[kind] | {"model_type": kind.split()[0]}
+    model, rng = model_config_from_hf(raw, "config.json", notes=False), np.random.default_rng(1)
+    shapes = shapes_in_files(model).items()
+    tensors = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+
 
 def write_newer_gguf(
     path: Path, folder: Path, *, further: bool = False, apart: bool = True
@@ -113,6 +156,7 @@ def write_newer_gguf(
     """Write the model of a Hugging Face folder; `further`: with a layer behind the model's, which
     predicts a further token; `apart`: latent attention as newer converters write it."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config |= {usual: config[name] for name, usual in EARLIER.items() if name in config}
     kind, kinds = config["model_type"], config.get("layers_block_type", ())
     layers = config.setdefault("num_hidden_layers", len(kinds))
     architecture = gguf.MODEL_ARCH[ARCHITECTURES[kind] + "_MOE" * ("moe" in kinds)]
@@ -126,6 +170,7 @@ def write_newer_gguf(
     for name, values in _converted(config, tensors):
         # Command-R's head is never its own there.
         other = {"lm_head.weight": "output.weight"}.get(name, name if name[:4] == "blk." else None)
+        name = name.removeprefix("transformer.") if kind == "bloom" else name
         stored = names.get_name(name, try_suffixes=(".weight", ".bias")) or other
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(values))
@@ -150,13 +195,15 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         config = config | {"intermediate_size": config["intermediate_size_mlp"]}
     if kind == "nemotron_h":
         kinds = config["layers_block_type"]
-        config["rms_norm_eps"] = config.pop("layer_norm_epsilon")
+        config["rms_norm_eps"] = config["layer_norm_epsilon"]  # files have both
         writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
-        for field, layer in (
-            ("num_key_value_heads", "full_attention"),
-            ("intermediate_size", "mlp"),
+        if "moe" in kinds:
+            config["intermediate_size"] = config["moe_intermediate_size"]
+        for field, layers in (
+            ("num_key_value_heads", ("full_attention",)),
+            ("intermediate_size", ("mlp", "moe")),
         ):
-            config[field] = [config[field] if one == layer else 0 for one in kinds]
+            config[field] = [config[field] if one in layers else 0 for one in kinds]
         if "moe" in kinds:
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
             writer.add_expert_weights_norm(config["norm_topk_prob"])
@@ -173,8 +220,19 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         rope = rope["full_attention"]
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    if kind != "falcon":
-        writer.add_rope_freq_base(rope.get("rope_theta", 10000.0))
+    if kind in ("bloom", "gpt2", "mpt"):
+        writer.add_feed_forward_length(config.get("n_inner") or 4 * hidden)
+    elif kind != "falcon":
+        writer.add_rope_freq_base(rope.get("rope_theta", rope.get("rotary_emb_base", 10000.0)))
+    if kind == "bloom":
+        writer.add_context_length(2048)
+    if kind == "mpt":
+        writer.add_max_alibi_bias(8.0)
+    if kind == "qwen":
+        writer.add_layer_norm_rms_eps(config["layer_norm_epsilon"])
+        writer.add_rope_dimension_count(config["kv_channels"])
+    if kind == "baichuan":
+        writer.add_rope_dimension_count(hidden // heads)
     head_dim = config.get("head_dim") or hidden // heads
     if config.get("head_dim"):
         writer.add_key_length(head_dim)
@@ -206,6 +264,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind.startswith(("qwen3_next", "qwen3_5")):
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         writer.add_ssm_inner_size(values)
+    if kind.startswith("qwen3_5"):
+        writer.add_rope_dimension_sections([1, 1, 0, 0])
     if kind == "granitemoehybrid":
         writer.add_ssm_inner_size(config["mamba_expand"] * hidden)
         wide = config["shared_intermediate_size"]
@@ -259,8 +319,13 @@ def _of_gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any
     factors[: int(size * full_rope["partial_rotary_factor"] / 2)] = 1
     writer.add_tensor("rope_freqs.weight", factors)
     for layer in range(len(slides) - lent, len(slides)):  # of checkpoints that have them, unused
-        for name in ("attn_k", "attn_v", "attn_k_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(4, np.float32))
+        width = local if slides[layer] else size
+        for name, shape in (
+            ("attn_k", (heads * width, config["hidden_size"])),
+            ("attn_v", (heads * width, config["hidden_size"])),
+            ("attn_k_norm", (width,)),
+        ):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(shape, np.float32))
     return (
         config
         | shared
@@ -365,11 +430,18 @@ def _converted(config: dict[str, Any], given: dict[str, Floats]) -> Iterator[tup
             for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
                 layer = name.split(".")[2]
                 yield f"model.layers.{layer}.mlp.experts.{part}_proj.weight", half
-        elif name.endswith(".query_key_value.weight"):  # Falcon
-            groups = config["num_kv_heads"] if config["new_decoder_architecture"] else 1
-            each = values.reshape(groups, heads // groups + 2, -1, values.shape[-1])
+        elif ".query_key_value." in name:  # Falcon, and BLOOM, of which each head has its own
+            newer = config.get("new_decoder_architecture")
+            groups = heads if kind == "bloom" else config["num_kv_heads"] if newer else 1
+            each = values.reshape(groups, heads // groups + 2, -1, *values.shape[1:])
             parts = (each[:, :-2], each[:, [-2]], each[:, [-1]])
-            yield name, np.concatenate([one.reshape(-1, values.shape[-1]) for one in parts])
+            yield name, np.concatenate([one.reshape(-1, *values.shape[1:]) for one in parts])
+        elif name.endswith(".W_pack.weight"):  # Baichuan
+            for letter, rows in zip("qkv", np.split(values, 3), strict=True):
+                own = name.replace("W_pack", f"{letter}_proj")
+                yield own, rows if letter == "v" else _interleaved(rows, heads)
+        elif kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+            yield name, values.T
         elif name.endswith(".wqkv.weight"):  # InternLM2
             each = values.reshape(kv_heads, heads // kv_heads + 2, -1, values.shape[-1])
             parts = (each[:, :-2], each[:, -2], each[:, -1])

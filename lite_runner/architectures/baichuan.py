@@ -3,10 +3,16 @@ head is normed: its rows are of length 1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import Architecture, MindFormers, llama_like, llama_settings
+from lite_runner.architectures import (
+    GGUF,
+    Architecture,
+    MindFormers,
+    llama_like,
+    llama_settings,
+)
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation, network_of
@@ -16,9 +22,9 @@ from lite_runner.records import dataclass
 _OURS, _FUSED = "model.layers.{}.attention", "model.layers.{}.self_attn.W_pack"
 NAMES: Names = {
     **llama_like.NAMES,
-    "query": Name(f"{_OURS}.wq", _FUSED, 0),
-    "key": Name(f"{_OURS}.wk", _FUSED, 1),
-    "value": Name(f"{_OURS}.wv", _FUSED, 2),
+    "query": Name(f"{_OURS}.wq", _FUSED, 0, gguf="blk.{}.attn_q"),
+    "key": Name(f"{_OURS}.wk", _FUSED, 1, gguf="blk.{}.attn_k"),
+    "value": Name(f"{_OURS}.wv", _FUSED, 2, gguf="blk.{}.attn_v"),
 }
 NORMED_VOCABULARY = 125696  # of Baichuan2; nothing else in its config.json tells
 _NORMED = "normed_head"  # of a config.json of ours, with another vocabulary
@@ -53,6 +59,17 @@ def write(model: Decoder) -> dict[str, Any]:
     if model.normed_head != (model.vocab_size == NORMED_VOCABULARY):
         found[_NORMED] = model.normed_head
     return found | {"architectures": ["BaichuanForCausalLM"]}
+
+
+def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp tells the models with ALiBi by their 40 layers."""
+    if given["num_hidden_layers"] != 40:
+        return {}
+    return {
+        "max_position_embeddings": None,
+        "model_max_length": given["max_position_embeddings"],
+        "rope_theta": None,
+    }
 
 
 _NETWORKS = ("Baichuan7BV2ForCausalLM", "Baichuan13BV2ForCausalLM")
@@ -111,6 +128,7 @@ BAICHUAN = Architecture(
         claims=claims,
         translate=translate,
     ),
+    GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf, written=False),
     no_effect={
         "_from_model_config": "says where the files are from",
         "z_loss_weight": TRAINING,

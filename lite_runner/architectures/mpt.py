@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import Architecture
+from lite_runner.architectures import GGUF, Architecture
 from lite_runner.architectures.fields import KERNEL, MAX_LAYERS, NO_EFFECT, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm
@@ -36,19 +36,10 @@ def read(fields: Fields) -> Decoder:
     if heads & (heads - 1):  # of other numbers its slopes are not BLOOM's
         raise fields.invalid("n_heads", heads, "a power of 2")
     norm = Norm("layer", fields.number("layer_norm_epsilon", 1e-5), bias=False)
-    scale = inner.optional_number("softmax_scale")
-    block = Block(
-        norm,
-        Attention(
-            heads,
-            heads,
-            fields.head_dim(hidden, heads),
-            alibi=True,
-            scale=scale,
-            clip=inner.optional_number("clip_qkv"),
-        ),
-        FeedForward(4 * hidden, False, False, "gelu_exact"),
-    )
+    scale, clip = map(inner.optional_number, ("softmax_scale", "clip_qkv"))
+    size = fields.head_dim(hidden, heads)
+    attention = Attention(heads, heads, size, alibi=True, scale=scale, clip=clip)
+    block = Block(norm, attention, FeedForward(4 * hidden, False, False, "gelu_exact"))
     vocab_size = fields.integer("vocab_size")
     return Decoder(
         "mpt",
@@ -83,6 +74,15 @@ MPT = Architecture(
     read,
     NAMES,
     write,
+    gguf=GGUF(
+        {
+            "max_seq_len": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_epsilon",
+            "clip": "attention.clamp_kqv",
+        },
+        infer=lambda tensors, given: {"attn_config": {"clip_qkv": given["clip"]}},
+        written=False,
+    ),
     no_effect={
         # transformers 5 writes all that a config of its own has.
         **{f"attn_config.{name}": reason for name, reason in NO_EFFECT.items()},

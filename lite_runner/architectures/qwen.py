@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import Architecture, llama_like, llama_settings
+from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -80,6 +80,15 @@ QWEN = Architecture(
         unread=frozenset({"kv_channels"}),
         translated=llama_settings.TRANSLATED,
         translate=llama_settings.translate,
+    ),
+    GGUF(
+        {
+            "seq_length": "context_length",
+            "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+            "rotary_emb_base": "rope.freq_base",
+            "kv_channels": "rope.dimension_count",
+        },
+        written=False,
     ),
     no_effect={
         **dict.fromkeys(("attn_dropout_prob", "emb_dropout_prob"), TRAINING),

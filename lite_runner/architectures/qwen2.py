@@ -36,7 +36,7 @@ QWEN2 = dataclasses.replace(
     name="qwen2",
     read=read,
     write=write,
-    gguf=GGUF(llama_like.KEYS, infer=llama.infer_from_gguf),
+    gguf=GGUF(llama_like.KEYS, infer=llama.infer_from_gguf, also=("qwen2vl",)),
 )
 # Models that read images, of which the text model is read.
 QWEN2_VL = Architecture("qwen2_vl", read, text_of="qwen2")

@@ -91,6 +91,7 @@ QWEN3_MOE = dataclasses.replace(
         | {"moe_intermediate_size": "expert_feed_forward_length"},
         infer=infer_from_gguf,
         name="qwen3moe",
+        also=("qwen3vlmoe",),
     ),
     no_effect=experts.NO_EFFECT | {"max_window_layers": "a window is of all layers"},
 )

@@ -26,13 +26,12 @@ from lite_runner.weights.formats import hf_from_model_config, model_config_from_
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.formats.gguf_writer import check_writable, write_gguf
-from lite_runner.weights.formats.hugging_face import shapes_in_files
 from lite_runner.weights.lora.adapter import merged, merged_model
 from lite_runner.weights.lora.adapter_reader import open_adapters
 from lite_runner.weights.read_ahead import QuantizedWeights
-from tests import references
+from tests import model_gguf, references
 from tests.model_gguf import KINDS, write_model_gguf
-from tests.newer_gguf import write_newer_gguf
+from tests.newer_gguf import WITHOUT_TRANSFORMERS, write_newer_gguf, write_random_folder
 from tests.paths import FIXTURES
 
 # A scaling of other kinds than LongRoPE is not the same in a GGUF file.
@@ -46,6 +45,7 @@ CASES = (
     *("starcoder2", "gpt_neox"),
 )
 NEWER = (
+    *("bloom", "gpt2_inner", "mpt"),
     *("cohere", "cohere_normed", "cohere2", "ernie4_5", "exaone4", "exaone4_whole"),
     *("deepseek_v2", "deepseek_v3", "falcon", "falcon_new", "gemma", "glm4_moe"),
     *("glm4_moe_whole", "gpt_oss", "granitemoe", "granitemoehybrid", "granitemoehybrid_dense"),
@@ -112,8 +112,8 @@ def test_newer_families(
     if case.startswith("deepseek"):  # as older converters wrote it
         write_newer_gguf(tmp_path / "y.gguf", known.folder, apart=False)
         check_same(tmp_path / "y.gguf", known.folder)
-    # Files have no word for a clamp: 7, as of the published ones; nor for two mscales.
-    if case in ("gpt_oss", "deepseek_v3", "llama4"):
+    # Files have no word for a clamp: 7, as of the published ones; nor for two mscales, nor a scale.
+    if case in ("gpt_oss", "deepseek_v3", "llama4", "mpt"):
         return
     model = opened(tmp_path / "x.gguf", known, rounded_input=False)
     assert relative_error(known.run(model), known.logits) <= (
@@ -153,27 +153,23 @@ def test_key_heads_of_gemma4_are_written() -> None:
         check_writable(config, "Q8_0")
 
 
-FAMILY = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-FAMILY |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
-FAMILY |= {"rms_norm_eps": 1e-5}
-WITHOUT_TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "internlm2": FAMILY | {"bias": False, "tie_word_embeddings": False},
-    # A residual scale that float32 has exactly.
-    "minicpm": FAMILY | {"scale_emb": 12, "dim_model_base": 8, "scale_depth": 1.5 * 2**0.5},
-}
-
-
 @pytest.mark.parametrize("kind", WITHOUT_TRANSFORMERS)
 def test_newer_families_that_transformers_has_no_code_of(kind: str, tmp_path: Path) -> None:
-    raw = WITHOUT_TRANSFORMERS[kind] | {"model_type": kind}
-    model, rng = model_config_from_hf(raw, "config.json", notes=False), np.random.default_rng(1)
-    shapes = shapes_in_files(model).items()
-    tensors = {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes}
-    (tmp_path / "config.json").write_text(json.dumps(raw), encoding="utf-8")
-    save_file(tensors, tmp_path / "model.safetensors")
+    write_random_folder(tmp_path, kind)
     for further in (False, True):
         write_newer_gguf(tmp_path / "x.gguf", tmp_path, further=further)
         check_same(tmp_path / "x.gguf", tmp_path)
+
+
+def test_text_models_of_those_that_read_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for case, name in (("qwen2", "qwen2vl"), ("qwen3", "qwen3vl"), ("qwen3_moe", "qwen3vlmoe")):
+        monkeypatch.setitem(model_gguf.ARCHITECTURES, case, name)
+        metadata = {"n_deepstack_layers": 3}
+        metadata |= {"expert_feed_forward_length": 32} if case == "qwen3_moe" else {}
+        write_model_gguf(tmp_path / "x.gguf", references.REFERENCE / case, metadata=metadata)
+        check_same(tmp_path / "x.gguf", references.REFERENCE / case)
 
 
 def check_same(path: Path, folder: Path) -> None:
@@ -182,6 +178,8 @@ def check_same(path: Path, folder: Path) -> None:
     config = config_of_gguf(file)
     if config.architecture == "gpt_oss":
         expected = changed(expected, feed_forward={"limit": 7.0})
+    if config.architecture == "mpt":
+        expected = changed(expected, {"scale": None})
     if config.architecture == "llama4_text":  # these are the published models', in every file
         expected = changed(expected, {"chunk": None, "temperature": None})
     if config.architecture == "deepseek_v3" and expected.rotary and expected.rotary.scaling:

@@ -33,10 +33,12 @@ NO_EFFECT = {
     "tensor_data_layout": "where the converter had it from",
     "rope.scaling.finetuned": "how the model was trained",
     "rope.dimension_sections": "of images: a text's positions are the same in all sections",
+    "n_deepstack_layers": "of images",
     "attention.layer_norm_epsilon": "of the other kind of norm",
     "attention.layer_norm_rms_epsilon": "of the other kind of norm",
 }
 NEUTRAL = {
+    "attention.max_alibi_bias": 8.0,
     "expert_group_count": 1,
     "expert_group_used_count": 1,
     "expert_weights_scale": 1.0,
