@@ -109,6 +109,26 @@ def test_another_process_reads_what_was_computed(
     assert answer(opened(STORE, cache_type), prompt[:64])[0] == BLOCK  # the last is computed
 
 
+def test_a_prefix_that_is_longer_than_windows_is_read(
+    reference: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its first blocks are given back while the last ones are read, or computed."""
+    monkeypatch.setattr("lite_runner.backends.LONGEST_CHUNK", 16)
+    known = reference("gemma3")
+    config = replace(known.config, seq_length=700)
+
+    def start(store: StoreSettings | None) -> NativeBackend:
+        layers = pack(config, QuantizedWeights(known.tensors(), config), None)
+        backend = NativeBackend(config, layers, NativeOptions(slots=1, length=700), store=store)
+        assert backend.info.windows is not None and backend.info.windows.blocks == 2
+        return backend
+
+    text = np.random.default_rng(3).integers(0, config.vocab_size, 600).astype(np.int32)
+    _, wanted = answer(start(None), text)
+    assert answer(start(STORE), text) == (0, wanted)
+    assert answer(start(STORE), text) == (599 // BLOCK * BLOCK, wanted)
+
+
 def test_prompts_together_with_files_slots_and_copies(opened: Open, known: Reference) -> None:
     """Batches of prompts that begin alike, with what several runs before have left."""
     generator = np.random.default_rng(7)
