@@ -140,3 +140,10 @@ def test_the_memory_that_slots_share() -> None:
         pool.write(slot, 2000, 2010, lambda *pair: copies.append(pair))
     # 2,000 tokens are 15 full blocks and one that each has by itself, the last one without a copy.
     assert pool.blocks - pool.free == 15 + 8 == pool.blocks_of(2010, 8, 2000) and len(copies) == 7
+
+
+def test_a_slot_with_a_window_begins_anew_before_it_is_released() -> None:
+    pool = BlockPool(1, LENGTH, BLOCK, window=5, step=STEP)
+    for start in [*range(0, LENGTH, STEP), *range(0, LENGTH, STEP)]:
+        pool.write(0, start, start + STEP, lambda *_: None)
+    assert pool.blocks == 3 and pool.usable(0, LENGTH) == LENGTH and not pool.usable(0, 8)
