@@ -40,6 +40,9 @@ using namespace lite_runner;
 
 extern "C" {
 int lite_runner_choose(const char* name);
+const char* lite_runner_instructions();
+int lite_runner_pack(const void*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
+                     void*);
 int lite_runner_step(const BoundModel*, const int32_t*, int64_t, const float*, const int32_t*,
                      float*, float*);
 }
@@ -68,6 +71,14 @@ T* part(int64_t bytes) {
 }
 
 int main(int, char** arguments) {
+  if (!std::strcmp(arguments[1], "itself")) {
+    const float from[4] = {1, 2, 3, 4};
+    float to[64] = {};
+    const int code = lite_runner_pack(from, 2, 2, 2, 4, 4, 0, 1, to);
+    std::printf("%s %d ", lite_runner_instructions(), code);
+    std::printf("%g %g %g %g", to[0], to[1], to[32], to[33]);
+    return 0;
+  }
   if (!lite_runner_choose(arguments[1])) return 1;
   BoundModel model{};
   for (int64_t* to : {&model.prefix, &model.capacity, &model.vocabulary, &model.slots,
@@ -136,12 +147,16 @@ def _built(folder: Path) -> Path:
     return found
 
 
-def _logits(program: Path, kernels: str, steps: bytes) -> bytes:
+def _logits(program: Path, kernels: str, steps: bytes = b"") -> bytes:
     environ = {**os.environ, "QEMU_LD_PREFIX": LIBRARIES}
     command = [EMULATOR, program, kernels]
     done = subprocess.run(command, input=steps, capture_output=True, env=environ)
     assert done.returncode == 0, (kernels, done.stderr)
     return done.stdout
+
+
+def test_instructions_and_packed_matrices_on_arm(program: Path) -> None:
+    assert _logits(program, "itself") == b"dotprod 0 1 3 2 4"
 
 
 def test_logits_on_arm(program: Path) -> None:
