@@ -22,6 +22,7 @@ from lite_runner import (
     get_last_checkpoint,
     init_context,
 )
+from lite_runner.app import main
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.weights.layouts import random_checkpoint
@@ -155,8 +156,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int
         "seed=1",
         f"shard_output={cut}",
     ]
-    command = [sys.executable, str(ROOT / "run_lite.py"), *cutting, f"output_dir={base}"]
-    subprocess.run(command, check=True, capture_output=True)
+    assert main([*cutting, f"output_dir={base}"]) == 0
     with_lora(base / "lora", cut)
     msrun = ["msrun", "--worker_num=2", "--local_worker_num=2", "--join=True"]
     msrun += [f"--master_port={port}", "--log_dir=logs", "../script.py"]
