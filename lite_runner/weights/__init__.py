@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from lite_runner.weights.formats.gguf_blocks import BlockMatrix
     from lite_runner.weights.quantization.quantized import QuantizedTensor
 
-MAPPED_AROUND = 2 << 20  # bytes around a touched page that Linux maps along with it, at most
+HUGE_PAGE = 2 << 20  # bytes
+MAPPED_AROUND = HUGE_PAGE  # bytes around a touched page that Linux maps along with it, at most
 
 
 def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
     """The bytes of `path` as a memory map, uint8 [size]: read-only, or `private`, which may be
-    written to without changing the file.
+    written to without changing the file, and is read from disk by huge pages where Linux can.
 
     Raises ArtifactError if the file is empty or cannot be read.
     """
@@ -37,7 +39,13 @@ def map_file(path: Path, *, private: bool = False) -> NDArray[np.uint8]:
         size = path.stat().st_size
         if size == 0:
             raise ArtifactError(f"{path}: the file is empty", "fetch or write it again")
-        return np.asarray(np.memmap(path, dtype=np.uint8, mode="c" if private else "r"))
+        if not private:
+            return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapped, np.uint8)
     except OSError as error:
         raise ArtifactError(f"{path}: cannot be read: {error.strerror or error}") from error
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,8 +321,26 @@ def written(path: Path, case: str) -> Reference:
     return known
 
 
-def test_layers_of_a_file_are_those_that_are_packed(tmp_path: Path) -> None:
-    """Of every reference model: memory that one layer left behind is no part of another."""
+class Written(io.BytesIO):
+    """A file that remembers where writes began and ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds: list[tuple[int, int]] = []
+
+    def write(self, data: Any) -> int:
+        start = self.tell()
+        count = super().write(data)
+        self.bounds.append((start, start + count))
+        return count
+
+
+def test_layers_of_a_file_are_those_that_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every reference model: memory that one layer left behind is no part of another. And all is
+    written by whole pages."""
+    monkeypatch.setattr(packed_cache, "HUGE_PAGE", 1 << 13)
     path, wrong = tmp_path / "layers", []
     for case in references.every():
         known = written(path, case)
@@ -329,6 +349,13 @@ def test_layers_of_a_file_are_those_that_are_packed(tmp_path: Path) -> None:
         if [one.block.tobytes() for one in found] != [one.block.tobytes() for one in wanted]:
             wrong.append(case)
     assert not wrong
+    with Written() as file:
+        weights = QuantizedWeights(known.tensors(), known.config)
+        write_packed(file, known.config, lambda room: pack(known.config, weights, room=room))
+        assert file.getvalue() == path.read_bytes()
+        *whole, (last, end), header = file.bounds
+    assert len(whole) > 5 and last > 0 and end == path.stat().st_size and header[0] == 0
+    assert all(start % (1 << 13) == stop % (1 << 13) == 0 for start, stop in whole)
 
 
 def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
