@@ -27,7 +27,7 @@ from lite_runner.native.structs import (
     copied,
 )
 from lite_runner.records import dataclass
-from lite_runner.weights import drop_pages, widened
+from lite_runner.weights import drop_pages, narrowed, widened
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 
@@ -144,24 +144,28 @@ def _add_integers(
 ) -> None:
     """Add the quantized values and their scales."""
     first = parts[0]
-    bits, group = first.bits, first.group
+    bits, group, factor = first.bits, first.group, _integer_factor(first.table)
     assert group <= MOST_GROUP
     fields.group, fields.rounded_input = group, rounded_input
     if first.codes == "e4m3":
         fields.format = Format.FLOAT8
         fields.data = layout.add(panels([part.values for part in parts], 8))
-    elif first.table is not None:
+    elif first.table is not None and not factor:
         # Two inputs at a time.
         fields.format, fields.table = Format.TABLE4, layout.add(copied(first.table))
         fields.data = layout.add(panels([part.values for part in parts], 4))
     else:
+        if first.table is not None:
+            fields.table = layout.add(copied((first.table * factor).astype(np.int8)))
         fields.format = Format.INT4 if bits == 4 else Format.INT8
         order = Order.PLAIN if rounded_input else Order.BYTE_PAIRS
         # Eight inputs at a time.
         words = [_padded(part.values, 1, bits).view(np.uint32) for part in parts]
         fields.data = layout.add(panels(words, order=Order.NIBBLE_PAIRS if bits == 4 else order))
     scales = [part.scales if group else part.scales[:, None] for part in parts]
-    fields.scales, fields.scale_type = layout.add(panels(scales)), _SCALES[first.scales.dtype.name]
+    if factor > 1:  # exact: only the exponents change
+        scales = [_divided(one, factor) for one in scales]
+    fields.scales, fields.scale_type = layout.add(panels(scales)), _SCALES[scales[0].dtype.name]
     if minimums := [part.minimums for part in parts if part.minimums is not None]:
         fields.minimums = layout.add(panels(minimums))
     fields.zero = first.zero
@@ -174,6 +178,21 @@ def _add_integers(
         grouped = [_padded(part.values, 1, span) for part in parts]
         totals = [one.reshape(len(one), -1, span).sum(2, dtype=np.int32) for one in grouped]
         fields.sums = layout.add(panels(totals))
+
+
+def _integer_factor(table: Floats | None) -> int:
+    """The least power of 2 that makes a table of int8 of one of floats; 0: none does."""
+    if table is not None:
+        for factor in (1, 2, 4, 8):
+            entries = table * np.float32(factor)
+            if abs(entries).max() <= 127 and (entries == np.rint(entries)).all():
+                return factor
+    return 0
+
+
+def _divided(scales: NDArray[Any], factor: int) -> NDArray[Any]:
+    divided = widened(scales) / np.float32(factor)
+    return narrowed(divided, "BF16") if scales.dtype == np.uint16 else divided
 
 
 def stacked(parts: Sequence[Weight]) -> Weight | Stacked:

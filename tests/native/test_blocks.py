@@ -16,7 +16,7 @@ from lite_runner.native import matrices, packing, structs
 from lite_runner.native.structs import UNITS, Format
 from lite_runner.weights.formats.gguf_blocks import INDEXED, BlockMatrix
 from lite_runner.weights.formats.gguf_file import QUANTIZED_TYPES
-from lite_runner.weights.quantization.quantized import QuantizedTensor
+from lite_runner.weights.quantization.quantized import E2M1, QuantizedTensor, powers_of_two
 from tests.native import in_numpy
 from tests.native.in_numpy import step_words, with_outliers
 
@@ -108,12 +108,23 @@ def test_products_with_indices(operators: Any, group: int) -> None:
     rng = np.random.default_rng(group)
     values = rng.integers(0, 256, (40, 256), np.uint8)
     scales = rng.standard_normal((40, 512 // group), np.float32)
-    table = np.linspace(-43, 43, 16, dtype=np.float32)
-    matrix = QuantizedTensor(4, group, values, scales, None, table=table)
-    x = rng.standard_normal((3, 512), np.float32)
-    exact = x.astype(np.float64) @ matrix.float32().T
-    found = operators.linear(matrices.matrix(matrix).block(), 40, x)
-    assert abs(found - exact).max() <= 1e-4 * abs(exact).max()
+    exponents = rng.integers(1, 40, scales.shape, np.uint8)
+    tables = {
+        "floats": (np.linspace(-43, 43, 16, dtype=np.float32), scales),
+        "integers": (np.arange(-60, 68, 8, dtype=np.float32), scales),
+        "halves": (np.arange(-8, 8, dtype=np.float32) / 2, scales.astype(np.float16)),
+        "eighths": (np.arange(-8, 8, dtype=np.float32) * np.float32(1.125), scales),
+        "MXFP4": (E2M1, powers_of_two(exponents + np.uint8(100))),
+    }
+    x = rng.standard_normal((11, 512), np.float32)
+    for name, (table, factors) in tables.items():
+        matrix = QuantizedTensor(4, group, values, factors, None, table=table)
+        exact = x.astype(np.float64) @ matrix.float32().T
+        block = matrices.matrix(matrix).block()
+        found = operators.linear(block, 40, x)
+        assert abs(found - exact).max() <= 1e-4 * abs(exact).max(), name
+        few = [operators.linear(block, 40, x[row : row + 3]) for row in range(0, 11, 3)]
+        np.testing.assert_array_equal(np.concatenate(few), found, name)
 
 
 @pytest.mark.parametrize("by_turns", [False, True])

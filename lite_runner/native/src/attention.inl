@@ -7,7 +7,7 @@
 constexpr int64_t kQueries = 48;  // rows of queries at most that go through the keys together
 
 struct Running {  // of some rows of queries
-  float *most, *total;  // [rows]: largest score, sum of exponentials
+  float *most, *total;  // [rows]: log2(e) times the largest score; sum of exponentials
   float* mixed;         // [head_dim / 32][rows][32]
 };
 
@@ -82,6 +82,9 @@ inline void product(float* sums, const X* x, int64_t rows, int64_t stride, const
   if constexpr (std::is_same_v<X, UpperHalf>) {
     for (int64_t p = 0; p < panels; ++p, panel += apart)
       product_of_pairs<F>(sums + p * rows * kPanel, x, rows, stride, panel, depth, true);
+  } else if (rows > kFewTiles * kTile) {
+    for (int64_t p = 0; p < panels; ++p, panel += apart)
+      multiply_floats<F>(panel, depth, x, rows, stride, sums + p * rows * kPanel);
   } else {
     in_tiles<kTile>(rows, [&](auto count, int64_t row) {
       constexpr int64_t most = smaller_of<int64_t>(4, kTile / count);
@@ -115,9 +118,8 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
                          const Seen* seen, Scores form, int64_t first,
                          float* work, Running result) {
   constexpr int64_t size = F::bytes / kPanel;
-  float* scores = work;                     // [4][rows][32]
-  float* weights = scores + rows * kChunk;  // [rows][128]
-  X* factors = reinterpret_cast<X*>(weights + rows * kChunk);  // the same as X
+  float* scores = work;                                       // [4][rows][32]
+  X* factors = reinterpret_cast<X*>(scores + rows * kChunk);  // [rows][128]: weights of values
   // Rows are at rising positions: none sees keys before those of the first, or behind the last's.
   const int64_t seen_first = windowed ? larger_of<int64_t>(0, seen[0].first - first) : 0;
   // The same two make a pair, whatever a row sees.
@@ -133,29 +135,35 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
     key_scales = keys.scale(keys.cache.key_scales, first);
     value_scales = keys.scale(keys.cache.value_scales, first);
   }
+  const bool plain = !windowed && !key_scales && form.softcap == 0.0f && !form.slope;
+  const int64_t begin_lanes = begin / kLanes * kLanes, end_lanes = (end + kLanes - 1) / kLanes * kLanes;
   const Floats lowest = splat(-__builtin_inff());
   for (int64_t r = 0; r < rows; ++r) {
     const int32_t from = static_cast<int32_t>(seen[r].first - first);
     const int32_t last = static_cast<int32_t>(seen[r].last - first);
-    float* row = weights + r * kChunk;
+    const auto scores_at = [&](int64_t k) { return scores + (k / kPanel * rows + r) * kPanel + k % kPanel; };
     Floats most = lowest;
-    for (int64_t k = begin / kLanes * kLanes; k < end; k += kLanes) {
-      Floats score = load(scores + (k / kPanel * rows + r) * kPanel + k % kPanel);
-      const Ints key = lane + static_cast<int32_t>(k);
-      if (key_scales) score = score * load(key_scales + k);
-      if (form.softcap != 0.0f) score = capped(score, form.softcap);
-      if (form.slope) score = score + form.slope[r] * to_float(key - last);
-      score = key <= last ? score : lowest;
-      if constexpr (windowed) score = key >= from ? score : lowest;
-      store(row + k, score);
-      most = larger(most, score);
+    if (plain && last >= end_lanes - 1) {
+      for (int64_t k = begin_lanes; k < end_lanes; k += kLanes) most = larger(most, load(scores_at(k)));
+    } else {
+      for (int64_t k = begin_lanes; k < end_lanes; k += kLanes) {
+        Floats score = load(scores_at(k));
+        const Ints key = lane + static_cast<int32_t>(k);
+        if (key_scales) score = score * load(key_scales + k);
+        if (form.softcap != 0.0f) score = capped(score, form.softcap);
+        if (form.slope) score = score + form.slope[r] * to_float(key - last);
+        score = key <= last ? score : lowest;
+        if constexpr (windowed) score = key >= from ? score : lowest;
+        store(scores_at(k), score);
+        most = larger(most, score);
+      }
     }
-    const float bound = result.most[r] = largest(most);
+    const float bound = result.most[r] = largest(most) * kLog2e;
     // Masked keys have the lowest score, and so the weight 0, also where all are masked.
     const float subtracted = bound == lowest[0] ? 0.0f : bound;
     Floats total{};
-    for (int64_t k = begin / kLanes * kLanes; k < end; k += kLanes) {
-      Floats weight = exponential(load(row + k) - subtracted);
+    for (int64_t k = begin_lanes; k < end_lanes; k += kLanes) {
+      Floats weight = power_of_two(load(scores_at(k)) * kLog2e - subtracted);
       total = total + weight;
       if (value_scales) weight = weight * load(value_scales + k);
       if constexpr (std::is_same_v<X, float>)
@@ -171,24 +179,26 @@ __attribute__((noinline)) void attend_chunk(const Keys& keys, const X* queries, 
              keys.dim_panels(), kChunk * F::bytes, end - begin);
 }
 
-inline int64_t work_floats(int64_t rows) { return rows * 3 * kChunk; }
+inline int64_t work_floats(int64_t rows) { return rows * 2 * kChunk; }
 
 // Adds the next chunk to what the chunks before it came to.
 inline void merge(Running all, Running next, int64_t rows, int64_t panels) {
-  for (int64_t r = 0; r < rows; ++r) {
-    if (next.total[r] == 0.0f) continue;  // the row sees nothing of it
-    const bool begins = all.total[r] == 0.0f;  // nor saw it anything before
-    const float most = larger_of(all.most[r], next.most[r]);
-    const float before = exponential(splat(all.most[r] - most))[0];
-    const float added = exponential(splat(next.most[r] - most))[0];
-    all.most[r] = most;
-    all.total[r] = begins ? next.total[r] : all.total[r] * before + next.total[r] * added;
-    for (int64_t p = 0; p < panels; ++p)
-      for (int64_t c = 0; c < kPanel; c += kLanes) {
-        float* to = all.mixed + (p * rows + r) * kPanel + c;
-        const Floats mixed = load(next.mixed + (p * rows + r) * kPanel + c);
-        store(to, begins ? mixed : load(to) * before + mixed * added);
-      }
+  for (int64_t first = 0; first < rows; first += kLanes) {  // what lies behind the rows is not used
+    const Floats one = load(all.most + first), other = load(next.most + first);
+    const Floats most = larger(one, other);
+    const Floats before = power_of_two(one - most), added = power_of_two(other - most);
+    for (int64_t lane = 0, r = first; lane < kLanes && r < rows; ++lane, ++r) {
+      if (next.total[r] == 0.0f) continue;  // the row sees nothing of it
+      const bool begins = all.total[r] == 0.0f;  // nor saw it anything before
+      all.most[r] = most[lane];
+      all.total[r] = begins ? next.total[r] : all.total[r] * before[lane] + next.total[r] * added[lane];
+      for (int64_t p = 0; p < panels; ++p)
+        for (int64_t c = 0; c < kPanel; c += kLanes) {
+          float* to = all.mixed + (p * rows + r) * kPanel + c;
+          const Floats mixed = load(next.mixed + (p * rows + r) * kPanel + c);
+          store(to, begins ? mixed : load(to) * before[lane] + mixed * added[lane]);
+        }
+    }
   }
 }
 
@@ -202,7 +212,7 @@ inline Running running(float* memory, int64_t rows) {
 
 struct Attention {
   const AttentionLayer& layer;
-  bool bfloat16;  // queries, keys, values and their weights are rounded to it
+  bool bfloat16;  // queries, keys, values and their weights are rounded to it, and pairs multiplied
   const Step& step;
   const Cache& cache;
   const float* fused;  // [count][stride]: queries, keys, values
@@ -215,7 +225,7 @@ struct Attention {
 
   // Some tokens' rows for one key/value head.
   struct Queries {
-    float* x;      // [rows][even(head_dim)], scaled; UpperHalf where these are rounded
+    float* x;      // [rows][even(head_dim)], scaled; UpperHalf with pairs of bfloat16
     Seen* seen;    // [rows]
     float* slope;  // [rows]
   };
@@ -258,10 +268,10 @@ struct Attention {
     for (int64_t row = 0; row < rows; ++row) {
       float inverse = 1.0f / from.total[row];
       if (layer.sinks) {
-        const float sink = layer.at<float>(layer.sinks)[head * group() + row % group()];
+        const float sink = layer.at<float>(layer.sinks)[head * group() + row % group()] * kLog2e;
         const float most = larger_of(from.most[row], sink);
-        const float own = exponential(splat(from.most[row] - most))[0];
-        inverse = own / (from.total[row] * own + exponential(splat(sink - most))[0]);
+        const float own = power_of_two(splat(from.most[row] - most))[0];
+        inverse = own / (from.total[row] * own + power_of_two(splat(sink - most))[0]);
       }
       float* to = out + (token + row / group()) * out_stride +
                   (head * group() + row % group()) * layer.head_dim;

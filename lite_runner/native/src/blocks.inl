@@ -8,53 +8,6 @@ constexpr float kFewerBits = 16383.0f;
 constexpr int64_t kUnpacked = 256;           // inputs that are unpacked for several rows
 constexpr int64_t kBlockTile = WIDTH == 8 ? 3 : 4;  // rows whose totals registers hold too
 
-// kTable of pairs of indices, whatever lies above their 4 bits.
-inline Ints in_table(Ints pair) {
-#if WIDTH == 16
-  constexpr auto twice = [] {
-    struct { alignas(64) int16_t at[32]; } made{};
-    for (int i = 0; i < 32; ++i) made.at[i] = kTable[i % 16];
-    return made;
-  };
-  static constexpr auto table = twice();
-  return (Ints)_mm512_permutexvar_epi16((__m512i)pair, _mm512_load_si512(table.at));
-#elif WIDTH == 8
-  const __m256i table = _mm256_broadcastsi128_si256(
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(kTable)));
-  const __m256i found = _mm256_shuffle_epi8(table, _mm256_slli_epi16((__m256i)(pair & 0x000f000f), 8));
-  return (Ints)_mm256_srai_epi16(found, 8);
-#else
-  int16_t found[2 * WIDTH];
-  const Shorts index = reinterpret_cast<Shorts>(pair);
-  for (int lane = 0; lane < 2 * WIDTH; ++lane) found[lane] = kTable[index[lane] & 15];
-  Ints values;
-  __builtin_memcpy(&values, found, sizeof values);
-  return values;
-#endif
-}
-
-#if BYTE_PRODUCTS
-// kTable of bytes that are indices, lifted for add_quads.
-inline Ints in_lifted_table(Ints indices) {
-  constexpr auto lifted = [] {
-    struct { alignas(16) uint8_t at[16]; } made{};
-    for (int i = 0; i < 16; ++i) made.at[i] = static_cast<uint8_t>(kTable[i] + kLifted);
-    return made;
-  };
-  static constexpr auto table = lifted();
-#if WIDTH == 4
-  return (Ints)vqtbl1q_u8(vld1q_u8(table.at), (uint8x16_t)indices);
-#else
-  const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(table.at));
-#if WIDTH == 16
-  return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)indices);
-#else
-  return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), (__m256i)indices);
-#endif
-#endif
-}
-#endif
-
 // The integers q of 32 inputs, of the outputs of a part.
 template <Format format>
 struct Quants {
@@ -84,7 +37,7 @@ struct Quants {
       constexpr int64_t quad = i / 2;
       const Ints low = word(words, quad / kQuads, part) >> (quad % kQuads * kLow + i % 2 * 8);
       if constexpr (kForm<format>.table)
-        return in_table(low);
+        return Table{kTable}.pairs(low);
       else if constexpr (kHighBits == 0)
         return low & (kLowBits & 0x00ff00ff);
       else
@@ -103,7 +56,7 @@ struct Quants {
     } else {
       const Ints low = word(words, i / kQuads, part) >> (i % kQuads * kLow) & kLowBits;
       if constexpr (kForm<format>.table)
-        return in_lifted_table(low);
+        return Table{kTable}.lifted(low);
       else if constexpr (kHighBits == 0)
         return low;
       else

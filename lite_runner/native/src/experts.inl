@@ -138,21 +138,6 @@ inline Routes routed(const FeedForwardLayer& layer, float* logits, int64_t strid
   return routes;
 }
 
-// Some of the rows that were prepared for a matrix.
-inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t count) {
-  const auto moved = [&](auto* from, int64_t stride) { return from ? from + first * stride : from; };
-  const int64_t groups = m.integers() ? m.input_groups() : 0;
-  return {moved(rows.x, rows.stride),
-          count,
-          rows.stride,
-          moved(rows.bytes, 2 * m.depth()),
-          moved(rows.shorts, m.depth()),
-          moved(rows.wide, groups),
-          moved(rows.scales, groups),
-          moved(rows.sums, groups),
-          moved(rows.totals, m.blocks() ? m.depth() / 16 : groups)};
-}
-
 // As linear, of the matrix of each active expert at `offsets` with its rows: calls finish(first row,
 // rows, panel, sums). One token's rows may be the same for all: then there is one.
 template <int64_t together, class Finish>

@@ -1,5 +1,6 @@
 // All operators in vectors of WIDTH floats, once for each set of instructions, in its namespace.
 #include "simd.inl"
+#include "numbers.inl"
 #include "linear.inl"
 #include "bfloat16.inl"
 #include "blocks.inl"

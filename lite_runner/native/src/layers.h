@@ -18,7 +18,7 @@ enum class Format : int64_t {
   kInt4 = 3,
   kFloat16 = 4,
   kFloat8 = 5,  // e4m3: four bits of exponent, three of fraction
-  kTable4 = 6,  // indices of 4 bits, two inputs of an output in a byte
+  kTable4 = 6,  // indices of 4 bits into a table of floats, two inputs of an output in a byte
   kJoined = 7,  // a JoinedMatrix
   kQ4_0 = 8,    // from here on GGUF's blocks: see BlockForm
   kQ4_1 = 9,
@@ -105,7 +105,7 @@ struct Matrix {
   int64_t out, in;
   int64_t group;          // inputs that share a scale; 0: all
   // The inputs of integers are rounded too: 1: to 8 bits, but near outliers, 0: to 16. Those of
-  // bfloat16 are rounded to it if 1; attention before such a projection computes with it too.
+  // bfloat16 are rounded to it if 1; attention before such a projection is too where pairs_pay.
   int64_t rounded_input;
   int64_t data, scales, minimums;  // scales float32 [panels * 32], or [panels, in / group, 32]
   int64_t sums;                    // int32 [panels, input groups, 32] of each output's integers
@@ -114,7 +114,7 @@ struct Matrix {
   // Of layouts of other tools. The integer that stands for 0: `zero`, or int8 [panels, in / group, 32];
   // and int32 [in]: the input that each column is of, 0: the columns are in the order of the inputs.
   int64_t zero, zeros, order;
-  int64_t table;  // float32 [16]: what indices stand for
+  int64_t table;  // [16], what indices stand for: float32, or int8 of kInt4 (0: no indices)
 
   const uint8_t* at(int64_t offset) const {
     return reinterpret_cast<const uint8_t*>(this) + offset;
@@ -122,6 +122,7 @@ struct Matrix {
   const uint16_t* halves(int64_t offset) const {
     return reinterpret_cast<const uint16_t*>(at(offset));
   }
+  const int8_t* integer_table() const { return reinterpret_cast<const int8_t*>(at(table)); }
   bool integers() const { return format == Format::kInt8 || format == Format::kInt4 || blocks(); }
   bool blocks() const { return format >= Format::kJoined; }  // their inputs are rounded alike
   int64_t panels() const { return (out + kPanel - 1) / kPanel; }

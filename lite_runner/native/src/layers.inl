@@ -198,7 +198,8 @@ inline void read_row(const Matrix& m, int64_t index, float* to, bool add) {
       }
       case Format::kInt4: {
         const int64_t nibble = k % 2 * 4 + k % 8 / 2;
-        value = data[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
+        const int64_t q = data[(k / 8 * kPanel + column) * 4 + nibble / 2] >> (nibble % 2 * 4) & 15;
+        value = m.table ? m.integer_table()[q] : static_cast<float>(q);
         break;
       }
       case Format::kFloat8: {
@@ -373,7 +374,7 @@ inline void attention(const AttentionLayer& layer, const Step& step, Adapters ad
   const Matrix& outward = layer.matrix(layer.projection);
   const int64_t asked = layer.gated ? 2 * queries : queries;
   int64_t stride = inward.out;
-  const bool bfloat16 = multiplies_bfloat16(outward);
+  const bool bfloat16 = pairs_pay && multiplies_bfloat16(outward);
   if (layer.parallel)  // before `out`, which may be `x`, is written
     __builtin_memcpy(scratch<float>(kBlockInput, count * layer.hidden), x,
                      4 * count * layer.hidden);

@@ -1,96 +1,6 @@
 // Products of rows with panels of a matrix. Every output is summed up over its inputs in their
 // order, whatever the number of rows or threads, so that a row's bits never depend on others.
 
-// Stored numbers, and the floats that they stand for.
-enum class Half : uint16_t {};
-enum class UpperHalf : uint16_t {};  // of a float32: bfloat16
-enum class Float8 : uint8_t {};      // e4m3
-inline float widened(float value) { return value; }
-inline float widened(UpperHalf half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
-}
-inline float widened(Half half) { return float_of_half(static_cast<uint16_t>(half)); }
-inline Floats widened(const float* from) { return load(from); }
-inline Floats widened(const int8_t* from) { return load_int8(from); }
-inline Floats widened(const Half* from) {
-  return load_half(reinterpret_cast<const uint16_t*>(from));
-}
-inline Floats widened(const UpperHalf* from) {
-  return load_bfloat16(reinterpret_cast<const uint16_t*>(from));
-}
-
-inline Floats widened(const Float8* from) {
-  return load_float8(reinterpret_cast<const int8_t*>(from));
-}
-
-// The layout of the 32 values of an input in a panel of such numbers.
-template <class T>
-struct Numbers {
-  static constexpr int64_t bytes = sizeof(T) * kPanel;
-  struct Raw {
-    Floats part[kParts];
-  };
-  static Raw read(const uint8_t* from) {
-    Raw raw;
-    for (int64_t i = 0; i < kParts; ++i)
-      raw.part[i] = widened(reinterpret_cast<const T*>(from) + i * kLanes);
-    return raw;
-  }
-};
-
-// Words of 32 bits, each of some inputs of one output.
-struct Words {
-  static constexpr int64_t bytes = 4 * kPanel;
-  Ints part[kParts];
-
-  static Words read(const uint8_t* from) {
-    Words words;
-    for (int64_t i = 0; i < kParts; ++i)
-      words.part[i] = load(reinterpret_cast<const int32_t*>(from) + i * kLanes);
-    return words;
-  }
-};
-
-// The integers of a word as pairs of 16 bits, of inputs 2 i and 2 i + 1. The bytes, or nibbles, of
-// a word are ordered for this when it is packed. And those of 8 inputs as two quads of bytes for
-// add_quads, which say `lifted` more, of inputs order[4 i] .. order[4 i + 3].
-struct Int8 {
-  static constexpr int64_t step = 4;
-  template <int64_t i>
-  static Ints pair(Ints word) {
-    return reinterpret_cast<Ints>(i == 0 ? reinterpret_cast<Shorts>(word) << 8 >> 8
-                                         : reinterpret_cast<Shorts>(word) >> 8);
-  }
-
-  static constexpr int8_t order[] = {0, 2, 1, 3, 4, 6, 5, 7};
-#if BYTE_PRODUCTS
-  static constexpr int32_t lifted = kLifted;
-  template <int64_t i>
-  static Ints quad(const uint8_t* words, int64_t part) {
-    const Ints word = load(reinterpret_cast<const int32_t*>(words + i * Words::bytes) + part * kLanes);
-    return word ^ kLiftedWord;
-  }
-#endif
-};
-
-struct Int4 {
-  static constexpr int64_t step = 8;
-  template <int64_t i>
-  static Ints pair(Ints word) {
-    return word >> (4 * i) & 0x000f000f;
-  }
-
-  static constexpr int8_t order[] = {0, 4, 1, 5, 2, 6, 3, 7};
-  static constexpr int32_t lifted = 0;
-  template <int64_t i>
-  static Ints quad(const uint8_t* words, int64_t part) {
-    return load(reinterpret_cast<const int32_t*>(words) + part * kLanes) >> (4 * i) & 0x0f0f0f0f;
-  }
-};
-
 // Calls body with 0, 1, .. count - 1 as constants.
 template <int64_t count, class Body>
 inline __attribute__((always_inline)) void unrolled(Body&& body) {
@@ -124,11 +34,11 @@ inline __attribute__((always_inline)) void store_tile(const Tile<count>& tile, f
 constexpr int64_t kAhead = 4096;
 
 // tile [rows][32] += x [rows][depth] * panel [depth][32]. Of inputs in bfloat16 the second of each
-// pair goes first, as in multiply_pairs: the sums have the same bits, since a product is exact.
+// pair goes first, as in accumulate_pairs: the sums have the same bits, since a product is exact.
 template <int64_t rows, class F, class X>
 inline __attribute__((always_inline)) void multiply(Tile<rows>& tile, const X* x, int64_t stride,
                                                     const uint8_t* panel, int64_t depth) {
-  constexpr bool turned = std::is_same_v<X, UpperHalf>;
+  constexpr bool turned = std::is_same_v<X, Rounded>;
   for (int64_t i = 0; i < depth; ++i) {
     const int64_t k = turned && (i | 1) < depth ? i ^ 1 : i;
     fetch<F::bytes>(panel + i * F::bytes + kAhead);
@@ -185,42 +95,50 @@ struct Rows {
   // For add_quads. [count, 2, depth]: above and below of split_bytes, for multiply_bytes lifted and in
   // their order; for blocks [count, depth / 32, 2, 32].
   const uint8_t* bytes;
-  // [count, depth]: rounded to 16 or 8 bits, or to bfloat16.
+  // [count, depth]: rounded to 16 or 8 bits, or to bfloat16 where pairs of it are multiplied.
   const int16_t* shorts;
   const uint8_t* wide;  // [count, input groups]: 1 where a group has 16 bits, and else 8
   const float *scales, *sums;  // [count, input groups] of the integers; sums times scale
   const int32_t* totals;       // [count, input groups] of the integers; for blocks [count, depth / 16]
+  const Rounded* rounded = nullptr;  // [count, depth] for bfloat16, where pairs are not multiplied
 };
 
-// sums [rows][32] += the inputs x [rows][stride] from k on * block [depth][32].
+// sums [count][32] += the inputs x [count][stride] from k on * block [depth][32].
 template <class F, class X>
-inline void multiply_block(const Rows& rows, const X* x, const uint8_t* block, int64_t k,
+inline void multiply_block(const X* x, int64_t count, int64_t stride, const uint8_t* block, int64_t k,
                            int64_t depth, float* sums) {
-  in_tiles<kTile>(rows.count, [&](auto count, int64_t row) {
-    accumulate<count, F>(sums + row * kPanel, x + row * rows.stride + k, rows.stride, block, depth,
-                         k == 0);
+  in_tiles<kTile>(count, [&](auto rows, int64_t row) {
+    accumulate<rows, F>(sums + row * kPanel, x + row * stride + k, stride, block, depth, k == 0);
   });
+}
+
+constexpr int64_t kFewTiles = 2;  // of rows that each widen the panel for themselves
+
+// sums [count][32] = the rows x [count][stride] * a panel [depth][32].
+template <class F, class X>
+void multiply_floats(const uint8_t* panel, int64_t depth, const X* x, int64_t count, int64_t stride,
+                     float* sums) {
+  for (int64_t k = 0; k < depth; k += kBlock, panel += kBlock * F::bytes) {
+    const int64_t here = smaller_of(kBlock, depth - k);
+    if (std::is_same_v<F, Numbers<float>> || count <= kFewTiles * kTile) {
+      multiply_block<F>(x, count, stride, panel, k, here, sums);
+    } else {  // widened once for all tiles
+      alignas(64) float wide[kBlock * kPanel];
+      for (int64_t i = 0; i < here; ++i) {
+        fetch<F::bytes>(panel + i * F::bytes + kAhead);
+        const typename F::Raw column = F::read(panel + i * F::bytes);
+        for (int64_t p = 0; p < kParts; ++p) store(wide + i * kPanel + p * kLanes, column.part[p]);
+      }
+      multiply_block<Numbers<float>>(x, count, stride, reinterpret_cast<const uint8_t*>(wide), k,
+                                     here, sums);
+    }
+  }
 }
 
 template <class T, class X>
 void multiply_floats(const Matrix& m, const Rows& rows, const X* x, int64_t panel, float* sums) {
-  using F = Numbers<T>;
-  const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
-  for (int64_t k = 0; k < m.depth(); k += kBlock, data += kBlock * F::bytes) {
-    const int64_t depth = smaller_of(kBlock, m.depth() - k);
-    if (std::is_same_v<T, float> || rows.count <= 2 * kTile) {
-      multiply_block<F>(rows, x, data, k, depth, sums);
-    } else {  // widened once for all tiles
-      alignas(64) float wide[kBlock * kPanel];
-      for (int64_t i = 0; i < depth; ++i) {
-        fetch<F::bytes>(data + i * F::bytes + kAhead);
-        const typename F::Raw column = F::read(data + i * F::bytes);
-        for (int64_t p = 0; p < kParts; ++p) store(wide + i * kPanel + p * kLanes, column.part[p]);
-      }
-      multiply_block<Numbers<float>>(rows, x, reinterpret_cast<const uint8_t*>(wide), k, depth,
-                                     sums);
-    }
-  }
+  multiply_floats<Numbers<T>>(m.at(m.data) + panel * m.panel_bytes(), m.depth(), x, rows.count,
+                              rows.stride, sums);
 }
 
 // The scales of a group from number `at` on.
@@ -249,8 +167,8 @@ inline void multiply_scaled(const Matrix& m, const Rows& rows, int64_t panel, fl
         store(wide + i * kPanel + p, value * scale);
       }
     }
-    multiply_block<Numbers<float>>(rows, rows.x, reinterpret_cast<const uint8_t*>(wide), k, m.group,
-                                   sums);
+    multiply_block<Numbers<float>>(rows.x, rows.count, rows.stride,
+                                   reinterpret_cast<const uint8_t*>(wide), k, m.group, sums);
   }
 }
 
@@ -355,7 +273,8 @@ inline Ints add_pairs(Ints sum, Ints x, Ints weights) {
 
 // Inputs of 16 bits by weights of 8 or 4 bits.
 template <int64_t count, class W>
-void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
+void multiply_shorts(const Matrix& m, W form, const Rows& rows, int64_t row, int64_t panel,
+                     float* sums) {
   constexpr int64_t pairs = W::step / 2;
   constexpr int64_t chains = count == 1 ? pairs : 1;  // one sum alone would have to be waited for
   const uint8_t* data = m.at(m.data) + panel * m.panel_bytes();
@@ -370,7 +289,7 @@ void multiply_shorts(const Matrix& m, const Rows& rows, int64_t row, int64_t pan
       const Words words = Words::read(data);
       unrolled<pairs>([&](auto i) __attribute__((always_inline)) {
         Ints weights[kParts];
-        for (int64_t p = 0; p < kParts; ++p) weights[p] = W::template pair<i>(words.part[p]);
+        for (int64_t p = 0; p < kParts; ++p) weights[p] = form.template pair<i>(words.part[p]);
 #pragma GCC unroll 16
         for (int64_t r = 0; r < count; ++r) {
           const Ints two = broadcast_word(x + r * m.depth() + k + 2 * i);
@@ -417,7 +336,8 @@ inline void split_bytes(const int16_t* from, int64_t count, uint8_t* above, uint
 // The same as multiply_shorts, and the same sums: four inputs by two products of bytes, which leaves
 // less to unpack.
 template <int64_t count, class W>
-void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t panel, float* sums) {
+void multiply_split(const Matrix& m, W form, const Rows& rows, int64_t row, int64_t panel,
+                    float* sums) {
   constexpr int64_t chains = count * kParts < 4 ? 2 : 1;  // one sum would have to be waited for
   constexpr int64_t bytes = 8 / W::step * Words::bytes;
   const int64_t group = m.input_group(), groups = m.input_groups(), depth = m.depth();
@@ -431,7 +351,7 @@ void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
       fetch<bytes>(data + kAhead);
       unrolled<2>([&](auto i) __attribute__((always_inline)) {
         Ints weights[kParts];
-        for (int64_t p = 0; p < kParts; ++p) weights[p] = W::template quad<i>(data, p);
+        for (int64_t p = 0; p < kParts; ++p) weights[p] = form.template quad<i>(data, p);
 #pragma GCC unroll 16
         for (int64_t r = 0; r < count; ++r) {
           const uint8_t* four = x + 2 * r * depth + k + 4 * i;
@@ -464,13 +384,13 @@ void multiply_split(const Matrix& m, const Rows& rows, int64_t row, int64_t pane
 
 // Rows of 16 bits, or of 8, by one panel.
 template <class W>
-void multiply_integers(const Matrix& m, const Rows& rows, int64_t panel, float* sums) {
+void multiply_integers(const Matrix& m, W form, const Rows& rows, int64_t panel, float* sums) {
   in_tiles<kIntegerTile>(rows.count, [&](auto count, int64_t row) {
 #if BYTE_PRODUCTS
     if (m.rounded_input) return multiply_bytes<count>(m, rows, row, panel, sums);
-    if constexpr (count <= kSplitTile) return multiply_split<count, W>(m, rows, row, panel, sums);
+    if constexpr (count <= kSplitTile) return multiply_split<count>(m, form, rows, row, panel, sums);
 #endif
-    multiply_shorts<count, W>(m, rows, row, panel, sums);
+    multiply_shorts<count>(m, form, rows, row, panel, sums);
   });
 }
 
@@ -480,6 +400,7 @@ inline bool multiplies_bfloat16(const Matrix& m) {
 }
 
 void multiply_bfloat16(const Matrix& m, const Rows& rows, int64_t panel, float* sums);
+void round_to_bfloat16(Rows& rows);
 void multiply_blocks(const Matrix& m, const Rows& rows, int64_t panel, float* sums);
 Rows prepared_for_blocks(const Matrix& m, const float* x, int64_t count, int64_t stride);
 
@@ -495,7 +416,7 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_blocks(m, rows, panel, sums);
   } else if (m.format == Format::kFloat32) {
     multiply_floats<float>(m, rows, rows.x, panel, sums);
-  } else if (multiplies_bfloat16(m) && rows.shorts) {
+  } else if (multiplies_bfloat16(m) && (rows.shorts || rows.rounded)) {
     multiply_bfloat16(m, rows, panel, sums);
   } else if (m.format == Format::kBFloat16) {
     multiply_floats<UpperHalf>(m, rows, rows.x, panel, sums);
@@ -505,10 +426,12 @@ inline void multiply_panel(const Matrix& m, const Rows& rows, int64_t panel, flo
     multiply_scaled(m, rows, panel, sums);
   } else if (m.format == Format::kFloat8) {
     multiply_floats<Float8>(m, rows, rows.x, panel, sums);
+  } else if (m.format == Format::kInt4 && m.table) {
+    multiply_integers(m, Index4{{m.integer_table()}}, rows, panel, sums);
   } else if (m.format == Format::kInt4) {
-    multiply_integers<Int4>(m, rows, panel, sums);
+    multiply_integers(m, Int4{}, rows, panel, sums);
   } else {
-    multiply_integers<Int8>(m, rows, panel, sums);
+    multiply_integers(m, Int8{}, rows, panel, sums);
   }
   const auto at = [&](int64_t offset) {
     return offset ? reinterpret_cast<const float*>(m.at(offset)) + panel * kPanel : nullptr;
@@ -553,14 +476,7 @@ inline void find_wide(const float* x, int64_t width, int64_t group, bool eight, 
 inline Rows prepared(const Matrix& m, const float* x, int64_t count, int64_t stride) {
   Rows rows{x, count, stride, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
   if (m.blocks()) return prepared_for_blocks(m, x, count, stride);
-  if (multiplies_bfloat16(m)) {
-    int16_t* halves = scratch<int16_t>(kShorts, count * stride);
-    over_rows(count, [=](int64_t row) {
-      const int64_t first = row * stride;
-      for (int64_t k = first; k < first + stride; ++k) halves[k] = upper_half(x[k]);
-    });
-    rows.shorts = halves;
-  }
+  if (multiplies_bfloat16(m)) round_to_bfloat16(rows);
   if (!m.integers()) return rows;
   const int64_t group = m.input_group(), groups = m.input_groups();
   int16_t* shorts = scratch<int16_t>(kShorts, count * stride);
@@ -641,16 +557,46 @@ inline void over_units(int64_t units, int64_t work, bool even, Low& low, Body&& 
   });
 }
 
+// Some of the rows that were prepared for a matrix.
+inline Rows some_of(const Rows& rows, const Matrix& m, int64_t first, int64_t count) {
+  const auto moved = [&](auto* from, int64_t stride) { return from ? from + first * stride : from; };
+  const int64_t groups = m.integers() ? m.input_groups() : 0;
+  return {moved(rows.x, rows.stride),
+          count,
+          rows.stride,
+          moved(rows.bytes, 2 * m.depth()),
+          moved(rows.shorts, m.depth()),
+          moved(rows.wide, groups),
+          moved(rows.scales, groups),
+          moved(rows.sums, groups),
+          moved(rows.totals, m.blocks() ? m.depth() / 16 : groups),
+          moved(rows.rounded, m.depth())};
+}
+
+// Rows of floats that the L2 cache does not hold go through a few panels in parts.
+constexpr int64_t kHeldBytes = 5 << 18, kPanelsAtOnce = 4;
+
 // Calls finish(panel, sums [rows][32 * together]) for every `together` panels: see over_units.
 template <int64_t together, class Low, class Finish>
 inline void linear(const Matrix& m, const Rows& rows, Low& low, Finish&& finish) {
   const int64_t work = m.panels() * m.panel_bytes() * (1 + rows.count / 4);
-  const int64_t size = together * rows.count * kPanel;
-  float* all = scratch<float>(kPanels, threads() * size);
-  over_units(m.panels() / together, work, true, low, [&](int64_t unit, int thread) {
-    float* sums = all + thread * size;
-    for (int64_t panel = 0; panel < together; ++panel)
-      multiply_panel(m, rows, unit * together + panel, sums + panel * rows.count * kPanel);
-    finish(unit, sums);
+  const int64_t units = m.panels() / together, size = together * rows.count * kPanel;
+  int64_t part = rows.count, each = 1;  // rows, and units that these go through
+  if (!m.integers() && 4 * rows.count * rows.stride > kHeldBytes) {
+    part = larger_of<int64_t>(96, kHeldBytes / (4 * rows.stride)) / kTile * kTile;
+    const int64_t some = kPanelsAtOnce * threads(), rounds = (units * together + some - 1) / some;
+    each = (units + rounds * threads() - 1) / (rounds * threads());  // all threads have as many
+  }
+  float* all = scratch<float>(kPanels, threads() * each * size);
+  over_units((units + each - 1) / each, work, true, low, [&](int64_t group, int thread) {
+    float* sums = all + thread * each * size;
+    const int64_t first = group * each, end = smaller_of(units, first + each);
+    for (int64_t row = 0; row < rows.count; row += part) {
+      const Rows some = some_of(rows, m, row, smaller_of(part, rows.count - row));
+      for (int64_t panel = first * together; panel < end * together; ++panel)
+        multiply_panel(m, some, panel,
+                       sums + ((panel - first * together) * rows.count + row) * kPanel);
+    }
+    for (int64_t unit = first; unit < end; ++unit) finish(unit, sums + (unit - first) * size);
   });
 }

@@ -169,6 +169,52 @@ inline Floats looked_up(const float* table, Ints index) {
 #endif
 }
 
+// Integers of 8 bits at indices of 4.
+struct Table {
+  const int8_t* entries;  // [16]
+
+  // Of the lower 4 bits of the halves of words, whatever lies above.
+  Ints pairs(Ints indices) const {
+#if WIDTH == 16
+    const __m256i twice = _mm256_broadcastsi128_si256(bytes());
+    return (Ints)_mm512_permutexvar_epi16((__m512i)indices, _mm512_cvtepi8_epi16(twice));
+#elif WIDTH == 8
+    const __m256i found = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes()),
+                                              _mm256_slli_epi16((__m256i)(indices & 0x000f000f), 8));
+    return (Ints)_mm256_srai_epi16(found, 8);
+#else
+    int16_t found[2 * WIDTH];
+    const Shorts index = reinterpret_cast<Shorts>(indices);
+    for (int lane = 0; lane < 2 * WIDTH; ++lane) found[lane] = entries[index[lane] & 15];
+    Ints values;
+    __builtin_memcpy(&values, found, sizeof values);
+    return values;
+#endif
+  }
+
+#if BYTE_PRODUCTS
+  // Of bytes that are indices, lifted for add_quads.
+  Ints lifted(Ints indices) const {
+#if WIDTH == 4
+    const uint8x16_t found = vqtbl1q_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(entries)), (uint8x16_t)indices);
+    return (Ints)found;
+#else
+    const __m128i all = _mm_xor_si128(bytes(), _mm_set1_epi8(static_cast<char>(kLifted)));
+#if WIDTH == 16
+    return (Ints)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(all), (__m512i)indices);
+#else
+    return (Ints)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(all), (__m256i)indices);
+#endif
+#endif
+  }
+#endif
+
+#if WIDTH > 4
+ private:
+  __m128i bytes() const { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)); }
+#endif
+};
+
 // Asks for what will be read soon. Into all caches: with the hint that it is read only once, an
 // Emerald Rapids core reads memory at 8 GB/s, else at 27.
 template <int64_t bytes>
@@ -200,9 +246,13 @@ constexpr T smaller_of(T a, T b) {
 }
 
 inline float largest(Floats value) {
+#if WIDTH == 16
+  return _mm512_reduce_max_ps(value);
+#else
   float most = value[0];
   for (int lane = 1; lane < WIDTH; ++lane) most = larger_of(most, value[lane]);
   return most;
+#endif
 }
 
 // The largest magnitude in x [count]; not a number where one of them is none.
@@ -274,6 +324,23 @@ inline Floats exponential(Floats x) {
   p = p * r * r + r + 1.0f;
   Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
   return x < -87.0f ? Floats{} : p * reinterpret_cast<Floats>(power);
+}
+
+constexpr float kLog2e = 1.44269504088896341f;
+
+// 2^x of x up to 0 within 2 units in the last place; 0 where it would be subnormal. For weights of
+// keys, which take it more often than anything: half of what exponential does.
+inline Floats power_of_two(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const Floats shifted = x + magic, f = x - (shifted - magic);
+  Floats p = splat(1.3276472e-3f);  // the nearest polynomial with 2^f within -1/2 and 1/2
+  p = p * f + 9.675541e-3f;
+  p = p * f + 5.550713e-2f;
+  p = p * f + 2.402212e-1f;
+  p = p * f + 6.9314694e-1f;
+  p = p * f + 1.0f;
+  const Ints power = (reinterpret_cast<Ints>(shifted) << 23) + (127 << 23);
+  return x < -126.0f ? Floats{} : p * reinterpret_cast<Floats>(power);
 }
 
 // Within -bound and bound: bound * tanh(x / bound).

@@ -1,14 +1,6 @@
 // What training computes: products of any two matrices, attention and its gradients, and what lies
 // between. Nothing is shared with other operators: several threads may be here at once.
 
-// An Intel processor multiplies pairs of bfloat16 at half the speed of float32 (Emerald Rapids: 86
-// and 174 GFLOP/s a core), others at twice. Both ways have the same bits: see `multiply`.
-#if BFLOAT16_PRODUCTS
-const bool pairs_pay = has_bfloat16_products && !__builtin_cpu_is("intel");
-#else
-constexpr bool pairs_pay = false;
-#endif
-
 constexpr int64_t kProductRows = 256;  // of the first matrix, that stay in the L2 cache
 
 #if WIDTH == 16
