@@ -24,13 +24,7 @@ from lite_runner.backends import Row
 from lite_runner.backends.lite.layouts import decode_span
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.config.argv import parse
-from lite_runner.mindir.graph_inputs import (
-    Positions,
-    Shape,
-    fill_bias,
-    gather_indices,
-    inputs_of,
-)
+from lite_runner.mindir.graph_inputs import Positions, Shape, fill_bias, gather_indices, inputs_of
 from lite_runner.mindir.write_resizable import ResizableNetwork
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate

@@ -111,10 +111,7 @@ def bodies() -> dict[str, tuple[str, bytes]]:
             chat,
             filled('{"messages":[{"role":"user","content":"', "word ", '"}]}', 7 << 20),
         ),
-        "200,000 messages": (
-            chat,
-            filled('{"messages":[', message, "]}", 200_000 * len(message)),
-        ),
+        "200,000 messages": (chat, filled('{"messages":[', message, "]}", 200_000 * len(message))),
         "200,000 items": (
             "/v1/responses",
             filled('{"input":[', message, "]}", 200_000 * len(message)),

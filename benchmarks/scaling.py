@@ -38,11 +38,7 @@ def medians(
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.json"
         prompts.write_text(json.dumps(make_prompts(batch, prompt_tokens)))
-        values = {
-            "prompts": str(prompts),
-            "new_tokens": str(NEW_TOKENS),
-            "threads": str(threads),
-        }
+        values = {"prompts": str(prompts), "new_tokens": str(NEW_TOKENS), "threads": str(threads)}
         for round_number in range(rounds + 1):
             for template, kept in zip(engines, runs, strict=True):
                 result = measure(template, values)

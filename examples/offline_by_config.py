@@ -8,10 +8,7 @@ from lite_runner import AutoTokenizer, InferConfig, InferTask
 
 name, path = sys.argv[1:]
 lite_config = InferConfig(
-    prefill_model_path=path,
-    model_type="mindir",
-    model_name=name,
-    infer_seq_length=256,
+    prefill_model_path=path, model_type="mindir", model_name=name, infer_seq_length=256
 )
 tokenizer = AutoTokenizer.from_pretrained(name)
 lite_pipeline = InferTask.get_infer_task("text_generation", lite_config, tokenizer=tokenizer)

@@ -116,12 +116,7 @@ def _shards(folder: Path) -> Iterator[Case]:
     words = ("run_mode=shard", "parallel=tp2", "load_checkpoint=llama", "model=auto")
     _made(*words, "shard_output=cut", "shard_format=safetensors")
     cut = folder / "cut"
-    merge = (
-        "run_mode=shard",
-        "parallel=single",
-        "load_checkpoint=.",
-        "shard_output=out.ckpt",
-    )
+    merge = ("run_mode=shard", "parallel=single", "load_checkpoint=.", "shard_output=out.ckpt")
     _without(cut / "rank_1/manifest.json", "checksum")
     read = plan(*merge, "model=auto")
     yield Case("shard manifest", cut, "rank_1/manifest.json", formats.json_text, read)

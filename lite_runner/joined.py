@@ -25,13 +25,7 @@ from lite_runner.config.parallel import SOCKET_VARIABLE, placed, ranks_of, start
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings, Context, Parallel
-from lite_runner.distributed.events import (
-    FOLDER_VARIABLE,
-    MET,
-    RankProgress,
-    Sender,
-    connect,
-)
+from lite_runner.distributed.events import FOLDER_VARIABLE, MET, RankProgress, Sender, connect
 from lite_runner.distributed.join import Joined, join
 from lite_runner.distributed.membership import Member, device_of, member_errors
 from lite_runner.distributed.stopping import (

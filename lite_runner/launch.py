@@ -155,10 +155,7 @@ def _rates(recorder: Recorder, processes: int = 1) -> tuple[float, float]:
 
 
 def _write(
-    folder: RunFolder,
-    processes: Sequence[Process],
-    tables: Mapping[str, Any],
-    lines: Sequence[str],
+    folder: RunFolder, processes: Sequence[Process], tables: Mapping[str, Any], lines: Sequence[str]
 ) -> None:
     from lite_runner.bench import charts
     from lite_runner.profile import trace

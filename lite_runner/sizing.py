@@ -330,12 +330,7 @@ def degrees_of(model: Decoder, *, vocab_parallel: bool = True) -> list[int]:
 
 
 def scaling_estimate(
-    model: Decoder,
-    *,
-    slots: int,
-    length: int,
-    use_past: bool = True,
-    vocab_parallel: bool = True,
+    model: Decoder, *, slots: int, length: int, use_past: bool = True, vocab_parallel: bool = True
 ) -> Iterator[str]:
     """The lines of a table over DEGREES on Ascend in float16, with its assumptions."""
     given = Assumptions()
@@ -393,9 +388,5 @@ def ranks_plan(
             f"{'memory':<13} {need}: needs {readable(need.total)}, {readable(free)} is free: {fits}"
         )
     yield from scaling_estimate(
-        model,
-        slots=slots,
-        length=length,
-        use_past=use_past,
-        vocab_parallel=vocab_parallel,
+        model, slots=slots, length=length, use_past=use_past, vocab_parallel=vocab_parallel
     )

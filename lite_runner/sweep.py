@@ -51,13 +51,7 @@ from lite_runner.config.argv import (
 from lite_runner.config.compose import user_folders
 from lite_runner.config.config_file import OF_HYDRA, read_config, take_hydra
 from lite_runner.config.grammar import is_sweep, swept_values
-from lite_runner.config.groups import (
-    GROUPS,
-    option_files,
-    options_named_in,
-    options_of,
-    own_groups,
-)
+from lite_runner.config.groups import GROUPS, option_files, options_named_in, options_of, own_groups
 from lite_runner.config.prompts import STANDARD_INPUT
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import (

@@ -39,11 +39,7 @@ from lite_runner.weights.formats.gguf_file import open_gguf
 from lite_runner.weights.read_ahead import QuantizedWeights
 from tests.model_gguf import ARCHITECTURES as OLDER
 from tests.model_gguf import write_model_gguf
-from tests.newer_gguf import (
-    WITHOUT_TRANSFORMERS,
-    write_newer_gguf,
-    write_random_folder,
-)
+from tests.newer_gguf import WITHOUT_TRANSFORMERS, write_newer_gguf, write_random_folder
 
 TOKENS, PROMPT = 40, 33
 WINDOWS = {"attention.sliding_window": 8, "attention.sliding_window_pattern": 6}

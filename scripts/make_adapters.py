@@ -172,7 +172,7 @@ def cases() -> list[Case]:
                     "r": 8,
                     "lora_alpha": 16,
                     "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "c_fc", "c_proj"],
-                },
+                }
             },
         ),
         Case(

@@ -113,10 +113,7 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
         }.items()
     },
     "telechat": {
-        "aliases": {
-            "num_hidden_layers": "n_layer",
-            "num_attention_heads": "n_head",
-        },
+        "aliases": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         "defaults": {
             "vocab_size": 160256,
             "hidden_size": 4096,

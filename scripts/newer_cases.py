@@ -341,11 +341,7 @@ def newer_cases() -> list[Windowed]:
             ),
             LONG,
         ),
-        (
-            "olmo3",
-            Olmo3Config(**sizes | window, rope_parameters=olmo),
-            CROSSING,
-        ),
+        ("olmo3", Olmo3Config(**sizes | window, rope_parameters=olmo), CROSSING),
         ("olmoe", OlmoeConfig(**moe | {"intermediate_size": 16}, **plain, num_experts=5), PLAIN),
         (
             "olmoe_clipped",

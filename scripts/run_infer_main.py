@@ -23,13 +23,7 @@ from lite_runner.system.own_python import continue_in_own_python
 if __name__ == "__main__":
     continue_in_own_python()
 
-from lite_runner import (
-    AutoTokenizer,
-    TextGenerationPipeline,
-    TextStreamer,
-    pipeline,
-    str2bool,
-)
+from lite_runner import AutoTokenizer, TextGenerationPipeline, TextStreamer, pipeline, str2bool
 from lite_runner.app import guarded
 from lite_runner.errors import ConfigError
 

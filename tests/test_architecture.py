@@ -46,9 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"architectures", "errors", "progress", "system"},
     "weights": {"architectures", "config", "errors", "progress", "system"},
     "text": {"errors", "system", "weights"},
-    "native": {
-        *("architectures", "config", "errors", "profiler", "recorder", "system", "weights"),
-    },
+    "native": {*("architectures", "config", "errors", "profiler", "recorder", "system", "weights")},
     "networks": {"architectures", "config", "native", "weights"},
     "mindir": {"architectures", "config", "errors", "native", "networks", "system", "weights"},
     "sizing": {"architectures", "config", "errors", "system"},
@@ -73,18 +71,16 @@ ALLOWED: dict[str, set[str]] = {
         *("native", "plugins", "profiler", "progress", "sizing", "system", "text", "weights"),
     },
     "training": {
-        *("architectures", "config", "errors", "native", "sizing", "system", "text", "weights"),
+        *("architectures", "config", "errors", "native", "sizing", "system", "text", "weights")
     },
     "evaluation": {
-        *("backends", "config", "errors", "generation", "output", "progress", "system", "text"),
+        *("backends", "config", "errors", "generation", "output", "progress", "system", "text")
     },
     "serving": {
         *("backends", "config", "errors", "generation", "model", "plan", "plugins", "profile"),
         *("profiler", "progress", "structured", "system", "text"),
     },
-    "chat": {
-        *("backends", "config", "errors", "generation", "plan", "progress", "system", "text"),
-    },
+    "chat": {*("backends", "config", "errors", "generation", "plan", "progress", "system", "text")},
     "bench": {
         *("architectures", "backends", "config", "errors", "evaluation", "generation", "model"),
         *("native", "output", "plan", "plugins", "profile", "profiler", "progress", "system"),

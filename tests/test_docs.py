@@ -129,10 +129,7 @@ def reader(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.usefixtures("registry")
 def test_a_page_does_what_it_shows(
-    page: Path,
-    reader: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: Path, reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = []
     for block in blocks(page):
@@ -161,10 +158,7 @@ def write(path: Path, text: str) -> None:
 
 
 def differences(
-    page: str,
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: str, command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
     """Run a command in this process: what its exit code and output are that the page does not
     say. Output that depends on a stand-in is not compared."""

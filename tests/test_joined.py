@@ -121,10 +121,7 @@ def result(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "alone", "logs"),
-    [
-        ("elsewhere", "one", "logs/worker_{}.log"),
-        ("loop", "drawn", "rank_{}.txt"),
-    ],
+    [("elsewhere", "one", "logs/worker_{}.log"), ("loop", "drawn", "rank_{}.txt")],
 )
 def test_ranks_write_what_one_process_writes(
     jobs: dict[str, tuple[Path, int, str]], name: str, alone: str, logs: str

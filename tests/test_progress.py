@@ -98,10 +98,7 @@ def test_silence_keeps_text_and_the_log(
 
 @pytest.mark.parametrize(("verbosity", "shown"), [(0, ""), (1, ""), (2, "more\n")])
 def test_details_are_shown_on_request(
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    verbosity: int,
-    shown: str,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, verbosity: int, shown: str
 ) -> None:
     with caplog.at_level(logging.INFO, "lite_runner"):
         Progress(verbosity).detail("more")
@@ -320,9 +317,7 @@ def test_line_breaks_of_names_are_told_apart_from_ours(capsys: pytest.CaptureFix
     assert align({"output": name}) == [f"output        {told}"]
 
 
-def test_field_values_are_quoted_unless_they_are_a_word(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_field_values_are_quoted_unless_they_are_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     fields = {"a": "/v1/é=b", "b": "two words", "c": 'a"b', "d": "", "e": "a\\nb", "f": 0.5}
     Progress().event("request", fields)
     line = capsys.readouterr().err.rstrip("\n")

@@ -106,8 +106,7 @@ def test_a_checkpoint_with_its_cache_too(family: str, relative_error: Error) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "targets"),
-    [("gpt2", ["dense1", "mapping"]), ("llama", ".*wq|.*wv|.*w2")],
+    ("family", "targets"), [("gpt2", ["dense1", "mapping"]), ("llama", ".*wq|.*wv|.*w2")]
 )
 def test_an_adapter_that_mindformers_trained(
     family: str, targets: Any, tmp_path: Path, relative_error: Error

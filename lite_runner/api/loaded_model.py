@@ -122,12 +122,7 @@ class LoadedModel:
                 raise ConfigError("stop texts need a tokenizer, and the checkpoint has none")
             hooks.check(job.generation, own_ranks(config))
             return self._engine.generate(
-                config,
-                self._weights(),
-                job,
-                tokenizer,
-                hooks,
-                min_slots=self.config.batch_size,
+                config, self._weights(), job, tokenizer, hooks, min_slots=self.config.batch_size
             )
 
     def backend(self, length: int) -> Backend:
@@ -245,9 +240,7 @@ class GrowingEngine:
         if backend is not None:
             info = backend.info
             room = replace(
-                room,
-                slots=max(room.slots, info.slots),
-                length=max(job.length, info.max_length),
+                room, slots=max(room.slots, info.slots), length=max(job.length, info.max_length)
             )
             slots = backend.adapters
             if self._adapters.serve(slots, job.adapters, files.model, ranks):
@@ -478,11 +471,7 @@ class LoadedAdapters:
         self._known = {one.name: one for one in job.adapters} if job else {}
 
     def serve(
-        self,
-        slots: AdapterSlots | None,
-        job: AdapterJob | None,
-        model: Decoder,
-        ranks: Ranks,
+        self, slots: AdapterSlots | None, job: AdapterJob | None, model: Decoder, ranks: Ranks
     ) -> bool:
         """Add a job's new adapters to the backend's slots; False where one does not fit."""
         known = {(one.name, one.folder) for one in self._known.values()}

@@ -37,11 +37,7 @@ def resolve_source(source: str | Mapping[str, Any], **keys: str | list[str]) -> 
 
     Raises ConfigError, and ArtifactError for a folder with several yaml files.
     """
-    settings: dict[str, str | list[str]] = {
-        "run_mode": "predict",
-        "use_parallel": "false",
-        **keys,
-    }
+    settings: dict[str, str | list[str]] = {"run_mode": "predict", "use_parallel": "false", **keys}
     if isinstance(source, Mapping):
         return _resolved(settings, content=as_mapping(source))
     path = Path(source).expanduser()

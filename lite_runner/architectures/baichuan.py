@@ -6,13 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import (
-    GGUF,
-    Architecture,
-    MindFormers,
-    llama_like,
-    llama_settings,
-)
+from lite_runner.architectures import GGUF, Architecture, MindFormers, llama_like, llama_settings
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation, network_of
@@ -129,8 +123,5 @@ BAICHUAN = Architecture(
         translate=translate,
     ),
     GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf, written=False),
-    no_effect={
-        "_from_model_config": "says where the files are from",
-        "z_loss_weight": TRAINING,
-    },
+    no_effect={"_from_model_config": "says where the files are from", "z_loss_weight": TRAINING},
 )

@@ -14,10 +14,7 @@ from lite_runner.architectures.spec import Decoder
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(
-        num_key_value_heads=32,
-        rms_norm_eps=1e-5,
-        sliding_window=4096,
-        sliding_window_pattern=4,
+        num_key_value_heads=32, rms_norm_eps=1e-5, sliding_window=4096, sliding_window_pattern=4
     )
     sizes = llama_like.sizes(fields, positions=2048)
     layers, kinds = sizes["num_layers"], fields.raw.get("layer_types")

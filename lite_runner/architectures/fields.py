@@ -44,12 +44,7 @@ class Fields:
     """
 
     def __init__(
-        self,
-        raw: Mapping[str, Any],
-        where: str,
-        *,
-        read: set[str] | None = None,
-        prefix: str = "",
+        self, raw: Mapping[str, Any], where: str, *, read: set[str] | None = None, prefix: str = ""
     ) -> None:
         self.raw = _Raw(raw, set() if read is None else read, prefix)
         self.where = where
@@ -271,8 +266,5 @@ NO_EFFECT = {
 def refuse_variants(fields: Fields) -> None:
     """Fail on a field of any family that changes what it computes. Raises ArtifactError."""
     fields.neutral(
-        add_cross_attention=False,
-        is_causal=True,
-        is_encoder_decoder=False,
-        pruned_heads={},
+        add_cross_attention=False, is_causal=True, is_encoder_decoder=False, pruned_heads={}
     )

@@ -14,10 +14,7 @@ _GELU = "gelu_pytorch_tanh"
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(
-        num_key_value_heads=16,
-        head_dim=256,
-        tie_word_embeddings=True,
-        hidden_act=_GELU,
+        num_key_value_heads=16, head_dim=256, tie_word_embeddings=True, hidden_act=_GELU
     )
     fields.neutral(use_bidirectional_attention=False)
     if fields.raw["hidden_act"] == "gelu":  # of the first files, which mean the other one

@@ -82,9 +82,5 @@ GLM4 = dataclasses.replace(
     mindformers=llama_settings.mindformers(
         "Glm4Config", "Glm4ForCausalLM", "glm4_9b_0414", partial(decoder, "glm4")
     ),
-    gguf=GGUF(
-        llama_like.KEYS | llama_like.PARTIAL_KEYS,
-        permuted=True,
-        infer=infer_from_gguf,
-    ),
+    gguf=GGUF(llama_like.KEYS | llama_like.PARTIAL_KEYS, permuted=True, infer=infer_from_gguf),
 )

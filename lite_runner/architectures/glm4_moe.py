@@ -20,11 +20,7 @@ from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder
 
-NAMES: Names = {
-    **qwen3.NAMES,
-    **llama_like.POST_ATTENTION_NORM,
-    **experts.GROUPED_NAMES,
-}
+NAMES: Names = {**qwen3.NAMES, **llama_like.POST_ATTENTION_NORM, **experts.GROUPED_NAMES}
 
 # moe_intermediate_size of a config.json that leaves it out, as transformers has it.
 _WIDTH = 1408

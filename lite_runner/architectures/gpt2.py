@@ -10,14 +10,7 @@ from lite_runner.architectures import GGUF, Architecture, MindFormers, shared_se
 from lite_runner.architectures.fields import CLASSES, KERNEL, MAX_LAYERS, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, DecoderSettings, Translation
-from lite_runner.architectures.spec import (
-    Activation,
-    Attention,
-    Block,
-    Decoder,
-    FeedForward,
-    Norm,
-)
+from lite_runner.architectures.spec import Activation, Attention, Block, Decoder, FeedForward, Norm
 from lite_runner.errors import ConfigError, show
 from lite_runner.records import Count, Positive, dataclass
 

@@ -33,9 +33,7 @@ MOE_NAMES: Names = {
 
 def read(fields: Fields, architecture: str = "hunyuan_v1_dense") -> Decoder:
     """From config.json."""
-    fields = fields.with_defaults(
-        rms_norm_eps=1e-5,
-    )
+    fields = fields.with_defaults(rms_norm_eps=1e-5)
     fields = _with_plain_theta(fields)
     bias = fields.flag("attention_bias", False)
     sizes, mixture = llama_like.sizes(fields, positions=2048), None
@@ -121,10 +119,7 @@ HUNYUAN = Architecture(
     NAMES,
     write,
     gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias, name="hunyuan-dense"),
-    no_effect={
-        "eod_token_id": "of the tokenizer",
-        "pretraining_tp": KERNEL,
-    },
+    no_effect={"eod_token_id": "of the tokenizer", "pretraining_tp": KERNEL},
 )
 HUNYUAN_MOE = dataclasses.replace(
     HUNYUAN,

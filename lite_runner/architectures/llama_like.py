@@ -71,7 +71,7 @@ PARTIAL_KEYS = {
 POST_ATTENTION_NORM: Names = {
     "feed_forward_norm": dataclasses.replace(
         NAMES["feed_forward_norm"], gguf="blk.{}.post_attention_norm"
-    ),
+    )
 }
 
 
@@ -185,9 +185,7 @@ def decoder(
         masks = window is not None and (local_rotary is not None or window < seq_length)
         positions = rotary if window is None else local_rotary or rotary
         own = dataclasses.replace(
-            attention,
-            window=window if masks else None,
-            rotary=positions if rotates else None,
+            attention, window=window if masks else None, rotary=positions if rotates else None
         )
         wide = feed_forward if layer in dense_layers else sparse
         return Block(before, own, wide, after, residual_scale)

@@ -91,10 +91,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
             f"{section}.moe_intermediate_size: got {show(given['moe_intermediate_size'])}, expected"
             f" the intermediate_size of {show(width)}, which a Mixtral's experts have"
         )
-    result.assignments |= {
-        f"{PREFIX}type": "MixtralConfig",
-        f"{PREFIX}num_experts_per_tok": chosen,
-    }
+    result.assignments |= {f"{PREFIX}type": "MixtralConfig", f"{PREFIX}num_experts_per_tok": chosen}
     others = ["moe_intermediate_size"]
     experts.translate(raw, result, "Mixtral", experts.MOE_NAMES, _FIXED, others)
 

@@ -62,10 +62,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "n_layers": model.num_layers,
         "max_seq_len": model.seq_length,
         "layer_norm_epsilon": model.norm_eps,
-        "attn_config": {
-            "softmax_scale": model.attention.scale,
-            "clip_qkv": model.attention.clip,
-        },
+        "attn_config": {"softmax_scale": model.attention.scale, "clip_qkv": model.attention.clip},
     }
 
 

@@ -31,10 +31,7 @@ NAMES: Names = {
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    fields = fields.with_defaults(
-        tie_word_embeddings=True,
-        activation_function="relu",
-    )
+    fields = fields.with_defaults(tie_word_embeddings=True, activation_function="relu")
     fields.neutral(layer_norm_elementwise_affine=True)
     hidden = fields.integer("hidden_size")
     narrow = fields.integer("word_embed_proj_dim", default=hidden) != hidden

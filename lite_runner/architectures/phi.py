@@ -33,12 +33,7 @@ def read(fields: Fields) -> Decoder:
         raise fields.invalid("tie_word_embeddings", True, "false: its head has a bias")
     norm = Norm("layer", epsilon)
     model = llama_like.decoder(
-        architecture="phi",
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        head_bias=True,
-        **sizes,
+        architecture="phi", qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, **sizes
     )
     return llama_like.changed(
         model,

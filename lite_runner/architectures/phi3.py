@@ -118,10 +118,7 @@ PHI3 = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=llama_settings.mindformers(
-        "Phi3Config",
-        "Phi3ForCausalLM",
-        "phi4",
-        partial(llama_like.decoder, architecture="phi3"),
+        "Phi3Config", "Phi3ForCausalLM", "phi4", partial(llama_like.decoder, architecture="phi3")
     ),
     gguf=GGUF(
         llama_like.KEYS
@@ -135,9 +132,6 @@ PHI3 = dataclasses.replace(
         infer=infer_from_gguf,
         rows=row_order.rotated_first(apart),
     ),
-    no_effect={
-        "embd_pdrop": TRAINING,
-        "resid_pdrop": TRAINING,
-    },
+    no_effect={"embd_pdrop": TRAINING, "resid_pdrop": TRAINING},
     stored_rows=row_order.rotated_first(stacked),
 )

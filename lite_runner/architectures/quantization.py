@@ -59,10 +59,7 @@ class Quantization:
 
     @classmethod
     def of(
-        cls,
-        quant: Quant | None,
-        group: QuantGroup | None,
-        kept: str | Sequence[str] | None = None,
+        cls, quant: Quant | None, group: QuantGroup | None, kept: str | Sequence[str] | None = None
     ) -> Quantization:
         """The settings `quant`, `quant_group` and `modules_to_not_convert`, null included."""
         if quant is None or quant == "none":

@@ -58,11 +58,7 @@ def read(fields: Fields) -> Decoder:
         windows=llama_settings.read_windows(fields, layers),
         mixture=Mixture(
             Experts(
-                count,
-                chosen,
-                fields.flag("norm_topk_prob", False),
-                shared=shared,
-                shared_gate=True,
+                count, chosen, fields.flag("norm_topk_prob", False), shared=shared, shared_gate=True
             ),
             fields.integer("moe_intermediate_size", default=1408),
             experts.dense_layers(fields, layers),

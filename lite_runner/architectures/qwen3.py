@@ -39,10 +39,7 @@ def write(model: Decoder) -> dict[str, Any]:
     return (
         llama_like.shared(model)
         | llama_settings.windows_to_settings(model)
-        | {
-            "architectures": ["Qwen3ForCausalLM"],
-            "attention_bias": model.attention.qkv_bias,
-        }
+        | {"architectures": ["Qwen3ForCausalLM"], "attention_bias": model.attention.qkv_bias}
     )
 
 
@@ -83,11 +80,7 @@ QWEN3 = dataclasses.replace(
     mindformers=llama_settings.mindformers(
         Qwen3Settings, "Qwen3ForCausalLM", "qwen3_0.6b", decoder, **MINDFORMERS
     ),
-    gguf=GGUF(
-        llama_like.KEYS,
-        infer=llama_like.infer_bias,
-        also=("qwen3vl",),
-    ),
+    gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias, also=("qwen3vl",)),
 )
 # Models that read images, of which the text model is read.
 QWEN3_VL = Architecture("qwen3_vl", read, text_of="qwen3")

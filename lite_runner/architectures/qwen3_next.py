@@ -57,11 +57,7 @@ def read(fields: Fields) -> Decoder:
     shared = fields.integer("shared_expert_intermediate_size", default=512)
     mixture = Mixture(
         Experts(
-            count,
-            chosen,
-            fields.flag("norm_topk_prob", True),
-            shared=shared,
-            shared_gate=True,
+            count, chosen, fields.flag("norm_topk_prob", True), shared=shared, shared_gate=True
         ),
         fields.integer("moe_intermediate_size", default=512),
         experts.dense_layers(fields, layers),

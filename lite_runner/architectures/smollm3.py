@@ -14,10 +14,7 @@ from lite_runner.architectures.spec import Decoder
 def read(fields: Fields) -> Decoder:
     """From config.json."""
     fields = fields.with_defaults(
-        num_key_value_heads=4,
-        rope_theta=2000000.0,
-        tie_word_embeddings=True,
-        sliding_window=None,
+        num_key_value_heads=4, rope_theta=2000000.0, tie_word_embeddings=True, sliding_window=None
     )
     sizes = llama_like.sizes(fields, positions=32768)
     layers = sizes["num_layers"]

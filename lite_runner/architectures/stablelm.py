@@ -21,9 +21,7 @@ NAMES: Names = {
 
 def read(fields: Fields) -> Decoder:
     """From config.json."""
-    fields = fields.with_defaults(
-        num_key_value_heads=32,
-    )
+    fields = fields.with_defaults(num_key_value_heads=32)
     epsilon = fields.number("layer_norm_eps", 1e-5)
     same = fields.with_values(rms_norm_eps=epsilon)
     model = llama_like.decoder(

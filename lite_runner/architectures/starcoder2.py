@@ -18,14 +18,7 @@ from lite_runner.architectures import (
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import RotarySettings
-from lite_runner.architectures.spec import (
-    Attention,
-    Block,
-    Decoder,
-    FeedForward,
-    Norm,
-    Rotary,
-)
+from lite_runner.architectures.spec import Attention, Block, Decoder, FeedForward, Norm, Rotary
 from lite_runner.records import Positive, dataclass
 
 EXACT_GELU = "gelu"  # what transformers calls it

@@ -11,13 +11,7 @@ from pathlib import Path
 
 from lite_runner import progress
 from lite_runner.bench.charts import check_available, figures_chart, ratios_chart
-from lite_runner.bench.options import (
-    BenchOptions,
-    CellJob,
-    CellSettings,
-    from_plain,
-    why_left_out,
-)
+from lite_runner.bench.options import BenchOptions, CellJob, CellSettings, from_plain, why_left_out
 from lite_runner.bench.report import (
     FIGURES,
     Cell,
@@ -63,11 +57,7 @@ def described(options: BenchOptions, context: int) -> list[str]:
 
 
 def run(
-    options: BenchOptions,
-    jobs: Sequence[CellJob],
-    *,
-    context: int,
-    keep: Callable[[Report], None],
+    options: BenchOptions, jobs: Sequence[CellJob], *, context: int, keep: Callable[[Report], None]
 ) -> Report:
     """Measure the cells of these `jobs`, in processes of their own.
 
@@ -96,10 +86,7 @@ def write(report: Report, model: str, folder: RunFolder, *, charts: bool) -> str
     text = document(report, model)
     folder.write_text("bench.md", text)
     if charts and any(cell.measured for cell in report.cells):
-        drawings = {
-            "bench": figures_chart(report, model),
-            "compare": ratios_chart(report, model),
-        }
+        drawings = {"bench": figures_chart(report, model), "compare": ratios_chart(report, model)}
         for name, drawing in drawings.items():
             if drawing is not None:
                 folder.write_bytes(f"{name}.png", drawing.png)
@@ -149,10 +136,7 @@ def _measured(job: CellJob) -> tuple[Cell, str]:
     for line in answer.get("table", ()):
         progress.note(line)
     cell = Cell(
-        settings=job.settings,
-        measured=measured,
-        busy_cores=busy,
-        profile=answer.get("profile"),
+        settings=job.settings, measured=measured, busy_cores=busy, profile=answer.get("profile")
     )
     return cell, answer["backend"]
 

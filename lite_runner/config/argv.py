@@ -14,15 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
-from lite_runner.config import (
-    NEAR_NAME,
-    Invalid,
-    accepts,
-    at,
-    did_you_mean,
-    nearest,
-    nearest_flag,
-)
+from lite_runner.config import NEAR_NAME, Invalid, accepts, at, did_you_mean, nearest, nearest_flag
 from lite_runner.records import dataclass
 from lite_runner.system.files import parse_json
 

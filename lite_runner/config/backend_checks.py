@@ -291,8 +291,7 @@ def compare_errors(config: ComparedOptions, compared: ComparedOptions) -> Iterat
     other = compared.backend
     if config.use_parallel:
         yield invalid(
-            (COMPARE, "use_parallel"),
-            f"{COMPARE}={other} is for one process: use_parallel=false",
+            (COMPARE, "use_parallel"), f"{COMPARE}={other} is for one process: use_parallel=false"
         )
     if config.only_save_strategy:
         yield invalid(

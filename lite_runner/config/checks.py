@@ -14,14 +14,7 @@ from lite_runner.architectures import of_mindformers, parameters
 from lite_runner.architectures.quantization import OF_BLOCKS, matrices_of, schemes
 from lite_runner.architectures.settings import PREFIX, AutoSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config import (
-    Invalid,
-    invalid,
-    paths_of,
-    raise_errors,
-    section_errors,
-    show,
-)
+from lite_runner.config import Invalid, invalid, paths_of, raise_errors, section_errors, show
 from lite_runner.config.generation import (
     GenerationConfig,
     beyond_context,
@@ -60,10 +53,7 @@ def common_errors(config: RunConfig) -> Iterator[Invalid]:
     yield from _model(config)
     yield from _paths(config)
     if config.profile and config.run_mode == "doctor":
-        yield invalid(
-            ("profile", "run_mode"),
-            "profile=true has no effect with run_mode=doctor",
-        )
+        yield invalid(("profile", "run_mode"), "profile=true has no effect with run_mode=doctor")
     if not config.output_dir:
         yield invalid("output_dir", "output_dir is empty; expected a folder")
     key = "model.model_config.is_sample_acceleration"

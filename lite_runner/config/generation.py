@@ -286,10 +286,7 @@ def more_than_greedy(options: GenerationConfig) -> dict[str, str]:
     asked = {
         "do_sample": ("true", options.do_sample),
         "num_beams": (options.num_beams, options.num_beams > 1),
-        "repetition_penalty": (
-            f"{options.repetition_penalty:g}",
-            options.repetition_penalty != 1,
-        ),
+        "repetition_penalty": (f"{options.repetition_penalty:g}", options.repetition_penalty != 1),
         **{key: (f"{value:g}", value != 0) for key, value in _count_penalties(options).items()},
         "min_new_tokens": (options.min_new_tokens, options.min_new_tokens > 0),
         "logprobs": (options.logprobs, options.logprobs is not None),

@@ -164,9 +164,7 @@ def is_utf8(text: str) -> bool:
 
 
 def check_prefixes(
-    prefix: Prefix | None,
-    prompts: Sequence[Sequence[int]],
-    each: Sequence[GenerationConfig],
+    prefix: Prefix | None, prompts: Sequence[Sequence[int]], each: Sequence[GenerationConfig]
 ) -> None:
     """Raise ConfigError for prompts without the tokens that `prefix` needs, and for the likelihoods
     of prompts, whose tokens see those behind them; None: any prompt will do.

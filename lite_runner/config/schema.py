@@ -11,12 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from lite_runner.architectures.quantization import (
-    CacheType,
-    Quant,
-    QuantGroup,
-    Quantization,
-)
+from lite_runner.architectures.quantization import CacheType, Quant, QuantGroup, Quantization
 from lite_runner.architectures.settings import PetLoraSettings, TokenIds, token_ids
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, read
@@ -41,24 +36,11 @@ from lite_runner.config.sections import (
     Trainer,
 )
 from lite_runner.errors import ConfigError
-from lite_runner.records import (
-    Count,
-    InputPath,
-    NotNegative,
-    OutputPath,
-    Range,
-    Seed,
-    dataclass,
-)
+from lite_runner.records import Count, InputPath, NotNegative, OutputPath, Range, Seed, dataclass
 
 # Value of backend= -> folder in lite_runner/backends/. To add a backend, add a row, its folder and
 # conf/backend/NAME.yaml.
-BACKENDS = {
-    "native": "native",
-    "ms": "mindspore",
-    "mslite": "lite",
-    "mindformers": "mindformers",
-}
+BACKENDS = {"native": "native", "ms": "mindspore", "mslite": "lite", "mindformers": "mindformers"}
 
 if TYPE_CHECKING:
     BackendName: TypeAlias = str

@@ -294,11 +294,7 @@ class _Job:
         message = failure.message
         if failure.traceback:  # unexpected: MindSpore's messages fill pages, and are in the log
             message = "\n    ".join(message.splitlines()[:MESSAGE_LINES])
-        lines = [
-            f"rank {failure.rank}: {message}",
-            *last_lines(failure.traceback),
-            f"  log: {log}",
-        ]
+        lines = [f"rank {failure.rank}: {message}", *last_lines(failure.traceback), f"  log: {log}"]
         return kind("\n".join(lines), failure.hint)
 
     def _lost(self, failure: Event) -> RunnerError:

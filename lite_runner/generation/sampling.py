@@ -197,10 +197,7 @@ def _with(logits: Floats, changed: tuple[Ids, Floats] | None) -> Floats:
 
 
 def draw(
-    scores: Floats,
-    config: GenerationConfig,
-    random: np.random.Generator,
-    top: TopK | None = None,
+    scores: Floats, config: GenerationConfig, random: np.random.Generator, top: TopK | None = None
 ) -> int:
     """Sample a token from `scores` with temperature, top_k, top_p and min_p; `top`: of the sequence
     that it is drawn for."""

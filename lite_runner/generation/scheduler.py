@@ -495,10 +495,7 @@ class Scheduler:
         return max(0, end - end % unit - group.prefilled)
 
     def _advance(
-        self,
-        step: SchedulerOutput,
-        logits: NDArray[np.float32],
-        hidden: NDArray[np.float32] | None,
+        self, step: SchedulerOutput, logits: NDArray[np.float32], hidden: NDArray[np.float32] | None
     ) -> None:
         """Choose the next tokens from the logits of a step."""
         sources: list[int] = []

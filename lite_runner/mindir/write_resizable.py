@@ -35,13 +35,7 @@ TRACED_PAST = 4  # small: Lite allocates the traced shape when it loads
 
 
 def export_resizable(
-    model: Decoder,
-    weights: Weights,
-    folder: Path,
-    name: str,
-    *,
-    batch_size: int,
-    seq_length: int,
+    model: Decoder, weights: Weights, folder: Path, name: str, *, batch_size: int, seq_length: int
 ) -> dict[GraphName, Graph]:
     """Write `<name>_graph.mindir` into a folder, and above 1 GB `<name>_variables` beside it.
 

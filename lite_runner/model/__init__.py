@@ -143,11 +143,7 @@ class ModelFiles:
         from lite_runner.weights.sharding.shards import verify_shards
 
         verify_shards(
-            self.path,
-            self.model,
-            every,
-            strategy=self.strategy,
-            vocab_parallel=vocab_parallel,
+            self.path, self.model, every, strategy=self.strategy, vocab_parallel=vocab_parallel
         )
         return dataclasses.replace(self, verified=True)
 

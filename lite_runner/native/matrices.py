@@ -32,11 +32,7 @@ from lite_runner.weights.formats.gguf_blocks import BlockMatrix
 from lite_runner.weights.quantization.quantized import QuantizedTensor, quantize
 
 T = TypeVar("T")
-_SCALES = {
-    "float16": ScaleType.HALF,
-    "float32": ScaleType.FLOAT32,
-    "uint16": ScaleType.BFLOAT16,
-}
+_SCALES = {"float16": ScaleType.HALF, "float32": ScaleType.FLOAT32, "uint16": ScaleType.BFLOAT16}
 # [out, in]; floats as stored, see LazyTensor
 Weight: TypeAlias = NDArray[Any] | QuantizedTensor | BlockMatrix
 

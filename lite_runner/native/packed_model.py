@@ -495,11 +495,7 @@ class _Packer:
         return matrices.surplus(down, self._share.index * width, width)
 
     def _norm(
-        self,
-        norm: spec.Norm | None,
-        role: Role,
-        layer: int | None = None,
-        size: int | None = None,
+        self, norm: spec.Norm | None, role: Role, layer: int | None = None, size: int | None = None
     ) -> NormValues | None:
         """`size`: of heads, where they are not all of one."""
         if norm is None:

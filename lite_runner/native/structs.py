@@ -138,11 +138,7 @@ class JoinedMatrix(Structure):
     the parts are from this struct."""
 
     __slots__ = ()
-    _fields_ = [
-        ("plain", Matrix),
-        *_integers("count by_turns"),
-        ("parts", c_int64 * MOST_PARTS),
-    ]
+    _fields_ = [("plain", Matrix), *_integers("count by_turns"), ("parts", c_int64 * MOST_PARTS)]
 
 
 class Norm(Structure):
@@ -183,12 +179,7 @@ class Residual(Structure):
     to that times the normed input."""
 
     __slots__ = ()
-    _fields_ = [
-        ("norm", Norm),
-        ("scale", c_double),
-        ("normed_input", c_double),
-        ("sum_norm", Norm),
-    ]
+    _fields_ = [("norm", Norm), ("scale", c_double), ("normed_input", c_double), ("sum_norm", Norm)]
 
 
 class AttentionLayer(Structure):

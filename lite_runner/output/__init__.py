@@ -168,13 +168,7 @@ class Result:
 
     @classmethod
     def of_files(
-        cls,
-        plan: Plan,
-        source: str,
-        began: float,
-        *,
-        engine: str = "none",
-        world_size: int = 1,
+        cls, plan: Plan, source: str, began: float, *, engine: str = "none", world_size: int = 1
     ) -> Result:
         """The result of a run that wrote files from `source` since `began` (time.perf_counter());
         `engine` verified them."""
@@ -237,11 +231,7 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls,
-        output_dir: str | Path,
-        run_mode: str,
-        model: str,
-        now: datetime | None = None,
+        cls, output_dir: str | Path, run_mode: str, model: str, now: datetime | None = None
     ) -> RunFolder:
         """Create the folder, check that it is writable, and link `latest` to it.
 

@@ -491,9 +491,7 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
         return MindFormersGenerator(open_mindformers(plan.model, options))
     backend = open_planned(plan, job)
     return Engine(
-        backend,
-        prefix_cache=config.prefix_cache != "none",
-        speculate=config.speculate == "ngram",
+        backend, prefix_cache=config.prefix_cache != "none", speculate=config.speculate == "ngram"
     )
 
 
@@ -521,11 +519,7 @@ def adapter_report(
 
 
 def write_results(
-    plan: Plan,
-    whole: RankResult,
-    tokenizer: Tokenizer,
-    folder: RunFolder,
-    shown: int,
+    plan: Plan, whole: RankResult, tokenizer: Tokenizer, folder: RunFolder, shown: int
 ) -> None:
     """Print the rows after the first `shown`, and write the results of all replicas."""
     config, job = plan.config, plan.work

@@ -335,11 +335,7 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
     elif not config.use_parallel:
         lines |= memory_lines(need, hints)
     lines["backend"] = f"{config.backend}: {plan.why}" if plan.why else config.backend
-    lines |= {
-        "device": plan.device,
-        "ranks": str(plan.ranks.size),
-        "output": config.output_dir,
-    }
+    lines |= {"device": plan.device, "ranks": str(plan.ranks.size), "output": config.output_dir}
     table: tuple[str, ...] = ()
     if config.use_parallel and config.on_ranks and not plan.writes_graphs:
         table = tuple(

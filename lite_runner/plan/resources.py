@@ -11,12 +11,7 @@ from lite_runner.architectures import custom_network
 from lite_runner.architectures.quantization import Quant
 from lite_runner.backends import SMALLEST_CACHE, Backend, Growing, RunOptions, seat
 from lite_runner.config.parallel import Cluster, Ranks, cluster_of
-from lite_runner.config.schema import (
-    BACKENDS,
-    CompareOptions,
-    ComputeOptions,
-    GenerateOptions,
-)
+from lite_runner.config.schema import BACKENDS, CompareOptions, ComputeOptions, GenerateOptions
 from lite_runner.config.sections import (
     RANDOM,
     AscendSettings,
@@ -455,10 +450,7 @@ def check_ranks_fit(plan: Plan) -> None:
 
 
 def check_machine(
-    cluster: Cluster,
-    device: str,
-    rank: Memory,
-    hints: Callable[[], Sequence[MemoryHint]] = list,
+    cluster: Cluster, device: str, rank: Memory, hints: Callable[[], Sequence[MemoryHint]] = list
 ) -> None:
     """Raises EnvironmentFault for too few devices or, on CPU, too little memory; only then `hints`
     is called."""

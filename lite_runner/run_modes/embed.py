@@ -19,12 +19,7 @@ from lite_runner.config import Invalid, invalid, show
 from lite_runner.config.checks import session_errors
 from lite_runner.config.generation import GenerationConfig, Pooling
 from lite_runner.config.prompts import read_texts
-from lite_runner.config.schema import (
-    OverwriteOptions,
-    RunConfig,
-    SamplingOptions,
-    SessionOptions,
-)
+from lite_runner.config.schema import OverwriteOptions, RunConfig, SamplingOptions, SessionOptions
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Engine, Finished, Request
 from lite_runner.generation.pooling import first_numbers

@@ -18,12 +18,7 @@ from lite_runner.config.backend_checks import (
     pair_errors,
     without_mindformers,
 )
-from lite_runner.config.checks import (
-    adapter_errors,
-    fits_model,
-    offline_errors,
-    strategy_errors,
-)
+from lite_runner.config.checks import adapter_errors, fits_model, offline_errors, strategy_errors
 from lite_runner.config.compose import kept
 from lite_runner.config.generation import GenerationConfig, beyond_context
 from lite_runner.config.prompt import no_likelihood

@@ -13,11 +13,7 @@ from lite_runner.backends.lite.export.output_paths import OutputPaths, output_pa
 from lite_runner.backends.lite.export.writer import export_artifact
 from lite_runner.backends.mindformers.run import export_with_mindformers
 from lite_runner.config import Invalid, invalid
-from lite_runner.config.backend_checks import (
-    ENGINES,
-    mindformers_model_errors,
-    without_mindformers,
-)
+from lite_runner.config.backend_checks import ENGINES, mindformers_model_errors, without_mindformers
 from lite_runner.config.checks import adapter_errors, offline_errors, strategy_errors
 from lite_runner.config.parallel import DATA_KEYS, Ranks, check_divides, ranks_of
 from lite_runner.config.schema import (

@@ -45,12 +45,7 @@ from lite_runner.text.gguf import gguf_tokenizer
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.training.kernels import product, use_threads
 from lite_runner.weights.formats import compressed_tensors, golden_stick
-from lite_runner.weights.formats.gguf_writer import (
-    GGUFKind,
-    check_writable,
-    gguf_bytes,
-    write_gguf,
-)
+from lite_runner.weights.formats.gguf_writer import GGUFKind, check_writable, gguf_bytes, write_gguf
 from lite_runner.weights.formats.packed_layouts import layout_in
 from lite_runner.weights.quantization.gptq import (
     SCALE_BYTES,
@@ -434,13 +429,7 @@ def _written(files: ModelFiles, config: Config, target: Path) -> ModelFiles:
     """The model in the files that were written."""
     quantization = files.quantization if config.format == "folder" else Quantization("file")
     return replace(
-        files,
-        path=target,
-        quantization=quantization,
-        held=None,
-        gguf=None,
-        adapter=None,
-        base=None,
+        files, path=target, quantization=quantization, held=None, gguf=None, adapter=None, base=None
     )
 
 

@@ -34,12 +34,7 @@ from lite_runner.serving.embeddings import (
     RerankRequest,
 )
 from lite_runner.serving.engine import Busy, Stopped
-from lite_runner.serving.errors import (
-    OUT_OF_MEMORY,
-    ApiError,
-    of_exception,
-    shortened,
-)
+from lite_runner.serving.errors import OUT_OF_MEMORY, ApiError, of_exception, shortened
 from lite_runner.serving.messages import CountTokens, MessagesCall, MessagesRequest, count_tokens
 from lite_runner.serving.middleware import Body, Guard, Guarded, parse_body
 from lite_runner.serving.responses import ResponsesCall, ResponsesRequest, listed_items

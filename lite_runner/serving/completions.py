@@ -114,12 +114,7 @@ class Completions:
         return error.body()
 
     def _next_logprobs(
-        self,
-        made: dict[int, CompletionLogprobs],
-        place: int,
-        output: Piece | Ended,
-        *,
-        first: bool,
+        self, made: dict[int, CompletionLogprobs], place: int, output: Piece | Ended, *, first: bool
     ) -> dict[str, Any] | None:
         """Log-probabilities of a chunk: of its token, and with echo of the prompt in the
         first one. `made`: those of the chunks before, by choice."""
@@ -227,10 +222,7 @@ def prompt_logprobs(
         values.setdefault(token, float(found.chosen[row]))
         rows.append(
             {
-                str(id): {
-                    "logprob": value,
-                    "decoded_token": token_text(tokenizer, id),
-                }
+                str(id): {"logprob": value, "decoded_token": token_text(tokenizer, id)}
                 for id, value in values.items()
             }
         )

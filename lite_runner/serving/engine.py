@@ -283,11 +283,7 @@ class EngineThread:
             completion = completion.stopped(length)
         rest = checker.finish()  # a stop string may be in it
         ended = Ended(
-            completion.return_index,
-            rest,
-            completion.finish_reason,
-            completion,
-            checker.stop_string,
+            completion.return_index, rest, completion.finish_reason, completion, checker.stop_string
         )
         self._outputs.append((handle.put, ended))
         self._close_sequences(handle, 1)

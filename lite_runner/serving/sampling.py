@@ -60,9 +60,7 @@ def generation_options(
     _check_prompt_logprobs(body, options, info)
     if options.min_new_tokens > limit:
         raise ApiError(
-            400,
-            f"min_tokens: got {options.min_new_tokens}, expected at most {limit}",
-            "min_tokens",
+            400, f"min_tokens: got {options.min_new_tokens}, expected at most {limit}", "min_tokens"
         )
     return options
 

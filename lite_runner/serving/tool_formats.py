@@ -338,11 +338,7 @@ FORMATS: dict[str, CallFormat] = {
             "\n",
         ),
         CallFormat(
-            "llama3_json",
-            (),
-            partial(JsonCalls, LLAMA3),
-            '{"name": "{name}", "parameters": ',
-            "}",
+            "llama3_json", (), partial(JsonCalls, LLAMA3), '{"name": "{name}", "parameters": ', "}"
         ),
         CallFormat(
             "mistral",

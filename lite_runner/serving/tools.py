@@ -177,9 +177,7 @@ def plain_messages(
 
 
 def _as_turns(
-    made: dict[str, Any],
-    calls: Sequence[dict[str, Any]],
-    write: Callable[[dict[str, Any]], str],
+    made: dict[str, Any], calls: Sequence[dict[str, Any]], write: Callable[[dict[str, Any]], str]
 ) -> list[dict[str, Any]]:
     """Calls are the assistant's messages with the tool's name as metadata."""
     if made["role"] == "tool":

@@ -62,9 +62,7 @@ class _StrictLoader(SafeLoader):
 
 
 _StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
 
 

@@ -18,12 +18,7 @@ from lite_runner.system.files import parse_json
 from lite_runner.system.user_cache import of_file
 from lite_runner.text.spelling import SPACE, PieceType, byte_alphabet
 from lite_runner.text.tokenizer import SpecialTokens, Tokenizer, special_tokens
-from lite_runner.weights.formats.gguf_file import (
-    Array,
-    looks_like_gguf,
-    read_header,
-    read_metadata,
-)
+from lite_runner.weights.formats.gguf_file import Array, looks_like_gguf, read_header, read_metadata
 
 _KEY = "tokenizer.ggml."
 _HINT = "give a folder with a tokenizer.json instead (processor.tokenizer.tokenizer_file=)"
@@ -269,8 +264,7 @@ def _byte_level_bpe(
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
         raise ArtifactError(
-            f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}",
-            hint=_HINT,
+            f"{fields.source}: pre-tokenizer {pre!r} is not known; these are: {known}", hint=_HINT
         )
     model = _bpe(fields, vocabulary, merges, ignore_merges=pre in _LLAMA3_NAMES)
     return _with_special(byte_level_bpe(model, pre), fields)

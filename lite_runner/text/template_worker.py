@@ -120,11 +120,7 @@ def _to_json(
 ) -> str:
     """As json.dumps; jinja2's own filter escapes < and > for HTML."""
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

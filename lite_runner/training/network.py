@@ -411,10 +411,7 @@ class _Pass:
         """x [n, in] -> [n, out]"""
         network, tape = self.network, self.tape
         y = ops.linear(
-            tape,
-            x,
-            self.value(role, layer),
-            self.value(role, layer, "bias") if bias else None,
+            tape, x, self.value(role, layer), self.value(role, layer, "bias") if bias else None
         )
         name = network.name(role, layer)
         delta = network.deltas.get(name)

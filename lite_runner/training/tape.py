@@ -103,10 +103,7 @@ class Value:
     """An array, with a gradient slot if it needs one."""
 
     def __init__(
-        self,
-        array: Array,
-        slot: Slot | None = None,
-        packed: FrozenMatrix | None = None,
+        self, array: Array, slot: Slot | None = None, packed: FrozenMatrix | None = None
     ) -> None:
         """`packed`: the same weight, to multiply with."""
         self.array, self.slot, self._packed = array, slot, packed

@@ -243,9 +243,7 @@ def _bearer(token: str) -> dict[str, str]:
 def _file(url: str, size: object, digest: object) -> HubFile:
     known = isinstance(digest, str) and DIGEST.fullmatch(digest)
     return HubFile(
-        url,
-        size if isinstance(size, int) and size >= 0 else None,
-        str(digest) if known else "",
+        url, size if isinstance(size, int) and size >= 0 else None, str(digest) if known else ""
     )
 
 

@@ -163,14 +163,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int
     running = {
         "dp": start(base / "dp", *msrun, "2", "1"),
         "mp": start(
-            base / "mp",
-            "bash",
-            "../loop.sh",
-            str(table),
-            "../script.py",
-            "1",
-            "2",
-            str(cut),
+            base / "mp", "bash", "../loop.sh", str(table), "../script.py", "1", "2", str(cut)
         ),
         "lora_ranks": start(
             base / "lora_ranks",

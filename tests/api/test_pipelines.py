@@ -170,10 +170,7 @@ def test_chats(ready: TextGenerationPipeline, tmp_path: Path) -> None:
     greedy = {"do_sample": False, "max_new_tokens": 4, "eos_token_id": []}
     answer, history = ready.model.chat(tokenizer, "Hi", **greedy)
     assert answer == plain
-    assert history == [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": plain},
-    ]
+    assert history == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": plain}]
     prompt = tokenizer.encode("user:Hi;")
     new = ready.model.generate(prompt, **greedy)[0][len(prompt) :]
     cut, _ = ready.model.chat(tokenizer, "Hi", **{**greedy, "eos_token_id": new[2]})

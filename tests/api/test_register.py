@@ -414,10 +414,7 @@ register_toy(shard=SHARD)
 
 
 def test_tensor_parallel(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """MindFormers' document 001: an own network on two cards, each with its part of the weights."""
     monkeypatch.chdir(tmp_path)

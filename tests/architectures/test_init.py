@@ -32,10 +32,7 @@ def test_reference_models_are_supported(subtests: pytest.Subtests, reference: Re
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"heads": 2, "kv_heads": 2},
-            "heads that differ between layers are of backend=native",
-        ),
+        ({"heads": 2, "kv_heads": 2}, "heads that differ between layers are of backend=native"),
         (
             {"rotary": Rotary(5.0, RopeScaling("dynamic", 2.0, 16))},
             "rotary positions that depend on the length differ between its layers",

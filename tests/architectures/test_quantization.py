@@ -10,9 +10,7 @@ from lite_runner.architectures.quantization import Quant, Quantization, Scheme, 
 from lite_runner.config.schema import RunConfig
 from lite_runner.errors import ConfigError
 from lite_runner.sizing import parameter_count, weight_bytes
-from lite_runner.weights.quantization.quantized_checkpoint import (
-    weights_bytes,
-)
+from lite_runner.weights.quantization.quantized_checkpoint import weights_bytes
 from tests.each import each
 from tests.models import reference_model
 

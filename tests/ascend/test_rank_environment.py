@@ -193,9 +193,7 @@ def config_of(*settings: str) -> RunConfig:
 def with_table(*settings: str) -> tuple[sections.Parallel, sections.Context]:
     config = config_of(*settings)
     return with_rank_table(
-        *(config.parallel, config.context),
-        on_ranks=config.on_ranks,
-        starts=starts_ranks(config),
+        *(config.parallel, config.context), on_ranks=config.on_ranks, starts=starts_ranks(config)
     )
 
 

@@ -126,10 +126,7 @@ def test_ratios_are_of_medians_and_say_whether_ranges_overlap(
 
 
 def test_a_run_is_its_folder_or_its_result(
-    settings: Make,
-    measured: Callable[..., Measured],
-    report: Callable[..., Report],
-    tmp_path: Path,
+    settings: Make, measured: Callable[..., Measured], report: Callable[..., Report], tmp_path: Path
 ) -> None:
     told = report(Cell(settings=settings(), measured=measured([1, 2])))
     file = tmp_path / "result.json"

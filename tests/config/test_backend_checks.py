@@ -346,10 +346,7 @@ def test_conflicting_settings_are_refused(
         ),
         ([*PATHS, "export_output=x"], "both say where to write"),
         ([*PATHS, "export.layout=resizable"], "infer.prefill_model_path needs export.layout="),
-        (
-            [PATHS[0], "infer.increment_model_path=e/f/b.mindir"],
-            "expected two names in one folder",
-        ),
+        ([PATHS[0], "infer.increment_model_path=e/f/b.mindir"], "expected two names in one folder"),
         ([PATHS[0], "infer.increment_model_path=d/a.mindir"], "expected two names in one folder"),
         ([PATHS[0], "infer.increment_model_path=d/a"], "expected two names in one folder"),
         ([PATHS[0], "infer.increment_model_path=d/b c.mindir"], "got the names ['a', 'b c']"),

@@ -29,10 +29,7 @@ MODEL = "model.model_config"
             ["parallel=dp2tp2", "backend=mslite"],
             "data_parallel and model_parallel above 1 together need backend=ms",
         ),
-        (
-            ["parallel=tp2", "run_mode=convert"],
-            "use_parallel=true has no effect with run_mode=con",
-        ),
+        (["parallel=tp2", "run_mode=convert"], "use_parallel=true has no effect with run_mode=con"),
         (["parallel_config.pipeline_stage=2"], "pipeline_stage: got 2, expected 1"),
         (["parallel_config.model_parallel=2"], "got model_parallel=2 with use_parallel=false"),
         (["parallel=dp2"], "data_parallel: got 2, expected at most the 1 prompt of predict_data"),

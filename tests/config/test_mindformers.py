@@ -264,10 +264,7 @@ def test_a_file_of_another_family_than_the_model_chosen(
     ],
 )
 def test_longer_contexts_of_mindformers(
-    resolve: Resolve,
-    file: Callable[..., str],
-    lines: str,
-    expected: tuple[str, float, int] | None,
+    resolve: Resolve, file: Callable[..., str], lines: str, expected: tuple[str, float, int] | None
 ) -> None:
     path = file('extend_method: "None"', lines)
     model = resolve("--config", path, "--predict_data", "hi").model_config()

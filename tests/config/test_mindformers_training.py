@@ -119,7 +119,7 @@ def test_what_does_not_map_is_named() -> None:
     raw, notes, faults = with_training(yaml.safe_load(text))
     assert raw["finetune"] == {"full": True}
     assert [one.partition(":")[0] for one in faults] == [
-        *("lr_schedule.type", "optimizer.type", "train_dataset.data_loader.dataset_dir"),
+        *("lr_schedule.type", "optimizer.type", "train_dataset.data_loader.dataset_dir")
     ]
     assert "lr_schedule.warmup_ratio=0.1 needs lr_schedule.total_steps" in notes[0]
 

@@ -173,12 +173,7 @@ def test_an_option_of_ones_own_over_a_file(resolve: Resolve, here: Path) -> None
     assert (layout.data_parallel, layout.model_parallel, layout.vocab_emb_dp) == (1, 2, True)
 
 
-GENERATION = {
-    "max_new_tokens": 5,
-    "max_length": 40,
-    "eos_token_id": 7,
-    "repetition_penalty": 1.5,
-}
+GENERATION = {"max_new_tokens": 5, "max_length": 40, "eos_token_id": 7, "repetition_penalty": 1.5}
 PREFIX = "model.model_config."
 TYPED = {
     **GENERATION,

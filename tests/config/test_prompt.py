@@ -83,9 +83,7 @@ def test_the_system_message(resolve: Resolve) -> None:
     ],
 )
 def test_errors_show_before_anything_is_read(
-    resolve: Resolve,
-    settings: list[str],
-    expected: str,
+    resolve: Resolve, settings: list[str], expected: str
 ) -> None:
     Path("notes.md").write_text("x")
     with pytest.raises(ConfigError) as caught:

@@ -268,11 +268,7 @@ ERRORS = [
         '{"prompt": "a", "temperature": 0, "do_sample": true}',
         "p.jsonl:1: temperature=0 is greedy, and do_sample=true samples",
     ),
-    (
-        "p.jsonl",
-        '{"prompt": "a", "temperature": -1}',
-        "temperature: got -1, expected a number >",
-    ),
+    ("p.jsonl", '{"prompt": "a", "temperature": -1}', "temperature: got -1, expected a number >"),
     ("p.jsonl", '{"prompt": "a", "top_k": -1}', "top_k: got -1, expected an integer >= 0"),
     ("p.jsonl", '{"prompt": "a", "top_p": 0}', "top_p: got 0, expected a number > 0 and <= 1"),
     ("p.jsonl", '{"prompt": "a", "min_p": 2}', "min_p: got 2, expected a number >= 0 and <= 1"),

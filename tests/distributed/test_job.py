@@ -187,11 +187,7 @@ def drive(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "says"),
-    [
-        (signal.SIGINT, 130, "interrupted\n"),
-        (signal.SIGKILL, -9, ""),
-    ],
+    ("number", "code", "says"), [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGKILL, -9, "")]
 )
 def test_a_launcher_that_is_ended_takes_all_with_it(
     tmp_path: Path, marker: str, number: signal.Signals, code: int, says: str

@@ -13,13 +13,7 @@ from lite_runner.backends import BASE, BackendInfo, Row
 from lite_runner.backends.block_pool import BlockPool
 from lite_runner.config.generation import GenerationConfig
 from lite_runner.errors import ConfigError
-from lite_runner.generation import (
-    Completion,
-    Engine,
-    Finished,
-    Generation,
-    Request,
-)
+from lite_runner.generation import Completion, Engine, Finished, Generation, Request
 
 Cached = tuple[int, int, int, bool]
 Logits = Callable[[list[int], int], NDArray[np.float32]]
@@ -240,9 +234,7 @@ def cycling_logits(history: list[int], adapter: int) -> NDArray[np.float32]:
 
 
 def requests_of(
-    prompts: Sequence[Sequence[int]],
-    options: GenerationConfig,
-    adapters: Sequence[str | None] = (),
+    prompts: Sequence[Sequence[int]], options: GenerationConfig, adapters: Sequence[str | None] = ()
 ) -> list[Request]:
     return [
         Request(

@@ -397,9 +397,7 @@ def test_a_continuation_is_scored_behind_a_cached_prefix(
 
 def test_logprobs_as_plain_data() -> None:
     found = Logprobs(
-        np.array([-0.5, -np.inf]),
-        np.array([[7], [8]], np.int32),
-        np.array([[-0.5], [np.nan]]),
+        np.array([-0.5, -np.inf]), np.array([[7], [8]], np.int32), np.array([[-0.5], [np.nan]])
     )
     completion = Completion(0, 0, [7], "stop", end_token=2, logprobs=found, prompt_logprobs=found)
     listed = [

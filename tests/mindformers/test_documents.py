@@ -140,11 +140,7 @@ def test_a_substitution_is_what_it_says() -> None:
         ("size", "max_length=20", "min_length=20"),
         ("size", "use_past=True", "use_past=False"),
         ("device", '"Ascend"', '"GPU"'),
-        (
-            "typo",
-            "from",
-            "import",
-        ),
+        ("typo", "from", "import"),
         ("other", "a", "b"),
     ],
 )

@@ -18,14 +18,7 @@ import pytest
 from lite_runner.backends.lite.engine import EngineOptions
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.errors import ArtifactError, ConfigError
-from lite_runner.mindir.manifest import (
-    MANIFEST,
-    Graph,
-    Layout,
-    Manifest,
-    TensorSpec,
-    read_manifest,
-)
+from lite_runner.mindir.manifest import MANIFEST, Graph, Layout, Manifest, TensorSpec, read_manifest
 from lite_runner.system.files import sha256_of
 from lite_runner.weights.manifest_file import CHECKSUM
 from tests.each import each

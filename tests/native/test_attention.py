@@ -356,10 +356,7 @@ def test_what_is_before_the_window_is_not_looked_at(
 ) -> None:
     """A single token, or the first of some: what it does not see may be anything."""
     layer = Layer(
-        *(16, 1, 2, 16, True, False, False, False),
-        cache=cache,
-        weights="float32",
-        window=window,
+        *(16, 1, 2, 16, True, False, False, False), cache=cache, weights="float32", window=window
     )
     held = layer.fresh_cache()
     layer.run(operators, held, [0] * 300, list(range(300)))

@@ -20,13 +20,7 @@ from numpy.typing import NDArray
 from lite_runner.backends import BASE, Row
 from lite_runner.backends.native.backend import BatchMetadata, NativeBackend, empty_metadata
 from lite_runner.config.argv import parse
-from lite_runner.native.model import (
-    BLOCK,
-    CacheArray,
-    CacheRows,
-    NativeModel,
-    NativeOptions,
-)
+from lite_runner.native.model import BLOCK, CacheArray, CacheRows, NativeModel, NativeOptions
 from lite_runner.native.packed_model import pack
 from lite_runner.native.structs import LoraSize
 from lite_runner.run_modes import heads, resolve

@@ -26,11 +26,7 @@ PLAIN = Attention(4, 2, 8, Rotary())
 
 @pytest.mark.parametrize(
     "other",
-    [
-        PLAIN,
-        replace(PLAIN, window=8, qk_norm=Norm("rms", 1e-6)),
-        replace(PLAIN, out_bias=True),
-    ],
+    [PLAIN, replace(PLAIN, window=8, qk_norm=Norm("rms", 1e-6)), replace(PLAIN, out_bias=True)],
 )
 def test_layers_may_differ_in_what_each_says_for_itself(other: Attention) -> None:
     assert unsupported(decoder(PLAIN, other)) == unsupported(decoder(other, PLAIN)) == []

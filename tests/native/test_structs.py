@@ -192,14 +192,7 @@ def test_attention(operators: Any, changed: tuple[bool, ...], head_norms: bool) 
         for position in (0, 1):
             x = X[:: 1 - 2 * position].copy()
             found: Floats = operators.layer(
-                block,
-                step(position),
-                x,
-                *pool,
-                cache=cache,
-                tables=tables,
-                rope=rope,
-                places=PLACE,
+                block, step(position), x, *pool, cache=cache, tables=tables, rope=rope, places=PLACE
             )
         return found[:COUNT]
 

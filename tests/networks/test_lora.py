@@ -393,9 +393,7 @@ def test_adapters_come_and_go_while_another_is_in_use(fused: bool) -> None:
     assert len(set(beside)) == 3 and beside[:3] == beside[3:6]
 
 
-def test_adapters_that_do_not_fit_bfloat16_are_refused_beside_others(
-    relative_error: Error,
-) -> None:
+def test_adapters_that_do_not_fit_bfloat16_are_refused_beside_others(relative_error: Error) -> None:
     model, weights = base_of("llama", compiled=True)
     half, exact = random_adapter(model, 1, 2, 1.0, "BF16"), random_adapter(model, 2, 2, 1.0)
     network = backend(model, weights, [half], fused=True)

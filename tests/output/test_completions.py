@@ -104,11 +104,7 @@ def test_copies_work_at_the_same_time(ranks_per_replica: int) -> None:
     found = merge(every, ranks_per_replica)
     assert [row.prompt for row in found.rows] == ["p1", "p2"]
     assert found.generation == GenerationTiming(
-        prefill_s=0.5,
-        decode_s=2.0,
-        time_to_first_token_s=0.125,
-        prefill_tokens=24,
-        decode_tokens=6,
+        prefill_s=0.5, decode_s=2.0, time_to_first_token_s=0.125, prefill_tokens=24, decode_tokens=6
     )
     assert (found.load_s, found.compile_s, found.prepare_s) == (4.0, 2.0, 1.0)
     assert found.peak_rss_mib == round(20.08 * ranks_per_replica, 1)
@@ -189,9 +185,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_elsewhere_than_on_a_terminal_texts_stand_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_elsewhere_than_on_a_terminal_texts_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
     play(job(*REQUESTS), "one", "two")
     assert capsys.readouterr().out == "one\ntwo\n"
 
@@ -266,9 +260,7 @@ def test_the_speed_is_of_the_tokens_since_the_first(monkeypatch: pytest.MonkeyPa
     assert shown == [f"generate: 3 tokens, {rate:.1f} tokens/s"]
 
 
-def test_a_stream_is_written_at_most_twenty_times_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_is_written_at_most_twenty_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first piece at once, the last one in any case."""
     now, written = [100.0], list[tuple[float, str]]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -101,9 +101,7 @@ def test_a_plan_says_what_else_could_compute(planned: Callable[..., dict[str, st
 
 
 def test_a_run_says_what_computes_and_why(
-    told: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    told: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = told()
     assert said.count(f"backend=native: lite-runner's own kernels ({native.instructions()})\n") == 1

@@ -119,14 +119,7 @@ def test_the_plan_shows_what_the_run_takes(
     need = Memory(538_058_752, 11_796_480, process=300_000_000)
     files = ModelFiles(config.checkpoint_source, None, model, 0)
     job = Job((), (), GenerationConfig(), slots=1, length=256)
-    plan = Plan(
-        config=config,
-        dtype="float32",
-        files=files,
-        job=job,
-        memory=need,
-        device="CPU",
-    )
+    plan = Plan(config=config, dtype="float32", files=files, job=job, memory=need, device="CPU")
     text = described(plan).text()
     for part in (
         *("smollm2_135m", "30 layers", "9 heads (3 key/value)", "134,515,008", "pypi://"),

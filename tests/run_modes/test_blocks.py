@@ -77,11 +77,7 @@ def test_blocks_are_not_rounded_to_16_bits(
     ],
 )
 def test_a8_is_refused_with(
-    small_gguf: Path,
-    capsys: pytest.CaptureFixture[str],
-    settings: list[str],
-    code: int,
-    says: str,
+    small_gguf: Path, capsys: pytest.CaptureFixture[str], settings: list[str], code: int, says: str
 ) -> None:
     shutil.copytree(REFERENCE / "llama", "floats")
     refused([f"model={small_gguf}", "quant=a8", *PREDICT, *settings], code)

@@ -53,9 +53,7 @@ def test_the_folder_made_of_a_gguf_gives_the_same_texts() -> None:
 
 
 @pytest.mark.usefixtures("model_gguf")
-def test_a_named_tokenizer_takes_the_place_of_the_ggufs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_named_tokenizer_takes_the_place_of_the_ggufs(capsys: pytest.CaptureFixture[str]) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     Path("words").mkdir()
     words.save("words/tokenizer.json")
@@ -107,9 +105,7 @@ def test_one_file_has_its_config_and_tokenizer_beside(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("model_gguf")
-def test_a_lone_file_takes_the_tokenizer_from_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_lone_file_takes_the_tokenizer_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     plain = rows("load_checkpoint=model.gguf")
     assert main([*CONVERT[:2], *CONVERT[3:], "load_checkpoint=model.gguf", *TO_CKPT]) == 0
     Path("to/x.ckpt.files/config.json").rename("to/config.json")

@@ -112,10 +112,7 @@ def test_logprobs_of_the_real_model_match_transformers(run: Run, smollm2_gguf: P
     ],
 )
 def test_unavailable_logprobs_are_refused_before_reading(
-    options: list[str],
-    expected: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     refused(["model=smollm2_135m", "predict_data=x", *options], 2)
     assert expected in capsys.readouterr().err

@@ -194,11 +194,7 @@ def test_timing_holds_rates_without_compiling(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("new", "said"), [(1, "1 token, "), (2, "2 tokens, ")])
-def test_the_last_line_sums_up(
-    capsys: pytest.CaptureFixture[str],
-    new: int,
-    said: str,
-) -> None:
+def test_the_last_line_sums_up(capsys: pytest.CaptureFixture[str], new: int, said: str) -> None:
     options = [f"max_new_tokens={new}", "eos_token_id=[]"]
     assert main(["model=tiny_gpt2", "predict_data=hi", *options]) == 0
     last = capsys.readouterr().err.splitlines()[-1]
@@ -206,8 +202,7 @@ def test_the_last_line_sums_up(
 
 
 def test_not_a_number_ends_in_1_with_the_step(
-    write_tiny_llama: WriteModel,
-    capsys: pytest.CaptureFixture[str],
+    write_tiny_llama: WriteModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = np.full(64, np.nan, np.float32)
     write_tiny_llama("model", **{"model.norm_out.weight": broken})
@@ -217,8 +212,7 @@ def test_not_a_number_ends_in_1_with_the_step(
 
 
 def test_another_model_than_the_checkpoint_ends_in_4(
-    write_tiny_llama: WriteModel,
-    capsys: pytest.CaptureFixture[str],
+    write_tiny_llama: WriteModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_llama("model")
     options = ["load_checkpoint=model", "predict_data=hi", "model.model_config.theta=5e5"]
@@ -241,8 +235,7 @@ def test_a_mistral_without_a_window_is_what_mindformers_calls_a_llama(
 
 
 def test_a_checkpoint_without_tokenizer_ends_in_4_before_it_is_loaded(
-    write_tiny_llama: WriteModel,
-    capsys: pytest.CaptureFixture[str],
+    write_tiny_llama: WriteModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_llama("model")
     refused(["model=auto", "load_checkpoint=model", "predict_data=hi"], 4)
@@ -346,10 +339,7 @@ def test_values_that_float16_cannot_hold_are_an_error_that_names_the_cache(
 
 
 def test_a_later_run_reads_the_prefix_from_the_disk(
-    run: Run,
-    write_tiny_llama: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, write_tiny_llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LITE_RUNNER_CACHE", str(tmp_path / "cache"))
     write_tokenizer(byte_tokenizer(), write_tiny_llama("model", {"vocab_size": 320}))

@@ -221,10 +221,7 @@ def test_a_dry_run_tells_of_the_pool_that_the_run_has(
 
 
 def test_two_ranks_give_the_tokens_of_one(
-    adapters: str,
-    run: Run,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    adapters: str, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["run_mode=slora", adapters, "adapter_id=[en,null,zh,de]"]
     options += ["predict_data=[hello,hello,hello,hello]"]

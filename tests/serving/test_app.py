@@ -519,11 +519,7 @@ def test_a_long_body_is_refused_before_memory_ends(
     """Libraries in Rust end the process where they get none."""
     served = start()
     body = {"prompt": "x", "max_tokens": 1}
-    for left, size, expected in (
-        (1 << 30, 10**6, 400),
-        (1 << 20, 1, 200),
-        (30 << 20, 10**5, 503),
-    ):
+    for left, size, expected in ((1 << 30, 10**6, 400), (1 << 20, 1, 200), (30 << 20, 10**5, 503)):
         monkeypatch.setattr(f"lite_runner.{module}", lambda left=left: left)
         body["prompt"] = "x" * size
         assert call(served, "/v1/completions", body)[0] == expected, (left, size)

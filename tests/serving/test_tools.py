@@ -75,10 +75,7 @@ WEATHER = {
         "description": "Of a city.",
         "parameters": {
             "type": "object",
-            "properties": {
-                "city": {"enum": ["Oslo", "Rome"]},
-                "days": {"$ref": "#/$defs/days"},
-            },
+            "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"$ref": "#/$defs/days"}},
             "required": ["city", "days"],
             "additionalProperties": False,
             "$defs": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},

@@ -48,11 +48,7 @@ def test_the_driver_shows_devices_and_its_manager(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [
-        *FACTS["ASCEND_RT_VISIBLE_DEVICES"]["examples"].items(),
-        ("x", []),
-        ("", MACHINE),
-    ],
+    [*FACTS["ASCEND_RT_VISIBLE_DEVICES"]["examples"].items(), ("x", []), ("", MACHINE)],
 )
 def test_what_a_process_sees(
     shows: list[int], monkeypatch: pytest.MonkeyPatch, value: str, expected: list[int]

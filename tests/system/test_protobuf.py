@@ -14,10 +14,7 @@ def test_a_message() -> None:
     assert parse_message(FileDescriptorProto, written.SerializeToString()) == written
 
 
-@pytest.mark.parametrize(
-    "where",
-    [b"name", b"dependency", b"message", b"field"],
-)
+@pytest.mark.parametrize("where", [b"name", b"dependency", b"message", b"field"])
 def test_a_text_that_is_not_utf_8(where: bytes) -> None:
     written = FileDescriptorProto(name="name", dependency=["a", "dependency"])
     written.message_type.add(name="message").field.add(name="field", number=1)

@@ -47,10 +47,7 @@ def bpe_keys(byte_level: tokenizers.Tokenizer) -> dict[str, Any]:
 
 
 def test_byte_level(
-    write_gguf: Write,
-    bpe_keys: dict[str, Any],
-    byte_level: tokenizers.Tokenizer,
-    texts: list[str],
+    write_gguf: Write, bpe_keys: dict[str, Any], byte_level: tokenizers.Tokenizer, texts: list[str]
 ) -> None:
     tokenizer = load_tokenizer(write_gguf(**bpe_keys, chat_template="{{ 1 }}"), model_vocab=400)
     assert tokenizer.vocab_size == byte_level.get_vocab_size()

@@ -170,11 +170,7 @@ CALL = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|ca
             "",
             CALL.format("go", "{}"),
         ),
-        (
-            "<|channel|>commentary to=python code<|message|>1+1<|call|>",
-            "1+1",
-            "",
-        ),
+        ("<|channel|>commentary to=python code<|message|>1+1<|call|>", "1+1", ""),
         ("<|channel|>analysis<|message|>cut <|en", "cut <|en", ""),
         ("<|channel|>analysis", "", ""),
         ("plain < text", "", "plain < text"),

@@ -213,12 +213,7 @@ EVIL = "(a|a|aa)+$"
 
 
 def _split(pattern: str) -> dict[str, Any]:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
 def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:

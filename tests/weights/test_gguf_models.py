@@ -87,10 +87,7 @@ def opened(path: Path, known: Any, *, rounded_input: bool) -> NativeBackend:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_transformers(
-    case: str,
-    reference: Callable[[str], Any],
-    relative_error: Callable[..., float],
-    tmp_path: Path,
+    case: str, reference: Callable[[str], Any], relative_error: Callable[..., float], tmp_path: Path
 ) -> None:
     known = reference(case)
     write_model_gguf(tmp_path / "x.gguf", known.folder, metadata=window(case))
@@ -100,10 +97,7 @@ def test_logits_equal_transformers(
 
 @pytest.mark.parametrize("case", NEWER)
 def test_newer_families(
-    case: str,
-    reference: Callable[[str], Any],
-    relative_error: Callable[..., float],
-    tmp_path: Path,
+    case: str, reference: Callable[[str], Any], relative_error: Callable[..., float], tmp_path: Path
 ) -> None:
     known = reference(case)
     further = case in ("glm4_moe", "qwen3_next", "qwen3_5_text")

@@ -110,8 +110,7 @@ def ge_errors(infer: Infer) -> Iterator[Invalid]:
         )
     if isinstance(paths, tuple) and paths and len(paths) != 2:
         yield Invalid(
-            (key,),
-            f"{key}: got {len(paths)} files, expected one, or two: [prefill, increment]",
+            (key,), f"{key}: got {len(paths)} files, expected one, or two: [prefill, increment]"
         )
     for path in _files(infer):
         try:

@@ -67,10 +67,7 @@ class MindFormersProcess:
         found = own.find() if python is None else python
         self.stand_ins: Sequence[str] = ()  # operators that are not MindFormers' own
         self._process = WorkerProcess(
-            own,
-            worker_command(found, SCRIPT),
-            variables=variables,
-            needs=scheduler,
+            own, worker_command(found, SCRIPT), variables=variables, needs=scheduler
         )
         try:
             self.versions = self._process.ask(

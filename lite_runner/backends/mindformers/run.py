@@ -47,13 +47,7 @@ from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import Manifest
 from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
-from lite_runner.sizing import (
-    BYTES_OF,
-    Memory,
-    cache_bytes,
-    check_memory,
-    parameter_count,
-)
+from lite_runner.sizing import BYTES_OF, Memory, cache_bytes, check_memory, parameter_count
 from lite_runner.system.environment import seen_ids
 from lite_runner.system.files import atomic_write, temporary_folder
 from lite_runner.weights import LazyTensor, cast
@@ -165,11 +159,7 @@ class MindFormersRun:
             "use_parallel": bool(self.parallel),
             "load_checkpoint": checkpoint,
             "auto_trans_ckpt": bool(self.parallel),
-            "context": {
-                "mode": 0,
-                **self.device,
-                **self.release.context,
-            },
+            "context": {"mode": 0, **self.device, **self.release.context},
             **self.release.sections,
             **self.parallel,
             "trainer": dict(self.trainer),

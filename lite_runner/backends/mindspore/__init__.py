@@ -25,14 +25,7 @@ from lite_runner.backends import (
 )
 from lite_runner.errors import EnvironmentFault
 from lite_runner.model import ModelFiles
-from lite_runner.sizing import (
-    BYTES_OF,
-    PROCESS,
-    Memory,
-    cache_bytes,
-    rank_parameters,
-    weight_bytes,
-)
+from lite_runner.sizing import BYTES_OF, PROCESS, Memory, cache_bytes, rank_parameters, weight_bytes
 from lite_runner.system import environment, memory
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.quantization.quantize import describe, describe_dtype

@@ -34,11 +34,7 @@ from lite_runner.backends import (
     unchunked,
 )
 from lite_runner.backends.collectives import tensor_parallel
-from lite_runner.backends.mindspore.device import (
-    choose_attention,
-    computes_fused,
-    set_device,
-)
+from lite_runner.backends.mindspore.device import choose_attention, computes_fused, set_device
 from lite_runner.backends.mindspore.graph_cache import GraphCache
 from lite_runner.config.parallel import Ranks
 from lite_runner.native.structs import LoraSize

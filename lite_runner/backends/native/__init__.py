@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 from lite_runner import native, progress
 from lite_runner.architectures.quantization import OF_BLOCKS, CacheType, Quantization
 from lite_runner.architectures.spec import Decoder
-from lite_runner.backends import (
-    RunOptions,
-    Seat,
-    rows_at_once,
-    step_capacity,
-    unchunked,
-)
+from lite_runner.backends import RunOptions, Seat, rows_at_once, step_capacity, unchunked
 from lite_runner.backends.native.backend import NativeBackend, slot_bytes, state_bytes
 from lite_runner.backends.native.packed_cache import (
     entry_of,

@@ -46,13 +46,7 @@ from lite_runner.native.structs import (
 from lite_runner.sizing import readable
 from lite_runner.system import user_cache
 from lite_runner.system.files import cache_dir, new_folder
-from lite_runner.system.user_cache import (
-    cannot_hold,
-    digest_of,
-    known_of_file,
-    of_file,
-    state_of,
-)
+from lite_runner.system.user_cache import cannot_hold, digest_of, known_of_file, of_file, state_of
 from lite_runner.weights import HUGE_PAGE
 from lite_runner.weights.checkpoint import rank_folders
 from lite_runner.weights.formats.gguf_file import parts_of

@@ -30,11 +30,7 @@ from numpy.typing import NDArray
 from lite_runner import progress
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import LazyTensor, widened
-from lite_runner.weights.formats.packed_layouts import (
-    FLOATS,
-    PackedLayout,
-    tensor_type_error,
-)
+from lite_runner.weights.formats.packed_layouts import FLOATS, PackedLayout, tensor_type_error
 from lite_runner.weights.formats.packed_matrix import (
     ModuleParts,
     PackedMatrix,

@@ -24,15 +24,7 @@ from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write
 from lite_runner.system.protobuf import field, fields, opening, read_varint, varint
-from lite_runner.weights import (
-    CHUNK,
-    DType,
-    Index,
-    LazyTensor,
-    drop_pages,
-    first_bytes,
-    map_file,
-)
+from lite_runner.weights import CHUNK, DType, Index, LazyTensor, drop_pages, first_bytes, map_file
 from lite_runner.weights.formats.safetensors_file import (
     ITEM_BYTES,
     Entry,

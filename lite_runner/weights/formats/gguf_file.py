@@ -346,8 +346,7 @@ class _Reader:
 
 def _format_error(path: Path, what: str) -> ArtifactError:
     return ArtifactError(
-        f"{path}: not a valid GGUF file: {what}",
-        "the file is cut off or damaged: fetch it again",
+        f"{path}: not a valid GGUF file: {what}", "the file is cut off or damaged: fetch it again"
     )
 
 

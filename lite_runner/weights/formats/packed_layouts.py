@@ -244,8 +244,7 @@ def packed_weights_error(where: str, layout: str) -> ArtifactError:
 
 def _not_read(where: str, name: str, what: str) -> ArtifactError:
     return ArtifactError(
-        f"{where}: {name} is not read with this setting: {what}",
-        packed_weights_error("", "").hint,
+        f"{where}: {name} is not read with this setting: {what}", packed_weights_error("", "").hint
     )
 
 

@@ -67,11 +67,7 @@ class PackedMatrix:
                 file_bits=self.bits if self.bits < 4 else 0,
             )
         return LazyTensor(
-            self.shape,
-            "F32",
-            lambda: read().float32(),
-            integers=integers,
-            block_type=layout.name,
+            self.shape, "F32", lambda: read().float32(), integers=integers, block_type=layout.name
         )
 
     def _read(self, layout: PackedLayout, unit: int) -> QuantizedTensor:
@@ -130,11 +126,7 @@ class ModuleParts:
         self._taken: set[str] = set()
 
     def _take(
-        self,
-        name: str,
-        *types: str,
-        shape: tuple[int, ...] | None = None,
-        dims: int | None = 2,
+        self, name: str, *types: str, shape: tuple[int, ...] | None = None, dims: int | None = 2
     ) -> Tensor:
         """The tensor NAME, of one of these types, and of a shape or number of dimensions."""
         found = self._parts.get(name)

@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.files import atomic_write, parse_json
-from lite_runner.weights import (
-    CHUNK,
-    DType,
-    Index,
-    LazyTensor,
-    drop_pages,
-    first_bytes,
-    map_file,
-)
+from lite_runner.weights import CHUNK, DType, Index, LazyTensor, drop_pages, first_bytes, map_file
 
 MAX_DIMENSION = 2**48
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library

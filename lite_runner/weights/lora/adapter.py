@@ -161,7 +161,7 @@ def sites(config: Decoder) -> tuple[TargetModule, ...]:
         )
     if config.tie_word_embeddings:
         found.append(
-            TargetModule(f"{HEAD}.weight", config.hidden_size, config.vocab_size, HEAD, HEAD),
+            TargetModule(f"{HEAD}.weight", config.hidden_size, config.vocab_size, HEAD, HEAD)
         )
     return tuple(found)
 

@@ -56,12 +56,7 @@ class AdapterManifest:
 
 
 def cached_shards(
-    adapters: Sequence[Adapter],
-    model: Decoder,
-    ranks: Ranks,
-    folder: Path,
-    *,
-    vocab_parallel: bool,
+    adapters: Sequence[Adapter], model: Decoder, ranks: Ranks, folder: Path, *, vocab_parallel: bool
 ) -> list[Adapter]:
     """This rank's shards of full `adapters`, read from `folder`; missing, stale or damaged ones are
     written there first."""

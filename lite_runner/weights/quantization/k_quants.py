@@ -18,11 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.system.environment import cores
-from lite_runner.weights.quantization.quantized import (
-    VALUES_AT_ONCE,
-    QuantizedTensor,
-    unpacked,
-)
+from lite_runner.weights.quantization.quantized import VALUES_AT_ONCE, QuantizedTensor, unpacked
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

@@ -18,14 +18,7 @@ from lite_runner.architectures.quantization import Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import sections
 from lite_runner.errors import ArtifactError
-from lite_runner.weights import (
-    DType,
-    LazyIntegers,
-    LazyTensor,
-    drop_pages,
-    narrowed,
-    widened,
-)
+from lite_runner.weights import DType, LazyIntegers, LazyTensor, drop_pages, narrowed, widened
 from lite_runner.weights.formats.safetensors_file import NUMPY_TYPES
 from lite_runner.weights.quantization.quantized import (
     VALUES_AT_ONCE,

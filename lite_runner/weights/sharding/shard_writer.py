@@ -21,10 +21,7 @@ from lite_runner.weights.formats import hf_from_model_config
 from lite_runner.weights.formats.ckpt_file import write_ckpt
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.sharding.partition import Strategy, sliced, strategy_of
-from lite_runner.weights.sharding.shard_manifest import (
-    ShardManifest,
-    read_shard_manifest,
-)
+from lite_runner.weights.sharding.shard_manifest import ShardManifest, read_shard_manifest
 from lite_runner.weights.sharding.strategy import write_strategy
 from lite_runner.weights.write import check_free, write_files
 

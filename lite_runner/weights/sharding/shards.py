@@ -25,10 +25,7 @@ from lite_runner.weights.formats.mindformers import canonical_name
 from lite_runner.weights.formats.safetensors_file import open_safetensors
 from lite_runner.weights.layouts import check_tensors, expected_tensors
 from lite_runner.weights.sharding.partition import Layout, Strategy, pieces, strategy_of
-from lite_runner.weights.sharding.shard_manifest import (
-    ShardManifest,
-    read_shard_manifest,
-)
+from lite_runner.weights.sharding.shard_manifest import ShardManifest, read_shard_manifest
 from lite_runner.weights.sharding.strategy import read_strategy
 
 HASH_THREADS = 4

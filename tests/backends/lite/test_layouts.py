@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from lite_runner.backends import Row
 from lite_runner.backends.lite.engines.worker import WorkerEngine
-from lite_runner.backends.lite.layouts import (
-    NoCacheBackend,
-    ResizableBackend,
-    chunks,
-    decode_span,
-)
+from lite_runner.backends.lite.layouts import NoCacheBackend, ResizableBackend, chunks, decode_span
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.graph_inputs import COMMON, not_resizable, specs_of
 from lite_runner.mindir.manifest import Graph, Manifest
@@ -111,10 +106,7 @@ def test_token_by_token_equals_the_whole_across_resizes(
 
 
 def test_a_long_prompt_is_computed_in_chunks(
-    model: ResizableBackend,
-    tokens: NDArray,
-    monkeypatch: pytest.MonkeyPatch,
-    relative_error: Error,
+    model: ResizableBackend, tokens: NDArray, monkeypatch: pytest.MonkeyPatch, relative_error: Error
 ) -> None:
     whole = model.forward([Row(0, tokens[:65], 0)])
     monkeypatch.setattr("lite_runner.backends.lite.layouts.chunk_length", lambda heads, start: 32)
@@ -160,10 +152,7 @@ def test_a_slot_goes_on_from_an_earlier_position(
 
 
 def test_a_chunk_is_rotated_by_the_length_of_its_text(
-    tmp_path: Path,
-    lite_python: Path,
-    exported: Export,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, lite_python: Path, exported: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dynamic NTK; to the bit, as the whole prompt, whose last piece is a single token."""
     monkeypatch.setattr("lite_runner.backends.lite.layouts.chunk_length", lambda heads, keys: 16)

@@ -296,9 +296,7 @@ class SomeIntegers:
         return known.run(NativeBackend(known.config, layers, options))
 
 
-def test_integers_of_a_file_become_its_floats_in_every_format(
-    reference: Reference,
-) -> None:
+def test_integers_of_a_file_become_its_floats_in_every_format(reference: Reference) -> None:
     """Matrices that are packed together may be of 8 and 4 bits, and of floats."""
     file = SomeIntegers(reference("qwen2"))
     floats = {name: replace(one, integers=None) for name, one in file.tensors.items()}

@@ -89,11 +89,7 @@ def hybrid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
 )
 def test_what_recurrent_layers_do_without(
-    settings: list[str],
-    code: int,
-    said: str,
-    hybrid: list[str],
-    capsys: pytest.CaptureFixture[str],
+    settings: list[str], code: int, said: str, hybrid: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("x.jsonl").write_text('{"text": "12"}\n')
     prompts = [] if "run_mode=finetune" in settings else ["predict_data=12"]

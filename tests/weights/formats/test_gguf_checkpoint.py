@@ -44,10 +44,7 @@ def test_config_and_tensors(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_quantized(
-    architecture: str,
-    configs: Mapping[str, Decoder],
-    write_gguf: WriteGguf,
-    tmp_path: Path,
+    architecture: str, configs: Mapping[str, Decoder], write_gguf: WriteGguf, tmp_path: Path
 ) -> None:
     config = configs[architecture]
     values = arrays(config)
@@ -60,10 +57,7 @@ def test_quantized(
 
 
 def test_llama_with_biases_reorders_them_too(
-    configs: Mapping[str, Decoder],
-    write_gguf: WriteGguf,
-    same: Callable[..., None],
-    tmp_path: Path,
+    configs: Mapping[str, Decoder], write_gguf: WriteGguf, same: Callable[..., None], tmp_path: Path
 ) -> None:
     config = resized(configs["llama"], qkv_has_bias=True)
     file = open_gguf(write_gguf(tmp_path / "x.gguf", config, "llama", arrays(config)))
@@ -144,11 +138,7 @@ def test_llama3_frequency_factors(
     factors = llama3_factors(500000.0, config.head_dim, scaling).astype(np.float32)
     assert factors[0] == 1 and factors[-1] == factor
     path = write_gguf(
-        tmp_path / "x.gguf",
-        config,
-        "llama",
-        arrays(config),
-        tensors={"rope_freqs.weight": factors},
+        tmp_path / "x.gguf", config, "llama", arrays(config), tensors={"rope_freqs.weight": factors}
     )
     file = open_gguf(path)
     assert config_of_gguf(file) == resized(config, rope_scaling=scaling)

@@ -15,12 +15,7 @@ from lite_runner.architectures.spec import Decoder, RopeScaling
 from lite_runner.errors import ConfigError
 from lite_runner.weights.formats.gguf_checkpoint import config_of_gguf, from_gguf
 from lite_runner.weights.formats.gguf_file import open_gguf
-from lite_runner.weights.formats.gguf_writer import (
-    GGUFKind,
-    check_writable,
-    gguf_bytes,
-    write_gguf,
-)
+from lite_runner.weights.formats.gguf_writer import GGUFKind, check_writable, gguf_bytes, write_gguf
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.quantization.quantize import with_quantization
 from tests.weights.conftest import CONFIGS

@@ -117,8 +117,7 @@ def test_settings_that_are_not_read_are_named(
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
-    [("gptq 4 bits", "quantize_config.json"), ("awq", "quant_config.json")],
+    ("name", "file"), [("gptq 4 bits", "quantize_config.json"), ("awq", "quant_config.json")]
 )
 def test_files_of_older_tools_describe_it_too(
     name: str, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -100,9 +100,7 @@ def test_the_line_about_it(config: Decoder) -> None:
         assert count and describe(tensors, quantization) == expected
 
 
-def test_a_group_that_does_not_fit_is_refused_before_reading(
-    configs: dict[str, Decoder],
-) -> None:
+def test_a_group_that_does_not_fit_is_refused_before_reading(configs: dict[str, Decoder]) -> None:
     def unread() -> np.ndarray:
         raise AssertionError("read")
 
@@ -114,9 +112,7 @@ def test_a_group_that_does_not_fit_is_refused_before_reading(
 
 
 def test_requantized_blocks_are_reported(
-    configs: dict[str, Decoder],
-    write_gguf: Callable[..., Path],
-    tmp_path: Path,
+    configs: dict[str, Decoder], write_gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
     config = configs["llama"]
     arrays = {name: one.read() for name, one in random_checkpoint(config, 0).items()}

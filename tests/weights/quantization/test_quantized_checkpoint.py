@@ -256,10 +256,7 @@ def test_the_weights_are_hashed_once(
 
 
 def test_an_edited_manifest_and_one_without_a_checksum(
-    configs: dict[str, Decoder],
-    write: Write,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    configs: dict[str, Decoder], write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(configs["llama"])
     path = tmp_path / MANIFEST

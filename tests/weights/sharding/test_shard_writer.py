@@ -121,11 +121,7 @@ class TestWriting:
         assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
     def test_a_disk_that_is_too_small(
-        self,
-        tmp_path: Path,
-        configs: Configs,
-        values: Values,
-        monkeypatch: pytest.MonkeyPatch,
+        self, tmp_path: Path, configs: Configs, values: Values, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         model = configs["gpt2"]
         usage = shutil.disk_usage(tmp_path)._replace(free=5 << 20)

@@ -227,12 +227,7 @@ class TestRank:
 
     @pytest.mark.parametrize("vocab_parallel", [True, False])
     def test_of_a_whole_checkpoint(
-        self,
-        tmp_path: Path,
-        config: Decoder,
-        values: Values,
-        same: Same,
-        vocab_parallel: bool,
+        self, tmp_path: Path, config: Decoder, values: Values, same: Same, vocab_parallel: bool
     ) -> None:
         source = values(config, "BF16")
         write_safetensors(tmp_path / "x.safetensors", source, {})

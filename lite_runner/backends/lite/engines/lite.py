@@ -204,11 +204,7 @@ class LiteEngine:
                 context.cpu.thread_num = options.threads or environment.cores()
                 return context
             context.target = ["ascend"]
-            wanted = {
-                "device_id": options.device_id,
-                "rank_id": options.rank_id,
-                "provider": "ge",
-            }
+            wanted = {"device_id": options.device_id, "rank_id": options.rank_id, "provider": "ge"}
             # An older version would accept an unknown attribute, and ignore it.
             missing = [name for name in wanted if not hasattr(context.ascend, name)]
             for name in [] if missing else wanted:
@@ -280,8 +276,7 @@ def _check_ge(ge: GeConfig | None, target: str, graphs: int) -> None:
         raise ConfigError(f"GE options have a meaning only on Ascend, not on {target}", "ge=none")
     if ge is not None and len(ge.files) > graphs:
         raise ConfigError(
-            f"infer.ge_config_path: got {len(ge.files)} files for {graphs} graph",
-            "give one file",
+            f"infer.ge_config_path: got {len(ge.files)} files for {graphs} graph", "give one file"
         )
 
 

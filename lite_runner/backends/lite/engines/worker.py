@@ -90,11 +90,7 @@ class WorkerEngine:
     name = "lite-worker"
 
     def __init__(
-        self,
-        graphs: Mapping[GraphName, Path],
-        *,
-        threads: int | None,
-        python: Path | None = None,
+        self, graphs: Mapping[GraphName, Path], *, threads: int | None, python: Path | None = None
     ) -> None:
         """Start the process and load the graphs, .mindir or .ms, with one context each.
 

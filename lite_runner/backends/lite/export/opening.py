@@ -14,12 +14,7 @@ from lite_runner.architectures.quantization import is_narrow
 from lite_runner.backends import Backend, RunOptions
 from lite_runner.backends.collectives import barrier, broadcast
 from lite_runner.backends.lite.engine import EngineOptions, engine_for
-from lite_runner.backends.lite.export.job import (
-    ExportJob,
-    ExportSpec,
-    check_length,
-    spec_of_run,
-)
+from lite_runner.backends.lite.export.job import ExportJob, ExportSpec, check_length, spec_of_run
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.layouts import cannot_copy, open_exported
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
@@ -174,11 +169,7 @@ def check_fits(settings: ExportSettings, given: ExportedModel, slots: int, lengt
 
 
 def check_ranks(
-    rank_id: int,
-    manifest: Manifest,
-    folder: Path,
-    engine: EngineOptions,
-    ranks: Ranks,
+    rank_id: int, manifest: Manifest, folder: Path, engine: EngineOptions, ranks: Ranks
 ) -> None:
     """Raises ConfigError where there are no graphs for each of the ranks. Started by hand, which is
     for Ascend, each process knows its own rank alone, `rank_id`."""

@@ -352,7 +352,7 @@ def verify(
             raise ArtifactError(
                 f"the exported {manifest.model_name} computes something else in {engine.name} with "
                 f"threads={threads}: off by {error:.1e} of the largest logit, at most {limit:.0e} "
-                "expected; it is not kept",
+                "expected; it is not kept"
             )
 
 
