@@ -92,9 +92,13 @@ int main(int, char** arguments) {
   model.table_width = number();
   model.blocks = number();
   model.tables = part<int32_t>(number());
+  model.window = number();
+  model.window_blocks = number();
+  model.window_tables = part<int32_t>(number());
   std::vector<BoundLayer> layers(model.count);
   for (BoundLayer& layer : layers) {
     layer = BoundLayer{};
+    layer.windowed = number();
     layer.cache.type = static_cast<CacheType>(number());
     layer.cache.keys = memory(number());
     layer.cache.values = memory(number());

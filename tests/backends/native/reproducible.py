@@ -76,8 +76,10 @@ def steps_of(case: str, quant: str, cache: CacheType) -> bytes:
         sizes = ("prefix", "capacity", "vocabulary", "slots", "positions", "rope_rows")
         found = [_numbers(*(getattr(bound, name) for name in sizes), model._x.shape[1])]
         found += [struct.pack("<dq", bound.softcap, bound.count)]
-        tables, caches = model._tables, iter(model._cache)
+        tables, caches = backend._pool.tables, iter(model._cache)
         found += [_numbers(bound.table_width, bound.blocks, tables.nbytes), tables.tobytes()]
+        near = tables[:0] if backend._windows is None else backend._windows.tables
+        found += [_numbers(bound.window, bound.window_blocks, near.nbytes), near.tobytes()]
         for index, block in enumerate(model._blocks):
             layer = model._bound[index]
             bytes_of = [
@@ -85,7 +87,7 @@ def steps_of(case: str, quant: str, cache: CacheType) -> bytes:
                 for name in native_model.CACHE
             ]
             state = layer.state_stride if layer.state else 0
-            found += [_numbers(layer.cache_type, *bytes_of)]
+            found += [_numbers(layer.windowed, layer.cache_type, *bytes_of)]
             found += [_numbers(state, block.nbytes), block.tobytes()]
         found += [_numbers(len(calls))]
         for words, table, rows in calls:
