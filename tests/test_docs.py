@@ -28,8 +28,6 @@ from lite_runner.config.argv import equivalent_of, parse
 from lite_runner.run_modes import heads
 from lite_runner.sweep import jobs_of
 from lite_runner.system import memory
-from lite_runner.system.files import cache_dir
-from lite_runner.system.user_cache import VALUES
 from tests.doc_folder import TINY, lay_out
 from tests.doc_pages import PAGES, Block, Command, anchors, blocks, links, prose
 from tests.paths import ROOT
@@ -104,13 +102,9 @@ def reader(
     tmp_path: Path, smollm2_gguf: Path, laid_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """The folder of somebody who tries a page: the files that its commands name, a cache that
-    holds SmolLM2 and the session's compositions of conf/ only, and a key. What its code registers
-    is gone behind it."""
+    holds SmolLM2 only, and a key. What its code registers is gone behind it."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    composed = cache_dir() / VALUES
-    composed.mkdir(exist_ok=True)
-    (cache / VALUES).symlink_to(composed)
     (cache / "pypi").symlink_to(smollm2_gguf.parents[2])
     assert smollm2_gguf.parents[2].name == "pypi"
     folder = Path(shutil.copytree(laid_out, tmp_path / "reader", symlinks=True))
