@@ -11,7 +11,7 @@ import pytest
 from lite_runner.backends import LOGITS_BYTES, cache_length, chunk_length, rows_at_once
 from tests.paths import ROOT
 
-ROW = '    "mindformers": "mindformers",\n'
+LAST = '"mindformers": "mindformers"'
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_a_backend_is_a_folder_and_a_row(tmp_path: Path) -> None:
     folder.mkdir()
     shutil.copy(Path(__file__).with_name("toy_backend.py"), folder / "__init__.py")
     rows = tmp_path / "lite_runner/config/schema.py"
-    assert ROW in rows.read_text()
-    rows.write_text(rows.read_text().replace(ROW, f'{ROW}    "toy": "toy",\n'))
+    assert LAST in rows.read_text()
+    rows.write_text(rows.read_text().replace(LAST, f'{LAST}, "toy": "toy"'))
     (tmp_path / "conf/backend/toy.yaml").write_text("# @package _global_\n# A toy.\nbackend: toy\n")
 
     command = [sys.executable, "run_lite.py", "model=tiny_llama", "backend=toy"]
