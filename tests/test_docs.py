@@ -48,11 +48,12 @@ ARGUMENTS = re.compile(r"\brun_lite\.py (.*?)(?: ?(?:&>|2>|>).*)?$")
 REDIRECTION = re.compile(r"\s*(?:&>|2>|>) .*$")
 MODEL = re.compile(r"--config |(?:model|load_checkpoint|infer\.model_dir)=")
 INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
-# What differs from run to run, or by machine: times, speeds, dates, free memory, instructions, and
-# how far calibrated integers are from the source: a sum's last bit decides how one is rounded.
+# What differs from run to run, or by machine: times, speeds, dates, free memory, instructions; and
+# what a sum's last bit decides: how far calibrated integers are from the source, a sampled text.
 MEASURED = re.compile(
     r"(?<=own kernels )\(\w+\)|(?<=^GPTQ, on text that it did not see: ).*|"
     r"(?<=^an importance matrix, on text that it did not see: ).*|"
+    r"(?<=^{\"id\": \"q2\", \"prompt\": \"Once upon a time\", \"text\": ).*|"
     r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"
 )
 
