@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.architectures.quantization import OF_BLOCKS
-from lite_runner.config.schema import CompareOptions
+from lite_runner.config.schema import CompareOptions, Compared
 from lite_runner.errors import RunnerError
+from lite_runner.model.locate import locate
 from lite_runner.output import RESULT, RunFolder
 from lite_runner.output.completions import logits_file
 from lite_runner.output.scoring import LIKELIHOODS, Window, windows
@@ -54,8 +55,7 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
     if not isinstance(config, CompareOptions) or (asked := config.compared) is None:
         yield
         return
-    if asked.backend == "native" and plan.model.quantization.quant in OF_BLOCKS:
-        asked = replace(asked, quant=plan.model.quantization.quant)  # see ModelSource.compared
+    asked = _computing_alike(asked, plan)
     with temporary_folder("compare", folder.path) as work:
         folder.values = work / "mine"
         folder.values.mkdir()
@@ -75,6 +75,18 @@ def compared(plan: Plan, folder: RunFolder) -> Iterator[None]:
             f" {len(comparison.parts)} {differ}",
             f"the table and {folder.path / RESULT} say where",
         )
+
+
+def _computing_alike(asked: Compared, plan: Plan) -> Compared:
+    """The other's config; blocks of a GGUF file have inputs as fine as of a run that is compared,
+    see ModelSource.compared. Raises RunnerError."""
+    if asked.backend != "native" or asked.quant is not None:
+        return asked
+    files = plan.model
+    if files.exported is not None:  # the checkpoint that it was made from is not located yet
+        files = locate(replace(asked.source, compared=True))
+    quant = files.quantization.quant
+    return replace(asked, quant=quant) if quant in OF_BLOCKS else asked
 
 
 def _run_other(config: dict[str, Any], folder: RunFolder) -> None:

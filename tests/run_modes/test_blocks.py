@@ -7,10 +7,17 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from lite_runner.config.argv import parse
+from lite_runner.model import ModelFiles
+from lite_runner.model.exported_model import ExportedModel
+from lite_runner.model.locate import locate
+from lite_runner.output.comparison import _computing_alike
+from lite_runner.plan import Plan
+from lite_runner.run_modes import heads, predict, resolve
 from tests.paths import REFERENCE
 from tests.refusals import refused
 from tests.tiny_gguf import write_tiny_gguf
@@ -39,6 +46,29 @@ def test_a_comparison_keeps_16_bits(run: Run, small_gguf: Path) -> None:
     assert result["comparison"]["same"] and "quant" not in result["provenance"]
     other = json.loads(Path("outputs/latest/compare/result.json").read_text(encoding="utf-8"))
     assert other["provenance"]["quant"] == "a16"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "more", "quant"),
+    [
+        ("small.gguf", [], "a16"),
+        ("small.gguf", ["quant=none"], "none"),
+        ("floats.gguf", [], None),
+    ],
+)
+def test_a_comparison_with_an_export_keeps_16_bits(
+    small_gguf: Path, checkpoint: str, more: list[str], quant: str | None
+) -> None:
+    """What the graphs were made from is located by the other run alone."""
+    write_tiny_gguf(Path("floats.gguf"))
+    line = ["backend=mslite", "infer.model_dir=x", "model=auto", "predict_data=some words"]
+    line += [f"load_checkpoint={small_gguf.with_name(checkpoint)}", "compare_backend=native"]
+    config, _ = resolve(parse([*line, *more], heads()))
+    assert isinstance(config, predict.Config) and config.compared is not None
+    exported = cast(ExportedModel, "a folder of graphs")
+    model = locate(config.compared.source).model
+    plan = Plan(config=config, files=ModelFiles("x", None, model, 0, exported))
+    assert _computing_alike(config.compared, plan).quant == quant
 
 
 def test_the_cache_keeps_both(
