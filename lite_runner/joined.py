@@ -21,7 +21,13 @@ from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config import Note, raise_errors
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import SOCKET_VARIABLE, placed, ranks_of, starts_ranks
+from lite_runner.config.parallel import (
+    SOCKET_VARIABLE,
+    placed,
+    ranks_of,
+    starts_ranks,
+    threads_beyond,
+)
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings, Context, Parallel
@@ -70,6 +76,8 @@ def run(
     alone = member.size == 1 or not starts_ranks(config)
     if member.is_machine:
         config = dataclasses.replace(config, parallel=_of_machine(config.parallel, member))
+    if member.is_machine or alone:
+        notes = [*notes, *_threads_note(config)]
     if member.is_machine or config.dry_run or alone:
         return launch(config, notes, plugins) if prints else 0
     sender = None if member.rank is None else connect(member.rank)
@@ -86,6 +94,12 @@ def run(
     except (Exception, KeyboardInterrupt, Terminated) as error:
         _exit(member, error, sender)
     return 0
+
+
+def _threads_note(config: RunConfig) -> list[Note]:
+    """A note of more threads than CPUs, once it is known how many ranks are on this machine."""
+    told = threads_beyond(config) if config.computes_here else ""
+    return [Note(told)] if told else []
 
 
 def _of_machine(parallel: Parallel, member: Member) -> Parallel:
@@ -137,6 +151,9 @@ def _run_rank(
             folder = RunFolder(path)
             stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
         log_details(notes)
+        if joined.leads and sender is None:
+            for note in _threads_note(plan.config):
+                progress.note(f"note: {note.text}")
         context = placed(plan.config.context, target, device_id, len(joined.local_ranks))
         plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, context=context))
         cut_short = _execute(plan.of_rank(joined.rank), folder, joined)

@@ -24,6 +24,7 @@ from lite_runner.distributed.join import Joined
 from lite_runner.distributed.rank_table import Device, RankTable, TableServer
 from lite_runner.errors import ArtifactError
 from lite_runner.run_modes import heads, resolve
+from lite_runner.system import environment
 from lite_runner.text.tokenizer import Tokenizer
 from lite_runner.weights.sharding.shards import ShardSet
 from tests.paths import ROOT
@@ -45,16 +46,18 @@ do
 done
 wait
 """
-# Two ranks as on two machines, where the path of the other's memory leads nowhere.
+# Two ranks as on two machines, where the path of the other's memory leads nowhere; with one CPU.
 ELSEWHERE = """
 import sys
 from lite_runner import app
 from lite_runner.native import peers
+from lite_runner.system import environment
 
 def elsewhere(*_):
     raise FileNotFoundError
 
 peers._opened = elsewhere
+environment.cores = lambda processes=1: 1
 sys.exit(app.main(sys.argv[1:]))
 """
 
@@ -97,7 +100,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int,
     flags = ["--config", "../dist.yaml", "--use_parallel", "True", "profile=true"]
     drawn = [*SETTINGS, "do_sample=true", "seed=4", "logprobs=1", "prompt_logprobs=1", *data]
     started = {
-        "elsewhere": [*msrun("../elsewhere.py"), *flags, *SETTINGS, *data],
+        "elsewhere": [*msrun("../elsewhere.py"), *flags, *SETTINGS, "context.threads=1", *data],
         "loop": ["bash", "../loop.sh", str(table), "parallel=dp2", "profile=true", *drawn],
     }
     running = {name: start(base / name, command) for name, command in started.items()}
@@ -132,6 +135,8 @@ def test_ranks_write_what_one_process_writes(
     assert result(folder)["results"] == result(jobs[alone][0])["results"]
     assert result(folder)["world_size"] == 2
     assert ("the model are on several machines" in output) == (name == "elsewhere")
+    told = "note: context.threads=1 of each of 2 ranks: this process may use 1 CPU(s)"
+    assert output.count(told) == (name == "elsewhere")
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "rank_0.log", "rank_1.log"} <= names
     printed = (folder / logs.format(0)).read_text() if name == "loop" else output
@@ -313,15 +318,35 @@ def test_what_cannot_be_joined_is_refused_before_anything_is_done(
     assert not list(tmp_path.iterdir())
 
 
+def test_more_threads_than_cpus_are_noted_by_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine starts its own ranks, of those that the run has."""
+    monkeypatch.setattr(environment, "cores", lambda processes=1: 8 // processes)
+    cluster = {"MS_WORKER_NUM": "4", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118"}
+    machine = {"MS_ROLE": "MS_WORKER", "MS_LOCAL_WORKER": "2", "MS_NODE_RANK": "1"}
+    for name, value in {**cluster, **machine}.items():
+        monkeypatch.setenv(name, value)
+    for threads, told in ((4, 0), (5, 1)):
+        words = ["model=tiny_llama", "predict_data=a", "parallel=tp4", "dry_run=true"]
+        assert app.main([*words, f"context.threads={threads}"]) == 0
+        err = capsys.readouterr().err
+        assert err.count("context.threads=") == 2 * told, err
+        assert err.count("context.threads=5 of each of 2 ranks: this process may use 8") == told
+
+
 def test_one_worker_is_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(environment, "cores", lambda processes=1: 1)
     words = ["model=tiny_llama", "predict_data=a", "dry_run=true", f"output_dir={tmp_path}"]
+    words += ["context.threads=2"]
     cluster = {"MS_WORKER_NUM": "1", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118"}
     for name, value in {**cluster, "MS_ROLE": "MS_WORKER", "MS_NODE_ID": "0"}.items():
         monkeypatch.setenv(name, value)
     assert app.main(words) == 0
-    assert "tiny_llama" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "tiny_llama" in said.out and said.err.count("note: context.threads=2: this process") == 1
     monkeypatch.setenv("MS_ROLE", "MS_SCHED")  # which msrun waits for
     assert app.main(words) == 0
     assert capsys.readouterr().out == ""

@@ -21,7 +21,7 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_errors, mindformers_available_errors
 from lite_runner.config.compose import Schemas
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import ranks_of, starts_ranks, threads_beyond
+from lite_runner.config.parallel import ranks_of, started_by_launcher, starts_ranks, threads_beyond
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
@@ -85,8 +85,10 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
 
 def notes(config: RunConfig) -> list[str]:
     """Notes for the user about a valid config."""
-    told = threads_beyond(config) if config.computes_here else ""
-    found = [told] if told else []
+    found = []
+    # How many ranks of another launcher's job are on this machine is not known yet: see joined.py.
+    if config.computes_here and not started_by_launcher() and (told := threads_beyond(config)):
+        found.append(told)
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_notes
 
