@@ -125,7 +125,9 @@ class Native(Seat):
         tensors = replace(_as_computed(files, options), verified=True).tensors().values()
         if types := block_types(tensors):
             of_blocks = files.quantization.quant in OF_BLOCKS
-            bits = 8 if files.quantization.rounds_inputs else 16
+            # MXFP4, NVFP4, TQ and IQ of up to 3 bits are indices here, with 16 bits in any case.
+            rounded = files.quantization.rounds_inputs and any(one.blocks for one in tensors)
+            bits = 8 if rounded else 16
             inputs = f", inputs of {bits} bits" if of_blocks else ""
             return f"{', '.join(types)} as the file has them{inputs}"
         names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

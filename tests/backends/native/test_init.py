@@ -18,6 +18,7 @@ from lite_runner.weights import cast
 from lite_runner.weights.formats.safetensors_file import write_safetensors
 from lite_runner.weights.layouts import random_checkpoint
 from tests.backends.shared import hints_of, need_of
+from tests.model_gguf import write_model_gguf
 from tests.models import model_named
 from tests.paths import REFERENCE, ROOT
 from tests.refusals import refused
@@ -47,6 +48,25 @@ def test_weights_are_counted_by_their_size_in_memory(dry: Dry, tmp_path: Path) -
     write_safetensors(tmp_path / "half.safetensors", tensors, {})
     of_file = ["model=tiny_llama", "predict_data=hi", "load_checkpoint=half.safetensors"]
     assert "as bfloat16" in dry(*of_file) and "as float32" in dry(*of_file, "backend=ms")
+
+
+def test_the_bits_of_inputs_are_those_that_some_matrix_has(dry: Dry, tmp_path: Path) -> None:
+    """MXFP4's inputs have 16, whatever quant= says."""
+    for kind, more, bits in (
+        ("Q8_0", [], 8),
+        ("Q8_0", ["quant=a16"], 16),
+        ("MXFP4", [], 16),
+        ("MXFP4", ["quant=a8"], 16),
+    ):
+        path = tmp_path / f"{kind}.gguf"
+        write_model_gguf(path, REFERENCE / "llama", kind)
+        said = dry(f"model={path}", "predict_data=hi", *more)
+        assert f"{kind} as the file has them, inputs of {bits} bits" in said, (kind, more)
+    mixed = tmp_path / "mixed.gguf"
+    write_model_gguf(mixed, REFERENCE / "llama", "MXFP4", mixed={"up_proj": "Q8_0"})
+    assert "MXFP4, Q8_0 as the file has them, inputs of 8 bits" in dry(
+        f"model={mixed}", "predict_data=hi"
+    )
 
 
 def test_what_steps_work_in_grows_with_them() -> None:
