@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.architectures.quantization import OF_BLOCKS
-from lite_runner.config.schema import CompareOptions, Compared
+from lite_runner.config.schema import Compared, CompareOptions
 from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate
 from lite_runner.output import RESULT, RunFolder

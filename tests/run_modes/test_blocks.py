@@ -50,11 +50,7 @@ def test_a_comparison_keeps_16_bits(run: Run, small_gguf: Path) -> None:
 
 @pytest.mark.parametrize(
     ("checkpoint", "more", "quant"),
-    [
-        ("small.gguf", [], "a16"),
-        ("small.gguf", ["quant=none"], "none"),
-        ("floats.gguf", [], None),
-    ],
+    [("small.gguf", [], "a16"), ("small.gguf", ["quant=none"], "none"), ("floats.gguf", [], None)],
 )
 def test_a_comparison_with_an_export_keeps_16_bits(
     small_gguf: Path, checkpoint: str, more: list[str], quant: str | None
