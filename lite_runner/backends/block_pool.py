@@ -38,9 +38,9 @@ class BlockPool:
         """`length`: most tokens of a slot; `blocks`: those that there is memory for (None: enough
         for all slots at full length; a slot at full length always fits); `ahead`: positions in
         front of the tokens, the same in all slots. `window`: tokens that one sees, itself
-        included, of which at most `step` are written at once: a slot has no more blocks than that
-        takes if others need them; 0: all before it."""
-        self.block, self._ahead, self.window = block, ahead, window
+        included; what the last `step` see stays, so that these are written at once, or again; a
+        slot has no more blocks than that takes if others need them; 0: all before it."""
+        self.block, self._ahead, self.window, self._step = block, ahead, window, step
         self.block_bytes = block_bytes
         self.front = list(range(-(-ahead // block)))  # blocks of the positions ahead
         one = self.blocks_of(length)
@@ -54,7 +54,7 @@ class BlockPool:
         # Of each chunk of a slot's positions, for the kernels; -1: none.
         self.tables = np.full((slots, max(1, -(-(ahead + length) // block))), -1, np.int32)
         self._held: list[list[int]] = [[] for _ in range(slots)]  # -1: given back
-        self._seen = [0] * slots  # the first token that those written last see
+        self._seen = [0] * slots  # the first token that the last `step` see
         self._users = [1] * len(self.front) + [0] * self.blocks + [0]  # the last: of no block
         self._free = list(range(self.size - 1, len(self.front) - 1, -1))
         for slot in range(slots):
@@ -114,9 +114,9 @@ class BlockPool:
                 self.write(*part, copy)
 
     def writable(self, slot: int, start: int, end: int) -> bool:
-        """True if a slot alone has the blocks of these tokens."""
+        """True if a slot alone has the blocks of these tokens, and of what they see."""
         held, last = self._held[slot], self._end(end)
-        if last > len(held):
+        if last > len(held) or self.usable(slot, start) < start:
             return False
         return all(
             self._users[one] == 1 for one in held[(self._ahead + start) // self.block : last]
@@ -132,7 +132,7 @@ class BlockPool:
                 raise ValueError(f"slot {slot}: got token {start}, but what it sees was given back")
             self.release(slot, end)  # what was behind would be too many
             held = self._held[slot]
-            self._seen[slot] = max(0, start + 1 - self.window)
+            self._seen[slot] = max(0, min(start, end - self._step) + 1 - self.window)
         for index in range(min(first, len(held)), self._end(end)):
             if index < len(held) and self._users[held[index]] == 1:
                 continue

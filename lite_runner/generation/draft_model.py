@@ -247,6 +247,8 @@ class DraftModel(ModelRate):
                 slot: one.text[: one.known] if (one := self._owners[slot]) else [] for slot in free
             }
             shared = {slot: _shared(held[slot], sequence.text[:-1]) for slot in free}
+            if (usable := self._backend.info.usable) is not None:
+                shared = {slot: usable(slot, length) for slot, length in shared.items()}
             slot = max(free, key=lambda one: (shared[one], -self._used[one]))
             if (owner := self._owners[slot]) is not None:
                 self._leave(owner)

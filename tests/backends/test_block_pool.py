@@ -147,3 +147,22 @@ def test_a_slot_with_a_window_begins_anew_before_it_is_released() -> None:
     for start in [*range(0, LENGTH, STEP), *range(0, LENGTH, STEP)]:
         pool.write(0, start, start + STEP, lambda *_: None)
     assert pool.blocks == 3 and pool.usable(0, LENGTH) == LENGTH and not pool.usable(0, 8)
+
+
+def test_tokens_are_written_again_from_as_far_back_as_a_step_reaches() -> None:
+    """One at a time, and refused; or in the parts of a step that failed in its last one."""
+    window, step = 13, 2 * BLOCK
+    pool = BlockPool(1, 200, BLOCK, window=window, step=step)
+    for start in range(200 - step):
+        for place in range(start, start + step):
+            pool.reserve([(0, place, place + 1)], lambda *_: None)
+        assert pool.usable(0, start) == start
+    gone = (
+        0,
+        BLOCK,
+        BLOCK + 1,
+    )  # the error is the pool's, though the slot alone has the token's block
+    pool.release(0, 100)
+    assert not pool.writable(*gone)
+    with pytest.raises(ValueError, match="slot 0: got token 4, but what it sees was given back"):
+        pool.reserve([gone], lambda *_: None)

@@ -59,13 +59,15 @@ class DraftedScenario(Scenario):
     st.sampled_from([cycling_logits, hashed_logits]),
     st.sampled_from([LENGTH, LENGTH // 2]),
     st.integers(0, 20),
+    st.sampled_from([None, 1, 5, 20]),
 )
 def test_texts_do_not_depend_on_the_draft_model(
-    scenario: Scenario, logits: Logits, length: int, blocks: int
+    scenario: Scenario, logits: Logits, length: int, blocks: int, window: int | None
 ) -> None:
-    info: dict[str, Any] = {"max_length": length, "adapter_slots": 0}
+    info: dict[str, Any] = {"max_length": length, "adapter_slots": 0, "budget": 16}
     if blocks:
         info["memory"] = (8, blocks)
+        info["window"] = None if window is None else (window, info["budget"])
     drafted = DraftedScenario(
         **{**vars(scenario), "speculate": True}, draft_logits=logits, draft_info=info
     )
@@ -118,6 +120,28 @@ def test_a_long_text_is_read_in_parts_and_a_known_one_is_not_read_again(backend:
     first = run()
     assert max(first) < 300 and sum(first) > 600
     assert sum(run(3, 1, 2)) < 50
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("own", [True, False])  # all drafts are accepted; nearly none is
+def test_a_draft_model_with_windows_gives_their_blocks_back(backend: Make, own: bool) -> None:
+    prompt = [3 * token % 16 for token in range(90)]
+    prompts = prompt, [*prompt[:30], 4, 4, 4], prompt[:50]  # each goes on from the one before
+    draft = backend(
+        hashed_logits if own else cycling_logits,
+        slots=1,
+        max_length=200,
+        budget=16,
+        memory=(4, 50),
+        window=(6, 16),
+    )
+    assert draft.info.windows is not None and draft.info.windows.blocks < 8
+    engine = Engine(with_draft(backend(slots=1, max_length=200), draft))
+    for one in prompts:
+        request = [Request(np.array(one, np.int32), GenerationConfig(max_new_tokens=40))]
+        plain = Engine(backend(slots=1, max_length=200)).generate(request)
+        assert same(engine.generate(request).completions[0], plain.completions[0])
+    assert len(draft.prefilled) == 3  # what the first tokens after a prefix see was given back
 
 
 def asked(model: DraftModel, *sequences: DraftSequence) -> list[int]:

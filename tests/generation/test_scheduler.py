@@ -341,7 +341,7 @@ def test_a_prefix_is_reused_as_far_as_windows_have_their_blocks(
     backend: Callable[..., Any],
 ) -> None:
     def make() -> MockBackend:
-        return backend(slots=2, memory=(4, 40), window=(6, 8))
+        return backend(slots=2, memory=(4, 40), window=(6, 8), budget=8)
 
     mock = make()
     engine = Engine(mock, 8)
@@ -354,7 +354,7 @@ def test_a_prefix_is_reused_as_far_as_windows_have_their_blocks(
     assert [one.cached_tokens for one in found] == [0, 40, 0, 0, 40]
     assert [one.token_ids for one in found] == tokens_alone(backend, requests)
     # Beside each other, the second while the first one's prompt is computed.
-    engine = Engine(make(), 8)
+    engine = Engine(make(), 20)  # more than can be repeated
     both = served(engine, [asked([*TEXT[:30], 1]), asked([*TEXT[:30], 2])])
     assert [one.cached_tokens for one in both.values()] == [0, 30]
     engine.add(asked(TEXT))

@@ -428,10 +428,38 @@ def test_blocks_before_windows_are_given_back(
     assert windows.held((slot, 700) for slot in range(3)) <= windows.blocks
     assert model.info.usable is not None and model.info.usable(0, 100) == 0
     for start in (100, 128):  # within a block, and where one begins
-        with pytest.raises(ValueError, match=r"blocks|given back"):
+        with pytest.raises(ValueError, match="given back"):
             model.forward([Row(0, texts[0, start : start + 1], start)])
     monkeypatch.setattr("lite_runner.backends.native.backend.window_of", lambda *_: 0)
     assert list(run(known.native(3, 700))) == found
+
+
+def test_a_step_with_windows_that_failed_in_a_later_part_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, reference: Reference
+) -> None:
+    known = reference("gemma3")
+    known.config = replace(known.config, seq_length=2048)
+    text = np.random.default_rng(1).integers(0, known.config.vocab_size, 1500, np.int32)
+    rows = [Row(0, text[start : start + 500], start, logits=500) for start in range(0, 1500, 500)]
+    model = known.native(1, 2048)
+    wanted = [model.forward([row]).tobytes() for row in rows]
+    monkeypatch.setattr("lite_runner.backends.native.backend.rows_at_once", lambda *_: 100)
+    model = known.native(1, 2048)
+    assert model.info.windows is not None and model._model is not None
+    run, left = model._model.run, [4]
+
+    def fails(*args: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise MemoryError
+        return run(*args)
+
+    monkeypatch.setattr(model._model, "run", fails)
+    for row, expected in zip(rows, wanted, strict=True):
+        left[0] = 4
+        with pytest.raises(MemoryError):
+            model.forward([row])
+        assert model.forward([row]).tobytes() == expected
 
 
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
