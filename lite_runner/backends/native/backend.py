@@ -101,7 +101,13 @@ class NativeBackend:
             from lite_runner.backends.native.prefix_files import PrefixFiles
 
             self.stored = PrefixFiles(
-                model, self._metadata.table, self.adapters, options.cache, store, self._reserve
+                model,
+                self._metadata.table,
+                self.adapters,
+                options.cache,
+                store,
+                self._reserve,
+                self._usable,
             )
 
     def _configure(self, options: NativeOptions) -> None:
@@ -195,8 +201,8 @@ class NativeBackend:
         assert self._model is not None and draft._model is not None
         length = min(options.length, draft._config.seq_length)
         sizes = [
-            slot_bytes(config, options.slots, options.length, options.cache)
-            for config in (self._config, draft._config)
+            slot_bytes(config, options.slots, most, options.cache)
+            for config, most in ((self._config, options.length), (draft._config, length))
         ]
         rest = part = options.cache_bytes
         if rest is not None:
@@ -249,6 +255,9 @@ class NativeBackend:
         """Give slots blocks of their own for what is about to be written."""
         for pool in self._pools:
             self._reserve_in(pool, parts)
+
+    def _usable(self, slot: int, length: int) -> int:
+        return min(pool.usable(slot, length) for pool in self._pools)
 
     def _reserve_in(self, pool: BlockPool, parts: Sequence[Part]) -> None:
         assert self._model is not None

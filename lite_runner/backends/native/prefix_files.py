@@ -70,11 +70,12 @@ class PrefixFiles:
         cache: CacheType,
         settings: StoreSettings,
         reserve: Callable[[Part], None],
+        usable: Callable[[int, int], int],
     ) -> None:
         """`table`: of the rotary angles; `cache`: what its keys and values are; `reserve`
-        prepares a slot for tokens that are about to be restored."""
+        prepares a slot for tokens that are about to be restored; `usable`: see BlockPool."""
         self._model, self._adapters, self._limit = model, adapters, settings.limit
-        self._reserve = reserve
+        self._reserve, self._usable = reserve, usable
         self.rotate(table)
         made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
@@ -101,6 +102,8 @@ class PrefixFiles:
     ) -> StoredPrefix | None:
         """See StoredPrefixes."""
         first, names = start // BLOCK, self._names(tokens, adapter)
+        if self._usable(slot, first * BLOCK) < first * BLOCK:
+            first = 0
         folder = self._folder
         there = first
         while there < len(names) and (folder / names[there]).exists():
@@ -140,12 +143,12 @@ class PrefixFiles:
             if name in self._known:
                 continue
             if not (self._folder / name).exists():
+                if not self._model.has_positions(slot, place * BLOCK):
+                    return  # some were given back: see BlockPool
                 if not self._may_write(name, request):
                     for one in names[place:]:
                         self._had.setdefault(one, request)
                     return
-                if not self._model.has_positions(slot, place * BLOCK):
-                    return  # some were given back: see BlockPool
                 block = self._model.read_positions(slot, place * BLOCK, BLOCK)
                 with self._lock:
                     if self._queued and self._queued + block.nbytes > QUEUED:

@@ -462,6 +462,19 @@ def test_a_step_with_windows_that_failed_in_a_later_part_is_repeated(
         assert model.forward([row]).tobytes() == expected
 
 
+def test_a_draft_model_with_a_shorter_context_takes_its_share_of_the_cache(
+    reference: Reference,
+) -> None:
+    known, models, blocks = reference("llama"), [], {4096: 64, 512: 8}  # of two slots
+    for length in blocks:
+        known.config = replace(known.config, seq_length=length)
+        models.append(known.native(1, 8))
+    model, model.draft = models
+    model.grow(2, 4096, sum(blocks.values()) * model.info.memory.block_bytes)
+    found = {one.info.max_length: one.info.memory.blocks for one in models}
+    assert found == blocks
+
+
 @pytest.mark.parametrize("cache", ["fp32", "int8"])
 def test_a_copied_slot_goes_on_as_its_source(cache: str, reference: Reference) -> None:
     model = reference("llama").native(3, 100, cache=cache)

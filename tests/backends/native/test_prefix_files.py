@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures.quantization import CacheType
+from lite_runner.backends import Row
 from lite_runner.backends.native import prefix_files
 from lite_runner.backends.native.backend import NativeBackend
 from lite_runner.backends.native.prefix_files import StoreSettings
@@ -127,6 +128,21 @@ def test_a_prefix_that_is_longer_than_windows_is_read(
     _, wanted = answer(start(None), text)
     assert answer(start(STORE), text) == (0, wanted)
     assert answer(start(STORE), text) == (599 // BLOCK * BLOCK, wanted)
+    # The slot has what the tokens behind its prefix see, but not what the block before them does.
+    backend = start(STORE)
+    logits = backend.forward([Row(0, text, 0)])
+    windows, stored = backend.info.windows, backend.stored
+    assert windows is not None and stored is not None
+    cached = next(length for length in range(1, 600) if windows.usable(0, length))
+    assert not windows.usable(0, cached // BLOCK * BLOCK)
+    prefix = stored.find(0, text, None, cached, cached)
+    assert prefix is not None
+    stored.restore(prefix)
+    assert backend.forward([Row(0, text[prefix.end :], prefix.end)]).tobytes() == logits.tobytes()
+    allowance = stored._allowance.left
+    stored.save(0, text[::-1].copy(), None, 0)  # as if the slot had it: its first blocks are gone
+    assert stored._allowance.left == allowance
+    backend.close()
 
 
 def test_prompts_together_with_files_slots_and_copies(opened: Open, known: Reference) -> None:
