@@ -49,11 +49,12 @@ REDIRECTION = re.compile(r"\s*(?:&>|2>|>) .*$")
 MODEL = re.compile(r"--config |(?:model|load_checkpoint|infer\.model_dir)=")
 INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
 # What differs from run to run, or by machine: times, speeds, dates, free memory, instructions; and
-# what a sum's last bit decides: how far calibrated integers are from the source, a sampled text.
+# what a sum's last bit decides, by which an input or a weight is rounded: decimals of perplexities,
+# how far calibrated integers are from the source, a sampled text.
 MEASURED = re.compile(
-    r"(?<=own kernels )\(\w+\)|(?<=^GPTQ, on text that it did not see: ).*|"
-    r"(?<=^an importance matrix, on text that it did not see: ).*|"
+    r"(?<=^perplexity \d\d)\.\d+|(?<=text that it did not see: perplexity ).*|"
     r"(?<=^{\"id\": \"q2\", \"prompt\": \"Once upon a time\", \"text\": ).*|"
+    r"(?<=own kernels )\(\w+\)|"
     r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"
 )
 
