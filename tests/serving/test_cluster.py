@@ -259,7 +259,8 @@ def served(
     (folder / "lora_adapter.json").write_text(json.dumps(listing))
     write_adapter(folder / "later", 2, WIDTHS, 3.0)
     options = (
-        *("adapter_path=lora_adapter.json", "model.model_config.seq_length=8192"),
+        *("adapter_path=lora_adapter.json", "model.model_config.num_layers=1"),
+        "model.model_config.seq_length=8192",
         *("serve.load_adapters=true", "adapter_root=."),
     )
     with Served(cluster, ray_python, folder, "tiny_llama", "model=tiny_llama", *options) as made:
