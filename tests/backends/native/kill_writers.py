@@ -28,10 +28,13 @@ def content(slot: int, start: int, _: int = 0) -> NDArray[np.uint8]:
 
 def files() -> PrefixFiles:
     """Of a model whose slots hold what `content` says."""
-    model = SimpleNamespace(bytes_of=lambda _: SIZE, read_positions=content)
+    model = SimpleNamespace(
+        bytes_of=lambda _: SIZE, read_positions=content, has_positions=lambda *_: True
+    )
     table = np.zeros((BLOCKS * BLOCK, 4), np.float32)
     settings = StoreSettings("of nothing", 1 << 32)
-    return PrefixFiles(model, table, None, "fp16", settings, lambda *_: None)  # type: ignore[arg-type]
+    hooks = (lambda *_: None), (lambda _, length: length)
+    return PrefixFiles(model, table, None, "fp16", settings, *hooks)  # type: ignore[arg-type]
 
 
 def text(slot: int) -> NDArray[np.int32]:
@@ -70,7 +73,7 @@ def main(rounds: int) -> None:
             write()
         time.sleep(random.uniform(0.0, 0.2))
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])  # it has not ended by itself
         store = files()
         found = check(store)
         store.close()
