@@ -510,6 +510,12 @@ def processor() -> str:
     return _cpuinfo("model name") or platform.machine()
 
 
+def multiplies_pairs() -> bool:
+    """True if pairs of bfloat16 are multiplied by the instruction for them: as pairs_pay of
+    native/src/bfloat16.inl."""
+    return "avx512_bf16" in _cpuinfo("flags").split() and _cpuinfo("vendor_id") != "GenuineIntel"
+
+
 def cores(processes: int = 1) -> int:
     """Cores that this process may use: of its affinity, whole ones of its cgroups' CPU quota; or
     how many each of some `processes` that share them, at least one."""
