@@ -53,6 +53,7 @@ INLINE = re.compile(r"`((?:make|bash|python|pip) [^`]+)`")
 # how far calibrated integers are from the source, a sampled text.
 MEASURED = re.compile(
     r"(?<=^perplexity \d\d)\.\d+|(?<=text that it did not see: perplexity ).*|"
+    r"(?<=text that it did not see, with inputs of 16 bits: perplexity ).*|"
     r"(?<=^{\"id\": \"q2\", \"prompt\": \"Once upon a time\", \"text\": ).*|"
     r"(?<=own kernels )\(\w+\)|"
     r"[\d.]+(?= (?:s|tokens/s|GB/s)\b)|(?<=results in )\S+|(?<=, )(?:but )?[\d.]+ GB is free.*$"

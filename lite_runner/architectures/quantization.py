@@ -14,7 +14,8 @@ from lite_runner.records import dataclass
 Quant = Literal["none", "a16w8", "a16w4", "a8w8", "a8", "a16"]
 QuantGroup = Literal[32, 64, 128]
 OF_BLOCKS: tuple[Quant, ...] = ("a8", "a16")
-# file: quantized weights as a folder of other tools has them.
+# file: quantized weights as a folder of other tools has them, or those of a GGUF file with inputs
+# of 16 bits.
 Held = Literal[Quant, "file"]
 CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
 DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
