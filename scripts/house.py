@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -210,6 +211,15 @@ def tests() -> int:
     )
 
 
+def items(root: Path) -> str:
+    """How many tests pytest collects in a folder, or how it failed."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    told = done.stdout.strip().rpartition("\n")[2]
+    failed = f"not counted, {shlex.join(command[1:])} ended with {done.returncode}: "
+    return failed + told if done.returncode else told
+
+
 # Of architectures/, what several of them share.
 SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "next_token"}
 SHARED |= {"positions", "quantization", "reference", "row_order", "serialize", "settings", "spec"}
@@ -243,9 +253,7 @@ def main() -> None:
     print(f"modules of at most 60 lines with one importer: {len(with_one_importer())}")
     print(f"class names used twice: {len(used_twice())}")
     print(f"docstrings of modules that are clauses: {clauses}")
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    print(f"test functions: {tests()}; items: {collected.strip().rpartition(chr(10))[2]}")
+    print(f"test functions: {tests()}; items: {items(ROOT)}")
 
 
 if __name__ == "__main__":

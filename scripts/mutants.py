@@ -1,13 +1,14 @@
 """Mutation testing: faults put into the package one at a time, and which of them its tests notice.
 
-    make mutants                             160 mutants, each against the tests of its part
+    make mutants                             160 mutants, each against tests of its module and part
     make mutants ARGS="plan/ --count 20"     those of a part, or of a file
     make mutants ARGS=--show                 what would be changed, without running anything
 
 The list is drawn by a hash of seed, function and changed code, not by place: a function that moves
 to another module takes its mutants along, so that lists before and after a change can be compared.
 Nothing is changed here: a copy of the tracked files is. A mutant that makes the tests hang counts
-as noticed. Tests that fail without a mutant are told, and left out.
+as noticed. Tests that fail without a mutant are told, and left out. Modules beside the parts that
+have no tests of their own, such as errors.py, are told and not counted.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def tests_of(path: str) -> list[Path]:
     module = Path(path)
     name = module.parent.name if module.stem == "__init__" else module.stem
     own = Path("tests") / module.parent / f"test_{name}.py"
-    part = [own.parent] if module.parent.name else []  # at the top: all tests there are
+    part = [own.parent] if module.parent.name else []  # of a module at the top: its own file alone
     return [one for one in (own, *part) if (ROOT / one).exists()]
 
 
@@ -222,6 +223,8 @@ def main() -> int:
     counts = Counter(outcome for _, outcome in outcomes)
     noticed = counts["failed"] + counts["hung"]
     print(f"{noticed} of {noticed + counts['passed']} noticed, {counts['hung']} by a hang")
+    if counts["untested"]:
+        print(f"{counts['untested']} not counted, of modules without tests of their own")
     if options.json:
         rows = [{**asdict(mutant), "outcome": outcome} for mutant, outcome in outcomes]
         options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
@@ -235,10 +238,11 @@ def _outcomes(chosen: list[Mutant], folder: Path) -> list[tuple[Mutant, str]]:
     for name in (name for name in names if (ROOT / name).is_file()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
+    said = {"passed": "SURVIVES", "failed": "noticed by", "hung": "noticed, by a hang of"}
     baselines: dict[Path, Baseline] = {}
     outcomes = []
     for number, mutant in enumerate(chosen, 1):
-        outcome, tests = "passed", Path("tests")
+        outcome, told = "untested", "no tests of its own"
         for tests in tests_of(mutant.path):
             if tests not in baselines:
                 baselines[tests] = found = baseline(tests, folder)
@@ -252,10 +256,10 @@ def _outcomes(chosen: list[Mutant], folder: Path) -> list[tuple[Mutant, str]]:
             file.write_bytes(changed)
             outcome = run(["-x", *without, str(tests)], folder, limit)
             file.write_bytes(source)
+            told = f"{said[outcome]} {tests}"
             if outcome != "passed":
                 break
-        said = {"passed": "SURVIVES", "failed": "noticed by", "hung": "noticed, by a hang of"}
-        print(f"{number}. {mutant}: {said[outcome]} {tests}", flush=True)
+        print(f"{number}. {mutant}: {told}", flush=True)
         outcomes.append((mutant, outcome))
     return outcomes
 

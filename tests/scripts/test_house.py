@@ -30,6 +30,14 @@ def test_importing_predict_imports_no_more_modules() -> None:
     assert found < house.closure(house.START, in_functions=True)
 
 
+def test_tests_that_are_not_collected_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it(): pass")
+    assert house.items(tmp_path).startswith("1 test collected")
+    (tmp_path / "test_other.py").write_text("import nowhere")
+    told = house.items(tmp_path)
+    assert told.startswith("not counted, -m pytest") and "ended with 2: 1 test collected" in told
+
+
 def test_core_code_takes_no_config_of_a_run() -> None:
     """It takes its section, or plain values; a plan has the config for the run mode it is of."""
     assert house.taking_config() == ["lite_runner.plan.Plan.config"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 from scripts import mutants
 from scripts.mutants import baseline, mutants_of, run
 
@@ -58,3 +60,15 @@ def test_a_part_is_asked_where_the_tests_of_a_module_notice_nothing() -> None:
     assert mutants.tests_of("generation/sampling.py") == [part / "test_sampling.py", part]
     assert mutants.tests_of("generation/row_order.py") == [part]
     assert mutants.tests_of("sweep.py") == [Path("tests/test_sweep.py")]
+
+
+def test_a_module_without_tests_of_its_own_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would survive without a run."""
+    monkeypatch.setattr("sys.argv", ["mutants.py", "errors.py", "--count", "1"])
+    assert mutants.main() == 0
+    *_, one, counted, left_out = capsys.readouterr().out.splitlines()
+    assert one.startswith("1. lite_runner/errors.py:") and one.endswith(": no tests of its own")
+    assert counted == "0 of 0 noticed, 0 by a hang"
+    assert left_out == "1 not counted, of modules without tests of their own"
