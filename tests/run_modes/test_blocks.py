@@ -18,6 +18,7 @@ from lite_runner.model.locate import locate
 from lite_runner.output.comparison import _computing_alike
 from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, predict, resolve
+from lite_runner.system import environment
 from tests.paths import REFERENCE
 from tests.refusals import refused
 from tests.tiny_gguf import write_tiny_gguf
@@ -39,10 +40,18 @@ def test_every_way_to_compute_gives_the_same(run: Run, small_gguf: Path) -> None
     assert finer["results"] != first["results"]  # log probabilities
 
 
-def test_a_comparison_keeps_16_bits(run: Run, small_gguf: Path) -> None:
-    """The other backend rounds no inputs."""
+def test_a_comparison_keeps_16_bits(
+    run: Run, small_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other backend rounds no inputs, so that its graphs are those of floats."""
     line = [f"model={small_gguf}", "predict_data=some words", "max_new_tokens=2"]
+    environment.import_mindspore()
+    from lite_runner.backends.mindspore import backend
+
+    key, keys = backend._graph_key, []
+    monkeypatch.setattr(backend, "_graph_key", lambda *of: keys.append(key(*of)) or keys[-1])
     result = run(*line, "backend=ms", "compare_backend=native")
+    assert [one["options"]["integer_input"] for one in keys] == [False]
     assert result["comparison"]["same"] and "quant" not in result["provenance"]
     other = json.loads(Path("outputs/latest/compare/result.json").read_text(encoding="utf-8"))
     assert other["provenance"]["quant"] == "a16"

@@ -193,7 +193,8 @@ def _opened(
             ranks=options.ranks,
             vocab_parallel=settings.vocab_parallel,
             lora=lora,
-            integer_input=files.quantization.rounds_inputs,
+            # Of blocks nothing is rounded here, so that their graphs are those of floats.
+            integer_input=files.quantization.rounds and files.quantization.rounds_inputs,
         )
         return MindSporeBackend(files.model, weights, chosen, adapters)
     finally:
