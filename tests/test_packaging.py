@@ -150,7 +150,7 @@ for last; do :; done
 case "$*" in
   *"-shared "*)
     echo 'extern const char sources[] = "%s";' | {CROSS} -shared -x c++ - -o "$last" && exit ;;
-  *" -c "*) exec touch "$last" ;;
+  *" -c "*) echo "$*" >> "$0.asked" && exec touch "$last" ;;
 esac
 exit 1
 """
@@ -163,6 +163,9 @@ def test_a_wheel_for_aarch64_is_crossed(source: Path, tmp_path: Path) -> None:
     compiler.chmod(0o755)
     built = wheel_of(source, tmp_path, CXX=str(compiler))
     assert re.search(r"-py3-none-(manylinux_2_\d+|linux)_aarch64\.whl$", built.name)
+    asked = Path(f"{compiler}.asked").read_text().split()
+    compiled = sorted(Path(word).name for word in asked if word.endswith(".cc"))
+    assert compiled == sorted(path.name for path in SOURCES.glob("*.cc"))  # each once
     library = Path(zipfile.ZipFile(built).extract("lite_runner/native/operators.so", tmp_path))
     assert fingerprint.sources().encode() in library.read_bytes()
 
