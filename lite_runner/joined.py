@@ -76,8 +76,9 @@ def run(
     alone = member.size == 1 or not starts_ranks(config)
     if member.is_machine:
         config = dataclasses.replace(config, parallel=_of_machine(config.parallel, member))
-    if member.is_machine or alone:
-        notes = [*notes, *_threads_note(config)]
+    # Only now it is known how many ranks are on this machine.
+    if (member.is_machine or alone) and (told := threads_beyond(config)):
+        notes = [*notes, Note(told)]
     if member.is_machine or config.dry_run or alone:
         return launch(config, notes, plugins) if prints else 0
     sender = None if member.rank is None else connect(member.rank)
@@ -94,12 +95,6 @@ def run(
     except (Exception, KeyboardInterrupt, Terminated) as error:
         _exit(member, error, sender)
     return 0
-
-
-def _threads_note(config: RunConfig) -> list[Note]:
-    """A note of more threads than CPUs, once it is known how many ranks are on this machine."""
-    told = threads_beyond(config) if config.computes_here else ""
-    return [Note(told)] if told else []
 
 
 def _of_machine(parallel: Parallel, member: Member) -> Parallel:
@@ -151,9 +146,8 @@ def _run_rank(
             folder = RunFolder(path)
             stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
         log_details(notes)
-        if joined.leads and sender is None:
-            for note in _threads_note(plan.config):
-                progress.note(f"note: {note.text}")
+        if joined.leads and sender is None and (told := threads_beyond(plan.config)):
+            progress.note(f"note: {told}")
         context = placed(plan.config.context, target, device_id, len(joined.local_ranks))
         plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, context=context))
         cut_short = _execute(plan.of_rank(joined.rank), folder, joined)

@@ -18,7 +18,7 @@ from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note, bytes_of
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import cluster_of, starts_ranks
+from lite_runner.config.parallel import TABLE_VARIABLE, cluster_of, starts_ranks
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
 from lite_runner.output import CONFIG, RunFolder
@@ -47,7 +47,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
     for note in notes:
         progress.note(f"note: {note.text}")
     starts, mode = starts_ranks(config), run_mode(config.run_mode)
-    if config.parallel.rank_table_file or "RANK_TABLE_FILE" in os.environ:
+    if config.parallel.rank_table_file or TABLE_VARIABLE in os.environ:
         from lite_runner.distributed.rank_table import with_rank_table
 
         parallel, context = with_rank_table(

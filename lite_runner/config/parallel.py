@@ -15,6 +15,7 @@ from lite_runner.config.sections import Context
 from lite_runner.records import dataclass
 from lite_runner.system import environment
 
+TABLE_VARIABLE = "RANK_TABLE_FILE"  # of Ascend, set by Kubernetes operators
 SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of our launcher's socket, if that started the rank
 
 
@@ -102,7 +103,10 @@ def placed(context: Context, device: str, device_id: int, local_ranks: int) -> C
 
 
 def threads_beyond(config: RunConfig) -> str:
-    """A note where `config` asks for more threads than this process may use CPUs; "" elsewhere."""
+    """A note where what computes here has more threads than this process may use CPUs; ""
+    elsewhere."""
+    if not config.computes_here:
+        return ""
     ranks = cluster_of(config).local_worker_num if starts_ranks(config) else 1
     threads, cores = config.context.threads, environment.cores()
     if threads is None or threads * ranks <= cores:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lite_runner.config import Invalid
-from lite_runner.config.parallel import Ranks, started_by_launcher
+from lite_runner.config.parallel import TABLE_VARIABLE, Ranks, started_by_launcher
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.environment import index_of
@@ -71,10 +71,10 @@ def membership(environ: Mapping[str, str] = os.environ) -> Member | None:
     if "MS_ROLE" in environ:
         return _of_cluster(environ)
     size = _number(environ, "RANK_SIZE") if "RANK_SIZE" in environ else None
-    if "RANK_TABLE_FILE" not in environ:
+    if TABLE_VARIABLE not in environ:
         if size in (None, 1):
             return None
-        raise _incomplete(["RANK_ID", "RANK_SIZE"], ["RANK_TABLE_FILE"])
+        raise _incomplete(["RANK_ID", "RANK_SIZE"], [TABLE_VARIABLE])
     return _of_table(environ, size)
 
 
@@ -128,7 +128,7 @@ def _of_table(environ: Mapping[str, str], size: int | None) -> Member:
 
 
 def _table_file(environ: Mapping[str, str]) -> Path | None:
-    path = environ.get("RANK_TABLE_FILE")
+    path = environ.get(TABLE_VARIABLE)
     return Path(path).expanduser().absolute() if path else None
 
 

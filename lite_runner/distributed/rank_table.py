@@ -18,7 +18,7 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.config import Invalid, invalid
-from lite_runner.config.parallel import Cluster, Ranks
+from lite_runner.config.parallel import TABLE_VARIABLE, Cluster, Ranks
 from lite_runner.config.sections import Context, Parallel, hccl_timeouts
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
@@ -31,7 +31,6 @@ WHOLE = (8, 16)  # sizes of a machine; only all of its devices may span the boar
 VERSIONS = ("1.0", "1.2")
 _SUPER_PODS = "1.2"
 _WRITE_ONE = "scripts/hccl_tools.py writes one"
-TABLE_VARIABLE = "RANK_TABLE_FILE"
 
 
 @dataclass(frozen=True)

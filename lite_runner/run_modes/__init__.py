@@ -21,7 +21,13 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_errors, mindformers_available_errors
 from lite_runner.config.compose import Schemas
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import ranks_of, started_by_launcher, starts_ranks, threads_beyond
+from lite_runner.config.parallel import (
+    TABLE_VARIABLE,
+    ranks_of,
+    started_by_launcher,
+    starts_ranks,
+    threads_beyond,
+)
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
 
@@ -72,7 +78,7 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
     yield from mindformers_available_errors(config)
     yield from run_mode(config.run_mode).errors(config)
     named = config.parallel.rank_table_file
-    if config.use_parallel and (named or (named is None and "RANK_TABLE_FILE" in os.environ)):
+    if config.use_parallel and (named or (named is None and TABLE_VARIABLE in os.environ)):
         from lite_runner.distributed.rank_table import rank_table_errors, used_table
 
         if table := used_table(config.parallel, config.context, starts=starts_ranks(config)):
@@ -87,7 +93,7 @@ def notes(config: RunConfig) -> list[str]:
     """Notes for the user about a valid config."""
     found = []
     # How many ranks of another launcher's job are on this machine is not known yet: see joined.py.
-    if config.computes_here and not started_by_launcher() and (told := threads_beyond(config)):
+    if not started_by_launcher() and (told := threads_beyond(config)):
         found.append(told)
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_notes

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lite_runner.backends.native import stored_for
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import environment
 from lite_runner.system.environment import (
@@ -350,12 +349,10 @@ def test_one_of_intel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_multiplies_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vendor: str, flags: str, pairs: bool
 ) -> None:
-    """A cache that both share has prefixes of each."""
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}\n")
     monkeypatch.setattr(environment, "_CPUINFO", info)
     assert environment.multiplies_pairs() is pairs
-    assert stored_for(Path("packed/0123")) == ("0123 by pairs" if pairs else "0123")
 
 
 def test_one_of_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

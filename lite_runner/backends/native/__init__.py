@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lite_runner import native, progress
@@ -25,7 +24,6 @@ from lite_runner.native.model import NativeOptions, unsupported
 from lite_runner.native.structs import LoraSize, Packed, Share
 from lite_runner.sizing import PROCESS as WITH_MINDSPORE
 from lite_runner.sizing import Memory
-from lite_runner.system import environment
 
 if TYPE_CHECKING:
     from lite_runner.native.peers import Peers
@@ -184,9 +182,8 @@ class Native(Seat):
         if stores_prefixes(files, options):
             from lite_runner.backends.native.prefix_files import StoreSettings
 
-            limit = settings.context.cache_limit
-            made_from = stored_for(entry_of(_as_computed(files, options)))
-            store = StoreSettings(made_from, None if limit is None else bytes_of(limit))
+            limit, entry = settings.context.cache_limit, entry_of(_as_computed(files, options))
+            store = StoreSettings(entry.name, None if limit is None else bytes_of(limit))
         return NativeBackend(
             *(files.model, layers, sizes, adapters),
             threads=settings.context.threads,
@@ -254,12 +251,6 @@ def _together(model: Memory, draft: Memory) -> Memory:
 def _share(options: RunOptions) -> Share:
     ranks = options.ranks
     return Share(ranks.tensor_index, ranks.tensor, options.settings.vocab_parallel)
-
-
-def stored_for(entry: Path) -> str:
-    """A name of what keys and values are computed from: the packed layers and, with the same
-    kernels, the instruction that rounds in attention."""
-    return f"{entry.name} by pairs" if environment.multiplies_pairs() else entry.name
 
 
 def stores_prefixes(files: ModelFiles, options: RunOptions) -> bool:

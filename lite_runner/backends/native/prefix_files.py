@@ -34,7 +34,7 @@ from lite_runner.errors import EnvironmentFault
 from lite_runner.native.fingerprint import sources
 from lite_runner.native.model import NativeModel
 from lite_runner.records import dataclass
-from lite_runner.system import user_cache
+from lite_runner.system import environment, user_cache
 from lite_runner.system.bucket import Bucket
 from lite_runner.system.files import atomic_write, cache_dir, make_folder
 
@@ -78,6 +78,7 @@ class PrefixFiles:
         self._reserve, self._usable = reserve, usable
         self.rotate(table)
         made_from = [FORMAT, BLOCK, settings.layers, sources(), native.instructions(), cache]
+        made_from += [environment.multiplies_pairs()]  # which rounds in attention
         self._root = hashlib.sha256(json.dumps(made_from).encode()).digest()
         self._folder = cache_dir() / user_cache.PREFIXES / self._root.hex()[:_DIGEST]
         self._known: set[str] = set()  # names of files that are there, or about to be
