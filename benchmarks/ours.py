@@ -64,6 +64,7 @@ def main() -> None:
         f"max_new_tokens={arguments.new_tokens}",
         f"context.threads={arguments.threads}",
         "predict_data=ids",
+        "speculate=none",  # peers compute one token a step
         *arguments.overrides,
     ]
     config, _ = resolve(parse(overrides, heads()))

@@ -205,9 +205,7 @@ class GrowingEngine:
         backend = self.backend_for(config, files, job, tokenizer, min_slots=min_slots)
         if self._engine is None:
             self._engine = Engine(
-                backend,
-                prefix_cache=config.prefix_cache != "none",
-                speculate=config.speculate == "ngram",
+                backend, prefix_cache=config.prefix_cache != "none", speculate=config.looks_up
             )
         with closing(TokenHooks(job, tokenizer, hooks.streamer)) as told:
             outcome = self._engine.generate(

@@ -334,10 +334,10 @@ class RunOptions:
 
     @property
     def speculates(self) -> str:
-        """The setting by which tokens are drafted without a draft model; "": none are. Never in
-        run modes that score texts."""
+        """The setting that demands drafts without a draft model; "": none does. Never in run modes
+        that score texts."""
         given = self.settings.speculate
-        return "" if given == "none" or self.is_draft else f"speculate={given}"
+        return "" if given in ("auto", "none") or self.is_draft else f"speculate={given}"
 
     def of_draft(self, draft: ModelFiles) -> RunOptions:
         """The options of the draft model of this run."""

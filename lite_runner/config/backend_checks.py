@@ -245,7 +245,7 @@ def mindformers_run_errors(config: GenerateOptions) -> Iterator[Invalid]:
         for one in fields(options)
         if one.name not in _OF_MINDFORMERS
     }
-    refused["speculate"] = (config.speculate != "none", "speculative decoding")
+    refused["speculate"] = (config.demands_drafts, "speculative decoding")
     refused["draft_model"] = (config.draft_model, "speculative decoding")
     yield from mindformers_model_errors(config)
     yield from _refused(refused)

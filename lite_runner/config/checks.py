@@ -324,7 +324,7 @@ def generate_errors(config: GenerateOptions) -> Iterator[Invalid]:
     yield from replica_errors(config)
     yield from _speculation_errors(config)
     if config.num_beams is not None and config.num_beams > 1:
-        given = {"speculate": config.speculate != "none", "draft_model": bool(config.draft_model)}
+        given = {"speculate": config.demands_drafts, "draft_model": bool(config.draft_model)}
         for key in (key for key, is_given in given.items() if is_given):
             yield invalid(
                 (key, "num_beams"),
@@ -334,7 +334,7 @@ def generate_errors(config: GenerateOptions) -> Iterator[Invalid]:
 
 
 def _speculation_errors(config: GenerateOptions | SessionOptions) -> Iterator[Invalid]:
-    if config.speculate != "none" and config.draft_model:
+    if config.demands_drafts and config.draft_model:
         yield invalid(
             ("speculate", "draft_model"),
             f"speculate={config.speculate} and draft_model={config.draft_model} both draft tokens;"

@@ -380,6 +380,25 @@ class ExportedOptions(ComputeOptions):
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
+class SpeculationOptions(ExportedOptions):
+    """Speculative decoding."""
+
+    speculate: Literal["auto", "none", "ngram", "mtp"]
+    draft_model: InputPath | None
+
+    @property
+    def demands_drafts(self) -> bool:
+        """True if a backend that cannot draft by itself is refused."""
+        return self.speculate in ("ngram", "mtp")
+
+    @property
+    def looks_up(self) -> bool:
+        """True if tokens are drafted by prompt lookup, on backends that can. By default not on
+        ranks that share a model: they have to make the same schedule."""
+        return self.speculate == "ngram" or (self.speculate == "auto" and self.tensor_ranks == 1)
+
+
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class BatchOptions(RunConfig):
     """The size of a batch."""
 
@@ -473,13 +492,12 @@ class SamplingOptions(RunConfig, RequestOptions):
         )
 
 
-Speculation = Literal["none", "ngram", "mtp"]
 PrefixCache = Literal["auto", "disk", "none"]
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class SessionOptions(
-    ChatOptions, SamplingOptions, AdapterOptions, AdapterSlotOptions, ExportedOptions
+    ChatOptions, SamplingOptions, AdapterOptions, AdapterSlotOptions, SpeculationOptions
 ):
     """A model and its adapters, loaded for prompts that come later."""
 
@@ -487,9 +505,6 @@ class SessionOptions(
     on_ranks: ClassVar[bool] = False
     takes_parallel: ClassVar[bool] = False
     sizes_itself: ClassVar[bool] = True
-
-    speculate: Speculation
-    draft_model: InputPath | None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
@@ -501,7 +516,7 @@ class GenerateOptions(
     AdapterOptions,
     AdapterSlotOptions,
     BatchOptions,
-    ExportedOptions,
+    SpeculationOptions,
     SaveStrategyOptions,
 ):
     """All keys of generation."""
@@ -510,8 +525,6 @@ class GenerateOptions(
     adapter_lines: ClassVar[bool] = False  # a .txt file of prompts has lines adapter<TAB>prompt
 
     prefix_cache: PrefixCache
-    speculate: Speculation
-    draft_model: InputPath | None
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

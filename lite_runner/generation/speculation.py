@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 MOST_DRAFTED = 8  # tokens of a sequence in a step: more would cost about as much as they save
 _LONGEST, _SHORTEST = 4, 2  # tokens that have to occur again
-_FIRST_RATE = 0.4  # of acceptance, before a draft was checked
+_FIRST_RATE = 0.1  # of acceptance, before anything was checked: two right guesses come first
 _ROW_COST = 0.2  # a token's share of the time of a step with one, before a draft was timed
 _WEIGHT = 0.2  # of the newest observation
 _FORGOTTEN = 0.01  # of what drafted tokens cost, in a step without

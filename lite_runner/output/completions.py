@@ -490,9 +490,7 @@ def _open_generator(plan: Plan, job: Job, folder: RunFolder) -> Generator:
         options = replace(options_of(plan, job), folder=folder.path)
         return MindFormersGenerator(open_mindformers(plan.model, options))
     backend = open_planned(plan, job)
-    return Engine(
-        backend, prefix_cache=config.prefix_cache != "none", speculate=config.speculate == "ngram"
-    )
+    return Engine(backend, prefix_cache=config.prefix_cache != "none", speculate=config.looks_up)
 
 
 def adapter_report(

@@ -112,7 +112,7 @@ class _LocalModel:
         self._backend = open_planned(plan)
         self._backend.prepare()
         self._tokenizer, self._defaults = plan.tokenizer, plan.work.generation
-        self._engine = Engine(self._backend, speculate=config.speculate == "ngram")
+        self._engine = Engine(self._backend, speculate=config.looks_up)
         self._turn = 0
         self.name = config.model_name
         given = plan.work.adapters

@@ -81,7 +81,7 @@ def errors(config: Config) -> Iterator[Invalid]:
             yield invalid(name, f"{name}={show(value)} has no effect with run_mode=embed")
     if config.enable_thinking is not None:
         yield invalid("enable_thinking", "enable_thinking= has no effect with run_mode=embed")
-    if config.speculate != "none":
+    if config.demands_drafts:
         yield invalid("speculate", f"speculate={config.speculate} has no effect: no token is drawn")
     if config.draft_model:
         yield invalid("draft_model", "draft_model= has no effect: no token is drawn")

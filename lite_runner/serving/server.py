@@ -84,7 +84,7 @@ def open_server(plan: Plan, backend: Backend, key: bytes | None) -> Server:
         plan.tokenizer,
         token_budget=config.serve.token_budget,
         prefix_cache=config.prefix_cache != "none",
-        speculate=config.speculate == "ngram",
+        speculate=config.looks_up,
         max_queue=config.serve.max_queue,
         post=post,
     )

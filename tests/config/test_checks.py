@@ -339,3 +339,10 @@ def test_a_placeholder_of_omegaconf_is_no_value(faults: Faults, key: str, tmp_pa
 def test_heads_that_are_normed_together_are_of_one_rank(faults: Faults) -> None:
     said = faults("model=olmo2_1b", "predict_data=hi", "load_checkpoint=random", "parallel=tp2")
     assert "got 2, expected 1: olmo2 norms queries and keys over all heads" in said
+
+
+def test_ranks_that_share_a_model_do_not_look_up_by_default(resolve: Resolve) -> None:
+    line = ["model=tiny_llama", "predict_data=x"]
+    assert resolve(*line).looks_up
+    assert not resolve(*line, "speculate=none").looks_up
+    assert not resolve(*line, "parallel=tp2").looks_up

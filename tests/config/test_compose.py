@@ -291,6 +291,7 @@ def test_a_broken_conf_is_a_config_error(
     defaults = "".join(f"  - {group}: x\n" for group in groups.GROUPS)
     folder = make_conf(tmp_path, f"defaults:\n{defaults}  - _self_\n", option)
     monkeypatch.setattr(groups, "conf_dir", lambda: folder)
+    monkeypatch.setattr(run_modes, "schemas", run_modes.schemas.__wrapped__)  # it reads conf/ once
     for argv in (["model=x"], ["--model", "x", "--batch_size", "3"]):
         with pytest.raises(ConfigError, match=expected):
             run_modes.resolve(parse(argv, ["model"]))

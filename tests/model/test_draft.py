@@ -11,6 +11,7 @@ import pytest
 from lite_runner.app import main
 from lite_runner.errors import ConfigError
 from lite_runner.generation.draft_model import DraftModel
+from lite_runner.generation.speculation import PromptLookups
 from lite_runner.model import ModelFiles
 from lite_runner.model.draft import check_vocabulary
 from lite_runner.text import load_tokenizer
@@ -25,8 +26,9 @@ TINY = ("model=tiny_llama", "predict_data=[hello,hello there]", "max_new_tokens=
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts, whatever they cost."""
-    monkeypatch.setattr(DraftModel, "most", lambda *_: 3)
-    monkeypatch.setattr(DraftModel, "took", lambda *_: None)
+    for drafts in (DraftModel, PromptLookups):
+        monkeypatch.setattr(drafts, "most", lambda *_: 3)
+        monkeypatch.setattr(drafts, "took", lambda *_: None)
 
 
 def generated(*settings: str) -> tuple[list[list[int]], dict[str, Any]]:
@@ -39,7 +41,7 @@ def generated(*settings: str) -> tuple[list[list[int]], dict[str, Any]]:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("settings", [(), ("do_sample=true", "seed=3", "temperature=2.0")])
 def test_tokens_are_the_same_with_a_draft_model(settings: tuple[str, ...]) -> None:
-    expected, plain = generated(*settings)
+    expected, plain = generated(*settings, "speculate=none")
     same, own = generated(*settings, "draft_model=tiny_llama")
     other, few = generated(*settings, "draft_model=tiny_qwen2")
     assert expected == same == other
@@ -47,6 +49,16 @@ def test_tokens_are_the_same_with_a_draft_model(settings: tuple[str, ...]) -> No
     if not settings:
         assert own["accepted_tokens"] == own["drafted_tokens"]
     assert few["accepted_tokens"] < few["drafted_tokens"] / 2
+
+
+@pytest.mark.usefixtures("eager")
+def test_the_native_backend_looks_up_by_default() -> None:
+    repeated = ("predict_data=a b c a b c a b c", "max_new_tokens=12")
+    expected, plain = generated(*repeated, "speculate=none")
+    same, looked_up = generated(*repeated)
+    assert expected == same
+    assert plain["drafted_tokens"] == 0 < looked_up["drafted_tokens"]
+    assert generated(*repeated, "backend=ms")[1]["drafted_tokens"] == 0
 
 
 def test_memory_of_both_is_planned() -> None:
