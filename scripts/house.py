@@ -221,7 +221,7 @@ def items(root: Path) -> str:
 
 
 # Of architectures/, what several of them share.
-SHARED = {"experts", "fields", "llama_like", "llama_settings", "naming", "next_token"}
+SHARED = {"experts", "fields", "llama_like", "naming", "next_token"}
 SHARED |= {"positions", "quantization", "reference", "row_order", "serialize", "settings", "spec"}
 
 

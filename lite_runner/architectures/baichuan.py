@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, MindFormers, llama_like, llama_settings
+from lite_runner.architectures import GGUF, Architecture, MindFormers, llama, llama_like
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation, network_of
@@ -72,13 +72,13 @@ _NETWORKS = ("Baichuan7BV2ForCausalLM", "Baichuan13BV2ForCausalLM")
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones."""
     own = {"alibi": model.attention.alibi, "normed_head": model.normed_head}
-    return llama_settings.settings(model) | own
+    return llama.settings(model) | own
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
     """The inverse of `settings`."""
     own = {name: given[name] for name in ("alibi", "normed_head")}
-    return decoder(**llama_settings.sizes_of_settings(given), **own)
+    return decoder(**llama.sizes_of_settings(given), **own)
 
 
 def claims(raw: Mapping[str, Any]) -> bool:
@@ -97,7 +97,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaichuanSettings(llama_settings.LlamaLikeSettings):
+class BaichuanSettings(llama.LlamaLikeSettings):
     """Settings of Baichuan and Baichuan2."""
 
     type: Literal["BaichuanConfig"] = "BaichuanConfig"

@@ -7,14 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import (
-    GGUF,
-    Architecture,
-    apart,
-    llama_like,
-    llama_settings,
-    row_order,
-)
+from lite_runner.architectures import GGUF, Architecture, apart, llama, llama_like, row_order
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Norm
@@ -39,7 +32,7 @@ def read(fields: Fields, architecture: str) -> Decoder:
     else:
         fields.neutral(use_qk_norm=False)
         period = fields.integer("sliding_window_pattern", default=4)
-        windows = llama_settings.read_periodic_windows(fields, sizes["num_layers"], period)
+        windows = llama.read_periodic_windows(fields, sizes["num_layers"], period)
     model = llama_like.decoder(
         architecture=architecture,
         qkv_bias=bias,
@@ -66,7 +59,7 @@ def write(model: Decoder) -> dict[str, Any]:
     if model.architecture == "cohere":
         own = model.attention.qk_norm is not None
         return found | {"architectures": ["CohereForCausalLM"], "use_qk_norm": own}
-    kinds = llama_settings.layer_types(model, 4096)
+    kinds = llama.layer_types(model, 4096)
     return found | kinds | {"architectures": ["Cohere2ForCausalLM"]}
 
 

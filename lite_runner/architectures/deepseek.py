@@ -13,8 +13,8 @@ from lite_runner.architectures import (
     MindFormers,
     Rows,
     experts,
+    llama,
     llama_like,
-    llama_settings,
 )
 from lite_runner.architectures.fields import KERNEL, MAX_EXPERTS, Fields
 from lite_runner.architectures.llama_like import Mixture
@@ -153,7 +153,7 @@ _SIZES = ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim",
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones, under the names of config.json."""
     written = write(model)
-    found = llama_settings.settings(model) | experts.grouped_to_settings(model)
+    found = llama.settings(model) | experts.grouped_to_settings(model)
     del found["partial_rotary_factor"]
     return (
         found
@@ -188,13 +188,13 @@ def from_settings(given: Mapping[str, Any], architecture: str) -> Decoder:
         shared=given["n_shared_experts"] * given["moe_intermediate_size"],
     )
     mixture = Mixture(chosen, given["moe_intermediate_size"], range(given["first_k_dense_replace"]))
-    sizes = llama_settings.sizes_of_settings(given)
+    sizes = llama.sizes_of_settings(given)
     del sizes["scale"]
     return decoder(latent, **sizes, architecture=architecture, mixture=mixture)
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
-class DeepseekSettings(llama_settings.LlamaLikeSettings):
+class DeepseekSettings(llama.LlamaLikeSettings):
     """Settings of DeepSeek; intermediate_size is of layers without experts."""
 
     kv_lora_rank: Count  # of the latent vector that keys and values are made of
@@ -287,7 +287,7 @@ def _mindformers(section: type[DeepseekSettings], architecture: str) -> MindForm
         # As in config.json: scores are scaled by the square of mscale_all_dim's.
         scaling = own.get("scaling_factor")
         if own.get("extend_method") == "YARN" and isinstance(scaling, Mapping):
-            named = {"type": "yarn", **llama_settings.rope_names(scaling)}
+            named = {"type": "yarn", **llama.rope_names(scaling)}
             result.assignments[f"{PREFIX}rope_scaling"] = named
         elif own.get("extend_method") not in (None, "None"):
             result.errors.append(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, olmo2
+from lite_runner.architectures import GGUF, Architecture, llama, llama_like, olmo2
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -20,13 +20,13 @@ def read(fields: Fields) -> Decoder:
     layers, kinds = sizes["num_layers"], fields.raw.get("layer_types")
     period = fields.raw["sliding_window_pattern"]  # "LLLG" beside layer_types
     if fields.raw["sliding_window"] is None:
-        kinds = [llama_settings.FULL] * layers
+        kinds = [llama.FULL] * layers
     elif kinds is None:
         if type(period) is not int or period < 1:
             raise fields.invalid("sliding_window_pattern", period, "an integer from 1")
-        kinds = llama_settings.periodic(layers, period)
+        kinds = llama.periodic(layers, period)
     fields = fields.with_values(layer_types=kinds, use_sliding_window=True)
-    windows = llama_settings.read_windows(fields, layers)
+    windows = llama.read_windows(fields, layers)
     whole = fields.raw["sliding_window"] is None
     return llama_like.decoder(
         architecture="exaone4",
@@ -41,7 +41,7 @@ def read(fields: Fields) -> Decoder:
 
 def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
-    kinds = llama_settings.layer_types(model, None)
+    kinds = llama.layer_types(model, None)
     return llama_like.shared(model) | kinds | {"architectures": ["Exaone4ForCausalLM"]}
 
 
@@ -50,7 +50,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     slides = given["slides"]
     if not given["sliding_window"] or not isinstance(slides, list):
         return {"sliding_window": given["sliding_window"] or None}
-    kinds = (llama_settings.FULL, llama_settings.SLIDING)
+    kinds = (llama.FULL, llama.SLIDING)
     return {"layer_types": [kinds[bool(one)] for one in slides]}
 
 

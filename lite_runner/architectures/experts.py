@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from lite_runner.architectures import MindFormers, llama_settings
+from lite_runner.architectures import MindFormers, llama
 from lite_runner.architectures.fields import MAX_EXPERTS, TRAINING, Fields
+from lite_runner.architectures.llama import LlamaLikeSettings
 from lite_runner.architectures.llama_like import Mixture
-from lite_runner.architectures.llama_settings import LlamaLikeSettings
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
 from lite_runner.architectures.settings import PREFIX, Error, Translation, error, network_of
 from lite_runner.architectures.spec import Decoder, Experts
@@ -89,15 +89,15 @@ def from_settings(given: Mapping[str, Any]) -> Mixture:
 def mindformers(
     config: str, network: str, model: str, make: Callable[..., Decoder], **others: Any
 ) -> MindFormers:
-    """See llama_settings.mindformers: of models with experts, the same in all layers with some."""
+    """See llama.mindformers: of models with experts, the same in all layers with some."""
 
     def write(found: Decoder) -> dict[str, Any]:
-        return llama_settings.settings(found) | to_settings(found)
+        return llama.settings(found) | to_settings(found)
 
     def read(given: Mapping[str, Any]) -> Decoder:
-        return make(mixture=from_settings(given), **llama_settings.sizes_of_settings(given))
+        return make(mixture=from_settings(given), **llama.sizes_of_settings(given))
 
-    section = llama_settings.plain_section(config, MixtureSettings)
+    section = llama.plain_section(config, MixtureSettings)
     others = {"hidden_act": ("silu",)} | others
     return MindFormers(section, network, "llama", write, read, model=model, **others)
 

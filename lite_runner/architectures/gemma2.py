@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, MindFormers, llama, llama_like, llama_settings
+from lite_runner.architectures import GGUF, MindFormers, llama, llama_like
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -68,7 +68,7 @@ def sizes(fields: Fields, *, period: int, rope: Fields | None = None) -> dict[st
         "qkv_bias": bias,
         "out_bias": bias,
         "scale": None if scalar == shared["head_dim"] else scalar**-0.5,
-        "windows": llama_settings.read_periodic_windows(fields, shared["num_layers"], period),
+        "windows": llama.read_periodic_windows(fields, shared["num_layers"], period),
         "logits_softcap": fields.optional_number("final_logit_softcapping"),
     }
 
@@ -99,7 +99,7 @@ def shared(model: Decoder) -> dict[str, Any]:
         "attention_bias": model.attention.qkv_bias,
         "query_pre_attn_scalar": nearest if abs(scalar - nearest) < 1e-6 else scalar,
         "sliding_window": max((window or 0 for window in model.windows), default=0) or 4096,
-        "layer_types": [llama_settings.SLIDING if one else llama_settings.FULL for one in slides],
+        "layer_types": [llama.SLIDING if one else llama.FULL for one in slides],
         "attn_logit_softcapping": model.attention.softcap,
         "final_logit_softcapping": model.logits_softcap,
     }
@@ -113,7 +113,7 @@ def write(model: Decoder) -> dict[str, Any]:
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones; embeddings are always scaled by
     hidden_size^1/2."""
-    found = llama_settings.settings(model)
+    found = llama.settings(model)
     found = {name: value for name, value in found.items() if not name.endswith("_multiplier")}
     return found | {
         "attention_multiplier": model.attention.scale,
@@ -124,7 +124,7 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `settings`, as `decoder` takes it."""
-    found = llama_settings.sizes_of_settings(given)
+    found = llama.sizes_of_settings(given)
     del found["embedding_scale"]
     return found | {
         "softcap": given["attn_logit_softcapping"],
@@ -167,7 +167,7 @@ GEMMA2 = dataclasses.replace(
     names=NAMES,
     write=write,
     mindformers=MindFormers(
-        llama_settings.plain_section("Gemma2Config"),
+        llama.plain_section("Gemma2Config"),
         "Gemma2ForCausalLM",
         "llama",
         settings,

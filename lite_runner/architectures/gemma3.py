@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lite_runner.architectures import GGUF, Architecture, MindFormers, gemma2, llama_like
 from lite_runner.architectures.fields import Fields
-from lite_runner.architectures.llama_settings import FULL, SLIDING, LlamaLikeSettings
+from lite_runner.architectures.llama import FULL, SLIDING, LlamaLikeSettings
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.spec import Decoder, Rotary
 from lite_runner.records import dataclass

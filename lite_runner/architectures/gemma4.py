@@ -9,11 +9,11 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from lite_runner.architectures import GGUF, Architecture, experts, gemma2, llama_like
-from lite_runner.architectures import llama_settings as settings
+from lite_runner.architectures import llama as settings
 from lite_runner.architectures.fields import MAX_EXPERTS, Fields
 from lite_runner.architectures.gemma3 import NAMES as GEMMA3_NAMES
+from lite_runner.architectures.llama import FULL, SLIDING
 from lite_runner.architectures.llama_like import Mixture
-from lite_runner.architectures.llama_settings import FULL, SLIDING
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
 from lite_runner.architectures.spec import Block, Decoder, Experts, LayerInputs, Norm, Rotary
 

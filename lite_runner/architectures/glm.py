@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, llama, llama_like, llama_settings, row_order, stacked
+from lite_runner.architectures import GGUF, llama, llama_like, row_order, stacked
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -68,7 +68,7 @@ GLM = dataclasses.replace(
     read=lambda fields: read(fields, "glm"),
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers(
+    mindformers=llama.mindformers(
         "GlmConfig", "GlmForCausalLM", "glm4_9b_hf", partial(decoder, "glm")
     ),
     gguf=None,  # llama.cpp has it as chatglm
@@ -79,7 +79,7 @@ GLM4 = dataclasses.replace(
     name="glm4",
     read=lambda fields: read(fields, "glm4"),
     names=NAMES_4,
-    mindformers=llama_settings.mindformers(
+    mindformers=llama.mindformers(
         "Glm4Config", "Glm4ForCausalLM", "glm4_9b_0414", partial(decoder, "glm4")
     ),
     gguf=GGUF(llama_like.KEYS | llama_like.PARTIAL_KEYS, permuted=True, infer=infer_from_gguf),

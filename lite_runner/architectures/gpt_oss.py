@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, experts, llama_like, llama_settings
+from lite_runner.architectures import GGUF, Architecture, experts, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import FusedExperts, Name, Names, Role
@@ -50,9 +50,9 @@ def read(fields: Fields) -> Decoder:
     sizes = llama_like.sizes(fields, positions=131072)
     layers, bias = sizes["num_layers"], fields.flag("attention_bias", True)
     if fields.raw.get("layer_types") is None:
-        kinds = [(llama_settings.SLIDING, llama_settings.FULL)[one % 2] for one in range(layers)]
+        kinds = [(llama.SLIDING, llama.FULL)[one % 2] for one in range(layers)]
         fields = fields.with_values(layer_types=kinds)
-    windows = llama_settings.read_windows(fields.with_values(use_sliding_window=True), layers)
+    windows = llama.read_windows(fields.with_values(use_sliding_window=True), layers)
     count, chosen = experts.counts(fields, experts=128, chosen=4)
     model = llama_like.decoder(
         architecture="gpt_oss",
@@ -78,7 +78,7 @@ def write(model: Decoder) -> dict[str, Any]:
         "num_local_experts": given["num_experts"],
         "num_experts_per_tok": given["num_experts_per_tok"],
         "swiglu_limit": model.feed_forward.limit,
-        **llama_settings.layer_types(model, 128),
+        **llama.layer_types(model, 128),
         "hidden_act": "silu",  # as files say; the network has its own
         "rope_scaling": {"rope_type": "default"}
         if rotary.scaling is None

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import GGUF, llama, llama_like, llama_settings
+from lite_runner.architectures import GGUF, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -56,7 +56,7 @@ def shared(model: Decoder) -> dict[str, Any]:
 
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones: all multipliers, also those of 1."""
-    return llama_settings.settings(model) | llama_settings.multipliers(model)
+    return llama.settings(model) | llama.multipliers(model)
 
 
 KEYS = llama_like.KEYS | {
@@ -83,7 +83,7 @@ GRANITE = dataclasses.replace(
     name="granite",
     read=read,
     write=write,
-    mindformers=llama_settings.mindformers(
+    mindformers=llama.mindformers(
         "GraniteConfig",
         "GraniteForCausalLM",
         "granite3.1_2b",

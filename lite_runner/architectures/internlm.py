@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings, row_order
+from lite_runner.architectures import GGUF, Architecture, llama, llama_like, row_order
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.settings import PREFIX, Translation
@@ -59,7 +59,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
 
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
     """has_bias is of all four matrices of attention."""
-    llama_settings.translate(raw, defaults, result)
+    llama.translate(raw, defaults, result)
     if (bias := raw["model"]["model_config"].get("has_bias")) is not None:
         result.assignments |= {f"{PREFIX}{name}_has_bias": bias for name in ("qkv", "attn_proj")}
 
@@ -69,12 +69,12 @@ INTERNLM = Architecture(
     lambda fields: read(fields, "internlm"),
     llama_like.NAMES,
     write,
-    llama_settings.mindformers(
+    llama.mindformers(
         "InternLMConfig",
         "InternLMForCausalLM",
         "internlm_7b",
         partial(llama_like.decoder, architecture="internlm"),
-        translated=llama_settings.TRANSLATED | {"has_bias"},
+        translated=llama.TRANSLATED | {"has_bias"},
         translate=translate,
     ),
 )
@@ -83,13 +83,13 @@ INTERNLM2 = Architecture(
     lambda fields: read(fields, "internlm2"),
     NAMES,
     write,
-    llama_settings.mindformers(
+    llama.mindformers(
         "InternLM2Config",
         "InternLM2ForCausalLM",
         "internlm2_7b",
         partial(llama_like.decoder, architecture="internlm2"),
-        translated=llama_settings.TRANSLATED,
-        translate=llama_settings.translate,
+        translated=llama.TRANSLATED,
+        translate=llama.translate,
     ),
     GGUF(llama_like.KEYS, permuted=True, infer=infer_from_gguf),
     no_effect={"pretraining_tp": KERNEL},

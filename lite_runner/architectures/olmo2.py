@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any
 
-from lite_runner.architectures import GGUF, llama, llama_like, llama_settings
+from lite_runner.architectures import GGUF, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -53,7 +53,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     if given["sliding_window"]:
         found["model_type"] = "olmo3"
     if isinstance(given["_pattern"], list):
-        kinds = {True: llama_settings.SLIDING, False: llama_settings.FULL}
+        kinds = {True: llama.SLIDING, False: llama.FULL}
         found["layer_types"] = [kinds[bool(one)] for one in given["_pattern"]]
     return found
 
@@ -64,7 +64,7 @@ OLMO2 = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers("Olmo2Config", "Olmo2ForCausalLM", "olmo2_1b", decoder),
+    mindformers=llama.mindformers("Olmo2Config", "Olmo2ForCausalLM", "olmo2_1b", decoder),
     gguf=GGUF(
         llama_like.KEYS
         | {"sliding_window": "attention.sliding_window"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lite_runner.architectures import Architecture, llama_settings, olmo2
+from lite_runner.architectures import Architecture, llama, olmo2
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.gemma3 import ropes
 from lite_runner.architectures.llama_like import shared, sizes
@@ -25,7 +25,7 @@ def read(fields: Fields) -> Decoder:
         qkv_bias=bias,
         out_bias=bias,
         local_rotary=Rotary(local),
-        windows=llama_settings.read_periodic_windows(fields, found["num_layers"], 4),
+        windows=llama.read_periodic_windows(fields, found["num_layers"], 4),
         **found,
     )
 
@@ -39,10 +39,10 @@ def write(model: Decoder) -> dict[str, Any]:
     return found | {
         "architectures": ["Olmo3ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
-        **llama_settings.layer_types(model, 4096),
+        **llama.layer_types(model, 4096),
         "rope_parameters": {
-            llama_settings.FULL: rope | theta,
-            llama_settings.SLIDING: {"rope_type": "default", "rope_theta": local},
+            llama.FULL: rope | theta,
+            llama.SLIDING: {"rope_type": "default", "rope_theta": local},
         },
     }
 

@@ -8,15 +8,7 @@ from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import (
-    GGUF,
-    apart,
-    llama,
-    llama_like,
-    llama_settings,
-    row_order,
-    stacked,
-)
+from lite_runner.architectures import GGUF, apart, llama, llama_like, row_order, stacked
 from lite_runner.architectures.fields import TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -117,7 +109,7 @@ PHI3 = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers(
+    mindformers=llama.mindformers(
         "Phi3Config", "Phi3ForCausalLM", "phi4", partial(llama_like.decoder, architecture="phi3")
     ),
     gguf=GGUF(

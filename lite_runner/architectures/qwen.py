@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama_like, llama_settings
+from lite_runner.architectures import GGUF, Architecture, llama, llama_like
 from lite_runner.architectures.fields import KERNEL, TRAINING, Fields
 from lite_runner.architectures.naming import Name, Names
 from lite_runner.architectures.spec import Decoder
@@ -72,14 +72,14 @@ QWEN = Architecture(
     read,
     NAMES,
     write,
-    llama_settings.mindformers(
+    llama.mindformers(
         "QwenConfig",
         "QwenForCausalLM",
         "qwen_7b",
         partial(llama_like.decoder, architecture="qwen"),
         unread=frozenset({"kv_channels"}),
-        translated=llama_settings.TRANSLATED,
-        translate=llama_settings.translate,
+        translated=llama.TRANSLATED,
+        translate=llama.translate,
     ),
     GGUF(
         {

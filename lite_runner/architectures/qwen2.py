@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from lite_runner.architectures import GGUF, Architecture, llama, llama_like, llama_settings
+from lite_runner.architectures import GGUF, Architecture, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -17,7 +17,7 @@ def read(fields: Fields) -> Decoder:
     return llama_like.decoder(
         architecture="qwen2",
         qkv_bias=True,
-        windows=llama_settings.read_windows(fields, sizes["num_layers"]),
+        windows=llama.read_windows(fields, sizes["num_layers"]),
         **sizes,
     )
 
@@ -26,7 +26,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | llama_settings.windows_to_settings(model)
+        | llama.windows_to_settings(model)
         | {"architectures": ["Qwen2ForCausalLM"]}
     )
 

@@ -7,14 +7,7 @@ import dataclasses
 from collections.abc import Container, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import (
-    GGUF,
-    Architecture,
-    MindFormers,
-    experts,
-    llama_like,
-    llama_settings,
-)
+from lite_runner.architectures import GGUF, Architecture, MindFormers, experts, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names
@@ -46,7 +39,7 @@ def read(fields: Fields) -> Decoder:
         if type(first) is not int or first < 0:
             raise fields.invalid("max_window_layers", first, "an integer from 0")
         kinds = [
-            llama_settings.SLIDING if layer % 2 == 0 and layer < first else llama_settings.FULL
+            llama.SLIDING if layer % 2 == 0 and layer < first else llama.FULL
             for layer in range(layers)
         ]
         fields = fields.with_values(layer_types=kinds)
@@ -55,7 +48,7 @@ def read(fields: Fields) -> Decoder:
     return llama_like.decoder(
         architecture="qwen2_moe",
         qkv_bias=fields.flag("qkv_bias", True),
-        windows=llama_settings.read_windows(fields, layers),
+        windows=llama.read_windows(fields, layers),
         mixture=Mixture(
             Experts(
                 count, chosen, fields.flag("norm_topk_prob", False), shared=shared, shared_gate=True
@@ -72,7 +65,7 @@ def write(model: Decoder) -> dict[str, Any]:
     assert model.sparse is not None and model.sparse.experts is not None
     return (
         llama_like.shared(model)
-        | llama_settings.windows_to_settings(model)
+        | llama.windows_to_settings(model)
         | experts.to_settings(model)
         | {
             "architectures": ["Qwen2MoeForCausalLM"],
@@ -100,7 +93,7 @@ class Qwen2MoeSettings(experts.MixtureSettings):
 
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones."""
-    found = llama_settings.settings(model) | experts.to_settings(model)
+    found = llama.settings(model) | experts.to_settings(model)
     return found | {_SHARED: write(model)[_SHARED]}
 
 
@@ -111,7 +104,7 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
     return llama_like.decoder(
         architecture="qwen2_moe",
         mixture=dataclasses.replace(mixture, experts=chosen),
-        **llama_settings.sizes_of_settings(given),
+        **llama.sizes_of_settings(given),
     )
 
 

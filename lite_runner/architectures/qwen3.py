@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import GGUF, Architecture, llama, llama_like, llama_settings
+from lite_runner.architectures import GGUF, Architecture, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.naming import Names
 from lite_runner.architectures.settings import PREFIX, Translation
@@ -29,7 +29,7 @@ def read(fields: Fields) -> Decoder:
     return decoder(
         qkv_bias=bias,
         out_bias=bias,
-        windows=llama_settings.read_windows(fields, sizes["num_layers"]),
+        windows=llama.read_windows(fields, sizes["num_layers"]),
         **sizes,
     )
 
@@ -38,7 +38,7 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | llama_settings.windows_to_settings(model)
+        | llama.windows_to_settings(model)
         | {"architectures": ["Qwen3ForCausalLM"], "attention_bias": model.attention.qkv_bias}
     )
 
@@ -53,7 +53,7 @@ def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Trans
         untied = bool(given["untie_embeddings_and_output_weights"])
         result.assignments[f"{PREFIX}tie_word_embeddings"] = not untied
     if isinstance(scaling := given.get("rope_scaling"), Mapping):
-        result.assignments[f"{PREFIX}rope_scaling"] = llama_settings.rope_names(scaling)
+        result.assignments[f"{PREFIX}rope_scaling"] = llama.rope_names(scaling)
 
 
 # How MindFormers' classes of Qwen3 differ from its LlamaConfig, with experts and without.
@@ -65,7 +65,7 @@ MINDFORMERS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qwen3Settings(llama_settings.LlamaLikeSettings):
+class Qwen3Settings(llama.LlamaLikeSettings):
     """Settings of Qwen3."""
 
     type: Literal["Qwen3Config"] = "Qwen3Config"
@@ -77,7 +77,7 @@ QWEN3 = dataclasses.replace(
     read=read,
     names=NAMES,
     write=write,
-    mindformers=llama_settings.mindformers(
+    mindformers=llama.mindformers(
         Qwen3Settings, "Qwen3ForCausalLM", "qwen3_0.6b", decoder, **MINDFORMERS
     ),
     gguf=GGUF(llama_like.KEYS, infer=llama_like.infer_bias, also=("qwen3vl",)),

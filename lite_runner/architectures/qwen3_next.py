@@ -12,8 +12,8 @@ from lite_runner.architectures import (
     Rows,
     apart,
     experts,
+    llama,
     llama_like,
-    llama_settings,
     qwen2_moe,
     qwen3,
 )
@@ -106,8 +106,8 @@ def layer_types(fields: Fields, layers: int) -> list[str]:
     kinds = fields.raw.get("layer_types")
     if kinds is None:
         every = fields.integer("full_attention_interval", default=4)
-        kinds = [llama_settings.FULL if (one + 1) % every == 0 else LINEAR for one in range(layers)]
-    known = (LINEAR, llama_settings.FULL)
+        kinds = [llama.FULL if (one + 1) % every == 0 else LINEAR for one in range(layers)]
+    known = (LINEAR, llama.FULL)
     if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
         expected = f"{layers} times {' or '.join(known)}"
         raise fields.invalid("layer_types", kinds, expected)
@@ -139,9 +139,7 @@ def shared(model: Decoder) -> dict[str, Any]:
         "linear_key_head_dim": recurrent.key_dim,
         "linear_value_head_dim": recurrent.value_dim,
         "linear_conv_kernel_dim": recurrent.kernel,
-        "layer_types": [
-            llama_settings.FULL if one.recurrent is None else LINEAR for one in model.blocks
-        ],
+        "layer_types": [llama.FULL if one.recurrent is None else LINEAR for one in model.blocks],
     }
 
 
@@ -227,7 +225,7 @@ def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[s
     width = given["intermediate_size"] or given.get("moe_intermediate_size")
     return llama_like.infer_rotated_share(given) | {
         "intermediate_size": width,
-        "layer_types": [llama_settings.FULL if one else LINEAR for one in attends],
+        "layer_types": [llama.FULL if one else LINEAR for one in attends],
         "attention_bias": any(f"blk.{layer}.attn_q.bias" in tensors for layer in layers),
         "linear_value_head_dim": given["linear_value_head_dim"] // given["linear_num_value_heads"],
     }

@@ -6,7 +6,7 @@ import dataclasses
 from functools import partial
 from typing import Any
 
-from lite_runner.architectures import GGUF, llama, llama_like, llama_settings
+from lite_runner.architectures import GGUF, llama, llama_like
 from lite_runner.architectures.fields import Fields
 from lite_runner.architectures.spec import Decoder
 
@@ -21,16 +21,13 @@ def read(fields: Fields) -> Decoder:
     rotary_layers = _rotary_layers(fields, layers)
     if fields.raw.get("layer_types") is None:  # a window is for the layers without positions
         slides = fields.flag("use_sliding_window", False) and fields.raw["sliding_window"]
-        kinds = [
-            llama_settings.FULL if one or not slides else llama_settings.SLIDING
-            for one in rotary_layers
-        ]
+        kinds = [llama.FULL if one or not slides else llama.SLIDING for one in rotary_layers]
         fields = fields.with_values(layer_types=kinds)
     return llama_like.decoder(
         architecture="smollm3",
         **llama_like.read_biases(fields),
         rotary_layers=rotary_layers,
-        windows=llama_settings.read_windows(fields, layers),
+        windows=llama.read_windows(fields, layers),
         **sizes,
     )
 
@@ -55,19 +52,19 @@ def write(model: Decoder) -> dict[str, Any]:
     """config.json."""
     return (
         llama_like.shared(model)
-        | llama_settings.windows_to_settings(model)
+        | llama.windows_to_settings(model)
         | {
             "architectures": ["SmolLM3ForCausalLM"],
             **llama_like.biases(model),
-            "no_rope_layers": llama_settings.no_rope_layers(model),
+            "no_rope_layers": llama.no_rope_layers(model),
         }
     )
 
 
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones, with no_rope_layers as in config.json."""
-    listed = llama_settings.no_rope_layers(model)
-    return llama_settings.settings(model) | {"no_rope_layers": listed}
+    listed = llama.no_rope_layers(model)
+    return llama.settings(model) | {"no_rope_layers": listed}
 
 
 SMOLLM3 = dataclasses.replace(
@@ -75,7 +72,7 @@ SMOLLM3 = dataclasses.replace(
     name="smollm3",
     read=read,
     write=write,
-    mindformers=llama_settings.mindformers(
+    mindformers=llama.mindformers(
         "SmolLM3Config",
         "SmolLM3ForCausalLM",
         "smollm3_3b",

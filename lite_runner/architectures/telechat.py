@@ -8,15 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from lite_runner.architectures import (
-    Architecture,
-    MindFormers,
-    Rows,
-    experts,
-    llama,
-    llama_like,
-    llama_settings,
-)
+from lite_runner.architectures import Architecture, MindFormers, Rows, experts, llama, llama_like
 from lite_runner.architectures.fields import KERNEL, Fields
 from lite_runner.architectures.llama_like import Mixture
 from lite_runner.architectures.naming import Name, Names, Parameter
@@ -99,7 +91,7 @@ def write(model: Decoder) -> dict[str, Any]:
 
 def settings(model: Decoder) -> dict[str, Any]:
     """MindFormers settings besides the shared ones."""
-    found = llama_settings.settings(model)
+    found = llama.settings(model)
     return found if model.sparse is None else found | experts.to_settings(model)
 
 
@@ -109,11 +101,11 @@ def from_settings(given: Mapping[str, Any]) -> Decoder:
     if given["num_experts"]:
         chosen = Experts(given["num_experts"], given["num_experts_per_tok"])
         mixture = Mixture(chosen, given["moe_intermediate_size"] or given["intermediate_size"])
-    return decoder(mixture=mixture, **llama_settings.sizes_of_settings(given))
+    return decoder(mixture=mixture, **llama.sizes_of_settings(given))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TelechatSettings(llama_settings.LlamaLikeSettings):
+class TelechatSettings(llama.LlamaLikeSettings):
     """Settings of TeleChat and TeleChat2."""
 
     type: Literal["TelechatConfig"] = "TelechatConfig"
@@ -143,7 +135,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 def translate(raw: Mapping[str, Any], defaults: Mapping[str, Any], result: Translation) -> None:
     """The bias of attention's last matrix, which a newer release calls otherwise; experts."""
-    llama_settings.translate(raw, defaults, result)
+    llama.translate(raw, defaults, result)
     own = raw["model"]["model_config"]
     if own.get("type") == TelechatSettings.type and "attn_proj_has_bias" not in own:
         biases = [own[name] for name in ("out_proj_has_bias", "wo_has_bias") if name in own]
@@ -186,7 +178,7 @@ TELECHAT = Architecture(
         model="telechat2_7b",
         also=_NETWORKS[1:],
         hidden_act=("silu",),
-        translated=llama_settings.TRANSLATED | {"out_proj_has_bias", "wo_has_bias"},
+        translated=llama.TRANSLATED | {"out_proj_has_bias", "wo_has_bias"},
         claims=claims,
         translate=translate,
     ),

@@ -11,8 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lite_runner.architectures.llama import LlamaSettings
-from lite_runner.architectures.llama_settings import feed_forward_width
+from lite_runner.architectures.llama import LlamaSettings, feed_forward_width
 from lite_runner.architectures.spec import Norm, RopeScaling, Rotary
 from lite_runner.config.mindformers import format_keys
 from lite_runner.config.schema import RunConfig
