@@ -269,6 +269,15 @@ def test_a_missing_field_has_the_default_of_transformers() -> None:
     assert not wrong
 
 
+def test_the_dynamic_scaling_of_a_hunyuan_is_another_base() -> None:
+    for given, head_dim in ((None, 128), (64, 64)):
+        rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0}
+        found = read("hunyuan_v1_dense", head_dim=given, rope_parameters=rope)
+        assert isinstance(found, Decoder) and found.rotary is not None
+        assert found.rotary.theta == pytest.approx(1e4 * 1000 ** (head_dim / (head_dim - 2)))
+        assert found.rotary.scaling is None
+
+
 def test_variants_of_any_family_are_refused() -> None:
     for name in CLASSES:
         for field, value in REFUSED.items():

@@ -66,6 +66,15 @@ def test_the_first_answer_is_drawn_as_predict_draws_it(monkeypatch: pytest.Monke
     assert said == {"role": "assistant", "content": row["text"]}
 
 
+@pytest.mark.usefixtures("folder")
+def test_the_oldest_turns_go_where_the_context_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["run_mode=chat", "model=auto", "load_checkpoint=tiny", "max_length=128"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nso?\n"))
+    assert main([*words, "eos_token_id=[]"]) == 0  # the first answer fills it
+    kept = json.loads(Path("outputs/latest/conversation.json").read_text())["messages"]
+    assert [one["content"] for one in kept if one["role"] == "user"] == ["so?"]
+
+
 class Terminal:
     """A program on a pseudo-terminal."""
 

@@ -139,6 +139,9 @@ def test_a_yaml_with_flags_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert any("optimizer.betas" in note.text for note in notes)
     with pytest.raises(ConfigError, match="finetune_output is empty"):
         resolve(parse([*words, "--batch_size", "2"], heads()))
+    (tmp_path / "lora.yaml").write_text(f"{YAML}callbacks: 5\n".replace("Cosine", "Polynomial"))
+    with pytest.raises(ConfigError, match=r"lr_schedule\.type.* \(in lora\.yaml\)"):
+        resolve(parse([*words, *more], heads()))
 
 
 @pytest.mark.parametrize(

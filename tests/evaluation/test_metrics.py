@@ -13,6 +13,7 @@ import pytest
 from scipy.stats import binomtest
 
 from lite_runner.errors import EnvironmentFault
+from lite_runner.evaluation import metrics
 from lite_runner.evaluation.metrics import (
     MetricResult,
     adgen,
@@ -100,7 +101,7 @@ def test_token_perplexity_matches_mindformers(of_mindformers: dict[str, Any]) ->
     assert found.value == pytest.approx(expected["PPL"], rel=1e-5)  # its loss has an epsilon
 
 
-def test_standard_errors() -> None:
+def test_standard_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [1.0, 0.0, 1.0, 1.0]
     (found,) = figures([{"acc": value} for value in values])
     mean = sum(values) / 4
@@ -117,6 +118,11 @@ def test_standard_errors() -> None:
     (found,) = figures([{"perplexity": 0.0}, {"perplexity": -2.0}])
     resamples = np.exp([0.0, 1.0, 1.0, 2.0])
     assert found.stderr == pytest.approx(resamples.std(), rel=0.1)
+    # The same in each run, and as many resamples where not all are drawn at a time.
+    drawn = np.random.default_rng(0).integers(0, 2, (metrics.RESAMPLES, 2))
+    assert found.stderr == pytest.approx(np.exp(2 * drawn.mean(axis=1)).std(ddof=1))
+    monkeypatch.setattr(metrics, "RESAMPLED", 6)
+    assert len(metrics._resampled(np.zeros(2))) == metrics.RESAMPLES
 
 
 def test_parts_are_pooled() -> None:

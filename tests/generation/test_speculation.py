@@ -58,6 +58,11 @@ def test_repeated_text_takes_fewer_steps(
     assert 0 < timing.accepted_tokens <= timing.drafted_tokens
     assert len(plain.steps) - len(fast.steps) == timing.accepted_tokens
     assert expected.timing.drafted_tokens == 0
+    # Nothing is drafted where the rows of a draft would not have the logits of single ones.
+    for info in ({"chunk": 4}, {"can_continue": False}, {"short_length": 60}):
+        other = backend(slots=1, max_length=100, logits=cycling_logits, **info)
+        timing = generated(other, speculate=True, **options).timing
+        assert timing.decode_tokens and not timing.drafted_tokens, info
 
 
 @pytest.mark.usefixtures("eager")

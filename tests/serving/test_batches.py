@@ -15,6 +15,7 @@ import httpx2
 import pytest
 
 from lite_runner import app
+from lite_runner.serving import batches
 from lite_runner.serving.batches import answered
 from tests.paths import ROOT
 from tests.serving.conftest import Launch
@@ -48,12 +49,18 @@ def answers(path: str = "requests_output.jsonl") -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_each_request_has_an_answer() -> None:
-    """A request that is refused too, and those that wait for a slot."""
+def test_each_request_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is refused too, and those that wait for a slot, or for all that wait: `wide`
+    runs where nothing else does, `many` never."""
     texts = [request(f"text {place}", **PROMPT, max_tokens=3) for place in range(20)]
     chat = {"messages": [{"role": "user", "content": "hi"}]}
+    wide = {**PROMPT, "temperature": 1, "max_tokens": 3, "n": 3}
+    many = request("many", **{**PROMPT, "prompt": ["One,"] * 4})
     write(
-        *texts,
+        *texts[:4],
+        *(request(f"wide {place}", **wide) for place in range(3)),
+        many,
+        *texts[4:],
         request("vector", "/v1/embeddings", input="a red apple", dimensions=3),
         "",
         request("chat", "/v1/chat/completions", **chat),
@@ -62,8 +69,11 @@ def test_each_request_has_an_answer() -> None:
     )
     assert run("serve.max_running=2", "serve.max_queue=1", "serve.batch_output=found.jsonl") == 0
     found = answers("found.jsonl")
-    assert len(found) == 24
+    assert len(found) == 28
     assert {found[f"text {place}"]["status_code"] for place in range(20)} == {200}
+    assert {found[f"wide {place}"]["status_code"] for place in range(3)} == {200}
+    assert found["many"]["status_code"] == 429
+    assert json.loads(Path("outputs/latest/result.json").read_text())["run_mode"] == "serve"
     texts = [found[f"text {place}"]["body"]["choices"][0]["text"] for place in range(20)]
     assert len(set(texts)) == 1
     assert len(found["vector"]["body"]["data"][0]["embedding"]) == 3
@@ -73,6 +83,10 @@ def test_each_request_has_an_answer() -> None:
     line = json.loads(Path("found.jsonl").read_text().splitlines()[0])
     assert line.keys() == {"id", "custom_id", "response", "error"} and line["error"] is None
     assert line["response"].keys() == {"status_code", "request_id", "body"}
+    monkeypatch.setattr(batches, "_RETRY_S", None)  # alone it is not asked again
+    write(many)
+    assert run("serve.max_running=2", "serve.max_queue=1") == 0
+    assert answers()["many"]["status_code"] == 429
 
 
 def test_a_killed_batch_goes_on() -> None:

@@ -278,6 +278,11 @@ def test_the_oldest_turns_are_left_out_where_the_context_ends(start: Start) -> N
     assert response["usage"]["input_tokens"] == 5 + 3 * 57 + 6 + 0
     alone = {**body, "input": "x" * 300, "truncation": "auto"}
     assert call(served, PATH, alone)[0] == 400
+    # What the template refuses of the rest is said, not that all of it was too long.
+    few = "{% if messages | length < 14 %}{{ raise_exception('too few') }}{% endif %}"
+    served = start(tokenizer=tokenizer_with_chat(f"{few}{tokenizer.chat_template}"))
+    status, _, content = call(served, PATH, {**body, "truncation": "auto"})
+    assert status == 400 and "too few" in json.loads(content)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lite_runner.config.argv import parse
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
 from lite_runner.run_modes.serve import Config, models_of, planned
+from lite_runner.serving import router
 from lite_runner.serving.errors import ApiError
 from lite_runner.serving.metrics import merged
 from lite_runner.serving.router import Models, ServedModel
@@ -174,6 +176,20 @@ def test_a_client_that_leaves_loads_nothing() -> None:
         while models.states != "unloaded unloaded unloaded":
             await asyncio.sleep(0.01)
         assert models.every["a"].users == 0
+        models.close()
+
+    asyncio.run(use())
+
+
+def test_a_process_that_ends_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "run_model", chain)  # takes anything and says nothing
+
+    async def use() -> None:
+        config = config_of("model=tiny_llama").to_dict()
+        models = Models({"a": config}, SETTINGS, None, planned)
+        with pytest.raises(ApiError, match="its process ended") as raised:
+            await models.enter(models.every["a"], 120)
+        assert raised.value.code == "model_failed" and models.every["a"].state == "unloaded"
         models.close()
 
     asyncio.run(use())

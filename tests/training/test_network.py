@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from lite_runner.architectures import native_parts, reference
 from lite_runner.config import read
 from lite_runner.training.adapter import TrainedLora, opened_lora
+from lite_runner.training.costs import operations_of
+from lite_runner.training.data import ExampleSet
 from lite_runner.training.network import Example, TrainedNetwork, frozen
 from lite_runner.training.options import FinetuneOptions
 from lite_runner.training.tape import Bfloat16Matrix, PanelMatrix
@@ -156,6 +158,18 @@ def test_all_gradients_follow_the_reference(case: str) -> None:
 def test_tokens_between_answers_are_no_targets() -> None:
     text = Example(np.arange(8), 2, np.array([True, True, False, False, True, True]))
     assert (text.rows().tolist(), text.targets) == ([1, 2, 5, 6], 4)
+
+
+def test_the_head_is_computed_of_targets_alone() -> None:
+    """Forwards and back, and once more where it is trained."""
+    model, ids = reference_model("llama"), np.arange(8)
+    for full, products in ((False, 2), (True, 3)):
+        asked = options({**OPTIONS, "full": full})
+        few, more = (
+            operations_of(asked, model, ExampleSet([Example(ids, first)], 1, 0, 0))
+            for first in (6, 3)
+        )
+        assert more - few == 2 * products * 3 * model.vocab_size * model.hidden_size
 
 
 def test_a_fused_module_keeps_one_a(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def on_two_ranks(
 
 def test_each_epoch_has_every_example_once_in_another_order() -> None:
     made, _ = trainer()
+    assert made.epoch_steps == made.eval_steps == 4
     epochs = [[made.example(12 * epoch + i) for i in range(12)] for epoch in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(12))
     assert epochs[0] != epochs[1]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mindspore as ms
 import pytest
 
+from lite_runner import profiler
 from lite_runner.backends.mindspore import device
 from lite_runner.config.sections import AscendSettings
 from lite_runner.errors import ConfigError
+from lite_runner.launch import operators_profiled
 from lite_runner.system import environment
 
 
@@ -102,3 +105,14 @@ def test_operators_are_profiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(KeyboardInterrupt), device.profiled(tmp_path):
         raise KeyboardInterrupt
     assert said == [str(tmp_path), "analyse"]
+    for records, name, more in ((False, "ms", 0), (True, "native", 0), (True, "ms", 2)):
+        before, plan = len(said), SimpleNamespace(config=SimpleNamespace(backend=name))
+        if records:
+            profiler.start()
+        try:
+            with operators_profiled(plan, SimpleNamespace(path=tmp_path)):  # type: ignore[arg-type]
+                pass
+        finally:
+            profiler.stop()
+        assert len(said) - before == more, name
+    assert said[2:] == [str(tmp_path / "mindspore_profile"), "analyse"]

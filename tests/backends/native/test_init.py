@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from lite_runner.app import main
+from lite_runner.backends.native.prefix_files import QUEUED
+from lite_runner.plan import resources
 from lite_runner.system import memory
 from lite_runner.weights import cast
 from lite_runner.weights.formats.safetensors_file import write_safetensors
@@ -72,6 +75,7 @@ def test_the_bits_of_inputs_are_those_that_some_matrix_has(dry: Dry, tmp_path: P
 def test_what_steps_work_in_grows_with_them() -> None:
     short, long = need_of("max_length=256"), need_of("max_length=4096")
     assert long.cache == 16 * short.cache and long.work >= short.work
+    assert need_of("max_length=256", "prefix_cache=disk").work == short.work + QUEUED
 
 
 def test_the_cache_is_of_16_bits_unless_asked_otherwise() -> None:
@@ -125,13 +129,15 @@ def test_states_of_slots_are_counted(hybrid: list[str], dry: Dry) -> None:
     assert f"cache {(states + keys) / 1e3:.1f} kB" in dry(*hybrid, "predict_data=12")
 
 
-def test_levers_are_those_that_help() -> None:
+def test_levers_are_those_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     now, found = need_of().total, hints_of()
     assert list(found) == ["quant=a16w4", "quant=a16w8", "model.model_config.compute_dtype=float16"]
     assert all(total < now for total in found.values())
     assert found["quant=a16w8"] == need_of("quant=a16w8").total
     long = hints_of("max_length=8192", "quant=a16w4")
     assert list(long) == ["max_length=4096", "kv_cache=int8"]
+    monkeypatch.setattr(resources, "WORTHWHILE", Fraction(found["quant=a16w8"], now))
+    assert list(hints_of()) == ["quant=a16w4"]  # what is worth it saves more
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
