@@ -2,6 +2,7 @@
 
     make mutants                             160 mutants, each against tests of its module and part
     make mutants ARGS="plan/ --count 20"     those of a part, or of a file
+    make mutants ARGS="--map tests"          with those tests first, run once before, that reach it
     make mutants ARGS=--show                 what would be changed, without running anything
 
 The list is drawn by a hash of seed, function and changed code, not by place: a function that moves
@@ -26,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +36,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = "lite_runner/native/operators.so"  # built, so not tracked
 SLOWER, SPARE_S = 5, 60  # a mutant hangs after so many times the tests' own time, and so much more
+MOST_REACHING = 30  # tests that are asked by name, the quickest of those that reach a mutant
+REACHING_S = 300
+# Stands in the copy while tests are mapped. Processes that a test starts inherit its name.
+PROBE = """
+import os
+
+told = set()
+
+
+def reached(number):
+    one = number, os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if one not in told:
+        told.add(one)
+        with open({hits!r}, "a") as file:
+            file.write("%d %s\\n" % one)
+"""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -168,9 +185,65 @@ class Baseline:
 def baseline(tests: Path, folder: Path) -> Baseline:
     started = time.monotonic()
     run(["-rfE", str(tests)], folder, None)
+    return Baseline(time.monotonic() - started, _failed(folder))
+
+
+def _failed(folder: Path) -> list[str]:
+    """The tests that failed in the last run; of names with spaces the beginning."""
     log = folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
-    return Baseline(time.monotonic() - started, failed)
+    return re.findall(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
+
+
+def probed(source: bytes, mutants: Mapping[int, Mutant]) -> bytes:
+    """A module that tells when it comes to the places of its mutants, by number. Patterns of
+    `match` take no probe."""
+    inserted: list[tuple[int, int, int, bytes]] = []
+    for number, mutant in mutants.items():
+        probe = f"__import__('lite_runner.probe').probe.reached({number})"
+        if mutant.after == "pass":
+            found = [(mutant.start, 1, -mutant.end, f"{probe}; ".encode())]
+        else:  # the outer of two that begin together comes first
+            found = [(mutant.start, 2, -mutant.end, f"({probe} or (".encode())]
+            found.append((mutant.end, 0, 0, b"))"))
+        with suppress(SyntaxError):
+            compile(_with(source, found), mutant.path, "exec")
+            inserted += found
+    return _with(source, inserted)
+
+
+def _with(source: bytes, inserted: list[tuple[int, int, int, bytes]]) -> bytes:
+    for place, *_, text in sorted(inserted, reverse=True):
+        source = source[:place] + text + source[place:]
+    return source
+
+
+def reaching(chosen: list[Mutant], tests: str, folder: Path) -> list[list[str]]:
+    """Of each mutant the `tests` that come to its place and pass without it, the quickest first."""
+    hits = folder.with_suffix(".hits")
+    hits.touch()
+    package = folder / "lite_runner"
+    sources = {path: (package / path).read_bytes() for path in {one.path for one in chosen}}
+    for path, source in sources.items():
+        own = {number: one for number, one in enumerate(chosen) if one.path == path}
+        (package / path).write_bytes(probed(source, own))
+    probe = package / "probe.py"
+    probe.write_text(PROBE.format(hits=str(hits)), encoding="utf-8")
+    run(["-rfE", "--durations=0", "-n", "auto", "--dist", "loadfile", tests], folder, None)
+    probe.unlink()
+    for path, source in sources.items():
+        (package / path).write_bytes(source)
+    log = folder.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+    print(log.rstrip().rpartition("\n")[2], flush=True)
+    failed = tuple(_failed(folder))
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for took, test in re.findall(r"^([\d.]+)s \w+ +(.*)$", log, re.MULTILINE):
+        seconds[test] += float(took)
+    found: list[list[str]] = [[] for _ in chosen]
+    for line in hits.read_text(encoding="utf-8").splitlines():
+        number, _, test = line.partition(" ")
+        if test and not test.startswith(failed) and test not in found[int(number)]:
+            found[int(number)].append(test)
+    return [sorted(one, key=lambda test: seconds[test]) for one in found]
 
 
 def run(arguments: list[str], folder: Path, timeout: float | None) -> str:
@@ -202,6 +275,7 @@ def main() -> int:
     parser.add_argument("part", nargs="?", default="", help="of lite_runner, as plan/ (all)")
     parser.add_argument("--count", type=int, default=160)
     parser.add_argument("--seed", type=int, default=33)
+    parser.add_argument("--map", default="", metavar="TESTS", help="to run once, such as tests")
     parser.add_argument("--show", action="store_true", help="only list the mutants")
     parser.add_argument("--json", type=Path, help="a file for the outcomes")
     options = parser.parse_args()
@@ -219,7 +293,7 @@ def main() -> int:
         print(*chosen, sep="\n")
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        outcomes = _outcomes(chosen, Path(folder).resolve() / "copy")
+        outcomes = _outcomes(chosen, options.map, Path(folder).resolve() / "copy")
     counts = Counter(outcome for _, outcome in outcomes)
     noticed = counts["failed"] + counts["hung"]
     print(f"{noticed} of {noticed + counts['passed']} noticed, {counts['hung']} by a hang")
@@ -231,8 +305,8 @@ def main() -> int:
     return 1 if counts["passed"] else 0
 
 
-def _outcomes(chosen: list[Mutant], folder: Path) -> list[tuple[Mutant, str]]:
-    """What the tests say of each."""
+def _outcomes(chosen: list[Mutant], mapped: str, folder: Path) -> list[tuple[Mutant, str]]:
+    """What the tests say of each; `mapped`: those to be run once before, "" for none."""
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     names = [*tracked.stdout.decode().split("\0")[:-1], LIBRARY]
     for name in (name for name in names if (ROOT / name).is_file()):
@@ -240,28 +314,40 @@ def _outcomes(chosen: list[Mutant], folder: Path) -> list[tuple[Mutant, str]]:
         shutil.copy2(ROOT / name, folder / name)
     said = {"passed": "SURVIVES", "failed": "noticed by", "hung": "noticed, by a hang of"}
     baselines: dict[Path, Baseline] = {}
+    reach = reaching(chosen, mapped, folder) if mapped else [[] for _ in chosen]
     outcomes = []
-    for number, mutant in enumerate(chosen, 1):
+    for number, (mutant, reached) in enumerate(zip(chosen, reach, strict=True), 1):
         outcome, told = "untested", "no tests of its own"
-        for tests in tests_of(mutant.path):
-            if tests not in baselines:
-                baselines[tests] = found = baseline(tests, folder)
-                for name in found.failed:
-                    print(f"left out, as it fails without a mutant: {name}", flush=True)
-            without = [f"--deselect={name}" for name in baselines[tests].failed]
-            limit = SLOWER * baselines[tests].seconds + SPARE_S
+        for name, arguments, limit in _asked(mutant, reached, baselines, folder):
             file = folder / "lite_runner" / mutant.path
             source = file.read_bytes()
             changed = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
             file.write_bytes(changed)
-            outcome = run(["-x", *without, str(tests)], folder, limit)
+            outcome = run(["-x", "-rfE", *arguments], folder, limit)
             file.write_bytes(source)
-            told = f"{said[outcome]} {tests}"
+            told = f"{said[outcome]} {name}"
             if outcome != "passed":
+                told = f"{said[outcome]} {next(iter(_failed(folder)), name)}"
                 break
         print(f"{number}. {mutant}: {told}", flush=True)
         outcomes.append((mutant, outcome))
     return outcomes
+
+
+def _asked(
+    mutant: Mutant, reached: list[str], baselines: dict[Path, Baseline], folder: Path
+) -> Iterator[tuple[str, list[str], float]]:
+    """Tests to ask one after the other: their name, pytest's arguments, and seconds to wait."""
+    if reached:
+        yield f"{len(reached)} tests that reach it", reached[:MOST_REACHING], REACHING_S
+    for tests in tests_of(mutant.path):
+        if tests not in baselines:
+            baselines[tests] = found = baseline(tests, folder)
+            for name in found.failed:
+                print(f"left out, as it fails without a mutant: {name}", flush=True)
+        one = baselines[tests]
+        without = [f"--deselect={name}" for name in one.failed]
+        yield str(tests), [*without, str(tests)], SLOWER * one.seconds + SPARE_S
 
 
 if __name__ == "__main__":

@@ -55,6 +55,32 @@ def test_what_tests_say(tmp_path: Path) -> None:
     assert baseline(Path("test_it.py"), copy).failed == ["test_it.py::test_it"]
 
 
+def test_tests_that_reach_a_mutant_are_known(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    (copy / "lite_runner").mkdir(parents=True)
+    (copy / "lite_runner/__init__.py").touch()
+    source = "def one(a):\n    if a and a > 5:\n        raise ValueError\n    return a + 7\n"
+    (copy / "lite_runner/a.py").write_text(source)
+    (copy / "test_a.py").write_text(
+        "import pytest\nfrom lite_runner.a import one\n\n\n"
+        "def test_0(): assert one(0) == 7\n\n\n"
+        "def test_9():\n    with pytest.raises(ValueError):\n        one(9)\n\n\n"
+        "def test_wrong():\n    one(9)\n"
+    )
+    chosen = list(mutants_of(Path("a.py"), source))
+    zero, nine = ([f"test_a.py::test_{number}"] for number in (0, 9))
+    found = mutants.reaching(chosen, "test_a.py", copy)
+    assert {one.before: sorted(tests) for one, tests in zip(chosen, found, strict=True)} == {
+        **{"a and a > 5": zero + nine, "a > 5": nine, "5": nine, "raise ValueError": nine},
+        **{"a + 7": zero, "7": zero},
+    }
+    assert (copy / "lite_runner/a.py").read_text() == source
+    assert sorted(one.name for one in (copy / "lite_runner").glob("*.py")) == [
+        "__init__.py",
+        "a.py",
+    ]
+
+
 def test_a_part_is_asked_where_the_tests_of_a_module_notice_nothing() -> None:
     part = Path("tests/generation")
     assert mutants.tests_of("generation/sampling.py") == [part / "test_sampling.py", part]
