@@ -23,6 +23,11 @@ def test_biases_of_panels_in_turn_are_one_of_each() -> None:
         matrices.matrix(weight, (first, second))
 
 
+def test_a_table_is_of_int8_where_a_power_of_2_makes_it() -> None:
+    for table, factor in (([-127, 3, 127], 1), ([0.5, 6], 2), ([128], 0), ([0.3], 0)):
+        assert matrices._integer_factor(np.array(table, np.float32)) == factor, table
+
+
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_rank_has_columns_to_spare_only_of_groups_that_are_cut(group: int) -> None:
     floats = np.ones((4, 96), np.float32)

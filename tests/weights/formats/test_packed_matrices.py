@@ -368,6 +368,15 @@ def test_modules_that_are_not_quantized_stay_floats(tmp_path: Path) -> None:
     assert KEPT.endswith("1.self_attn.o_proj") and kept.dtype == "F16" and not kept.block_type
 
 
+def test_a_scale_of_mxfp4_is_of_32_columns(tmp_path: Path) -> None:
+    """Of many, where those of 33 would be fewer."""
+    tensors, meant = mxfp4(8, 33 * 32, 0)
+    save_file({f"{Q}.{name}": one for name, one in tensors.items()}, tmp_path / FILE)
+    section, _ = LAYOUTS["mxfp4-pack-quantized"]
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": section}))
+    np.testing.assert_array_equal(tensors_at(tmp_path)[f"{Q}.weight"].float32(), meant)
+
+
 EXPERTS = "model.layers.0.mlp.experts"
 
 
