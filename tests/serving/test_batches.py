@@ -56,6 +56,11 @@ def test_each_request_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     wide = {**PROMPT, "temperature": 1, "max_tokens": 3, "n": 3}
     many = request("many", **{**PROMPT, "prompt": ["One,"] * 4})
+    with monkeypatch.context() as patched:
+        patched.setattr(batches, "_RETRY_S", None)  # alone it is not asked again
+        write(many)
+        assert run("serve.max_running=2", "serve.max_queue=1") == 0
+        assert answers()["many"]["status_code"] == 429
     write(
         *texts[:4],
         *(request(f"wide {place}", **wide) for place in range(3)),
@@ -83,10 +88,6 @@ def test_each_request_has_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     line = json.loads(Path("found.jsonl").read_text().splitlines()[0])
     assert line.keys() == {"id", "custom_id", "response", "error"} and line["error"] is None
     assert line["response"].keys() == {"status_code", "request_id", "body"}
-    monkeypatch.setattr(batches, "_RETRY_S", None)  # alone it is not asked again
-    write(many)
-    assert run("serve.max_running=2", "serve.max_queue=1") == 0
-    assert answers()["many"]["status_code"] == 429
 
 
 def test_a_killed_batch_goes_on() -> None:
