@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-version=$(sed -n 's/^llama-cpp-python==//p' requirements/peers.txt)
+version=$(sed -n 's/^llama-cpp-python==\([0-9.]*\).*/\1/p' requirements/peers.txt)
 readonly version folder=build/llama.cpp stamp=build/llama.cpp/.built
 [[ ! -f $stamp || $(<"$stamp") != "$version" ]] || exit 0
 
