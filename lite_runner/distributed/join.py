@@ -7,14 +7,17 @@ where the launcher has none, and writes its port to its file:
 
     python -m lite_runner.distributed.join FOLDER SIZE PORT TIMEOUT
 
-FOLDER holds the lock files of the ranks; the scheduler runs as long as one of them does.
+FOLDER holds the lock files of the ranks; the scheduler runs as long as one of them does. The last
+rank that leaves removes it, and what jobs that were killed have left.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -22,8 +25,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from lite_runner import profiler
@@ -76,7 +79,9 @@ def join(
     os.environ.setdefault("MS_TOPO_TIMEOUT", str(timeout))
     if device == "Ascend":
         os.environ.update(hccl_timeouts(hccl_timeout))
-    lock = None
+    # Run after what MindSpore registers: until then this process has its rank and its device.
+    lock, leaving = None, ExitStack()
+    atexit.register(leaving.close)
     if member.scheduler is None:
         assert member.table is not None and member.rank is not None
         lock = RankLock(str(member.table), member.rank)
@@ -98,6 +103,7 @@ def join(
     hosts = collectives.gather(socket.gethostname().encode())
     local_ranks = tuple(other for other, host in enumerate(hosts) if host == hosts[rank])
     if lock is not None:
+        leaving.callback(lock.leave)
         lock.write("")  # the scheduler's port is no longer needed
         lock.watch((other for other in local_ranks if other != rank), _exit)
     return Joined(rank, size, local_ranks, lock)
@@ -131,16 +137,17 @@ class RankLock:
 
     def __init__(self, key: str, rank: int) -> None:
         """Lock this rank's file. Raises EnvironmentFault if another process holds the lock."""
-        self.folder = _private_folder(key)
-        self._file = os.open(self.folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
+        name = hashlib.sha256(key.encode()).hexdigest()[:16]
+        self.folder = Path(tempfile.gettempdir()) / f"{_folders()}{name}"
         deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while not _lock(self._file, fcntl.LOCK_EX):
+        while (file := _taken(self.folder, rank)) is None:
             if time.monotonic() > deadline:
                 raise EnvironmentFault(
                     f"another process is rank {rank} of {key} already",
                     "wait for that job to end, or end it",
                 )
             time.sleep(LOCK_POLL_S)
+        self._file = file
         self.write("")
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -159,6 +166,14 @@ class RankLock:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
+
+    def leave(self) -> None:
+        """Give the rank up, and remove the folders of this user's jobs that no rank is left of."""
+        os.close(self._file)
+        for folder in self.folder.parent.glob(f"{_folders()}*"):
+            with suppress(OSError):
+                if _is_own(folder):
+                    _remove_unused(folder)
 
     def wait_for_port(self, timeout: float) -> int:
         """The port of rank 0's scheduler, once its file has it. Raises EnvironmentFault."""
@@ -213,17 +228,55 @@ def _lock(file: int, kind: int) -> bool:
     return True
 
 
-def _private_folder(key: str) -> Path:
-    """A folder that only this user may enter, the same for every process with this `key`."""
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"lite_runner-ranks-{os.getuid()}-{name}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise EnvironmentFault(
-            f"{path}: not a folder that only you may enter", "remove it, or set TMPDIR"
-        )
-    return path
+def _folders() -> str:
+    """The beginning of the names of the folders of this user's jobs."""
+    return f"lite_runner-ranks-{os.getuid()}-"
+
+
+def _taken(folder: Path, rank: int) -> int | None:
+    """A rank's file in its job's folder, which is made where it is missing, and locked; None while
+    another process has the lock."""
+    while True:
+        with suppress(FileNotFoundError):  # removed since it was made
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+            if not _is_own(folder) or folder.lstat().st_mode & 0o077:
+                raise EnvironmentFault(
+                    f"{folder}: not a folder that only you may enter", "remove it, or set TMPDIR"
+                )
+            with _held(folder) as held:
+                if held:
+                    file = os.open(folder / str(rank), os.O_RDWR | os.O_CREAT, 0o600)
+                    if _lock(file, fcntl.LOCK_EX):
+                        return file
+                    os.close(file)
+                    return None
+
+
+def _is_own(folder: Path) -> bool:
+    """True for a folder of this user, and no link."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove a folder in which no process has a rank."""
+    with _held(folder) as held:
+        ranks = [int(one.name) for one in folder.iterdir() if one.name.isdecimal()]
+        if held and not any(is_alive(folder, rank) for rank in ranks):
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Keep others from removing a folder, and from joining the ranks in it. False where another
+    process has removed it meanwhile."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield folder.exists() and os.path.samestat(os.fstat(descriptor), folder.stat())
+    finally:
+        os.close(descriptor)
 
 
 def start_scheduler(folder: Path, size: int, timeout: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -23,8 +24,11 @@ from lite_runner.distributed.join import RankLock
 lock = RankLock(sys.argv[1], int(sys.argv[2]))
 lock.write(sys.argv[3])
 print("there", flush=True)
-if sys.stdin.readline() == "done\\n":
+end = sys.stdin.readline()
+if end == "done\\n":
     lock.mark_done()
+if end == "leave\\n":
+    lock.leave()
 os._exit(0)
 """
 
@@ -82,6 +86,34 @@ def test_the_scheduler_of_rank_0() -> None:
     # What a rank wrote no longer counts when it is gone.
     with pytest.raises(EnvironmentFault, match="rank 0 did not start within 0 s"):
         lock.wait_for_port(0.3)
+
+
+def test_the_last_rank_removes_the_folder(tmp_path: Path) -> None:
+    left = RankLock("another job", 0)
+    (left.folder / "scheduler.log").touch()
+    os.close(left._file)  # it was killed
+    lock, process = RankLock("a job", 0), other(1)
+    lock.mark_done()
+    lock.leave()
+    assert [*tmp_path.iterdir()] == [lock.folder] and is_alive(lock.folder, 1)
+    process.communicate("leave\n", timeout=PATIENCE_S)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ranks_join_while_others_leave() -> None:
+    # Each of them finds its own lock in the folder that is there: nobody removed it meanwhile.
+    program = """
+import sys
+from lite_runner.distributed.join import RankLock, is_alive
+for _ in range(300):
+    lock = RankLock("a job", int(sys.argv[1]))
+    assert is_alive(lock.folder, int(sys.argv[1]))
+    lock.leave()
+"""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program, str(rank)], cwd=ROOT) for rank in range(3)
+    ]
+    assert [rank.wait(PATIENCE_S) for rank in ranks] == [0, 0, 0]
 
 
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
