@@ -90,8 +90,10 @@ def starts_ranks(config: RunConfig) -> bool:
 
 
 def started_by_launcher(environ: Mapping[str, str] = os.environ) -> bool:
-    """True if this process may be a rank: see `membership`, which is for those alone."""
-    return "MS_ROLE" in environ or "RANK_ID" in environ
+    """True if this process may be a rank: see `membership`, which is for those alone. A RANK_ID
+    without a rank table or other ranks is left over."""
+    several = TABLE_VARIABLE in environ or environ.get("RANK_SIZE", "1") != "1"
+    return "MS_ROLE" in environ or ("RANK_ID" in environ and several)
 
 
 def placed(context: Context, device: str, device_id: int, local_ranks: int) -> Context:

@@ -8,7 +8,8 @@ Three kinds of launchers set variables (MindSpore's documents and ascend-operato
 - ascend-operator, for each container: those of the dynamic cluster, and MS_LOCAL_WORKER and
   MS_NODE_RANK in place of a rank: a container with one device is a rank, one with more a machine
   that starts its ranks.
-Without MS_ROLE or RANK_ID a process is in no job; the other variables may be left over.
+Without MS_ROLE or RANK_ID a process is in no job; the other variables may be left over, and so may
+a RANK_ID alone.
 """
 
 from __future__ import annotations
@@ -72,8 +73,6 @@ def membership(environ: Mapping[str, str] = os.environ) -> Member | None:
         return _of_cluster(environ)
     size = _number(environ, "RANK_SIZE") if "RANK_SIZE" in environ else None
     if TABLE_VARIABLE not in environ:
-        if size in (None, 1):
-            return None
         raise _incomplete(["RANK_ID", "RANK_SIZE"], [TABLE_VARIABLE])
     return _of_table(environ, size)
 
