@@ -8,8 +8,8 @@ from dataclasses import replace
 from lite_runner import progress
 from lite_runner.backends import Backend
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ComputeOptions
+from lite_runner.config.sections import Ranks
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate, tokenizer_of
 from lite_runner.plan import Job

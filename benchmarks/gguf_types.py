@@ -104,7 +104,7 @@ def of_ours(path: Path) -> Forward:
     from lite_runner.backends.native.backend import NativeBackend, NativeOptions
     from lite_runner.backends.native.packed_cache import packed_model
     from lite_runner.config.argv import parse
-    from lite_runner.config.parallel import Ranks
+    from lite_runner.config.sections import Ranks
     from lite_runner.model.locate import locate
     from lite_runner.run_modes import heads, resolve
 

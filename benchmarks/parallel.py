@@ -27,7 +27,7 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import Backend, Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.native.packed_model import pack
 from lite_runner.native.peers import meet_peers
 from lite_runner.native.structs import WHOLE, Share

@@ -23,7 +23,7 @@ from measure import peak_rss_mib
 from lite_runner.architectures import llama_like
 from lite_runner.architectures.spec import Decoder, Rotary
 from lite_runner.bench.report import markdown
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt
 from lite_runner.weights.layouts import expected_tensors, random_checkpoint
 from lite_runner.weights.sharding.partition import strategy_of

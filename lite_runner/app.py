@@ -165,10 +165,16 @@ def _run(config: RunConfig, notes: Sequence[Note], plugins: Sequence[str] = ()) 
     # The launcher of ranks limits the cache for them.
     limited = SOCKET_VARIABLE not in os.environ and config.leaves_folder and not config.dry_run
     with limited_cache(config.context.cache_limit) if limited else nullcontext():
+        progress.configure(config.verbosity, config.log_format)
         if member is not None:
             from lite_runner import joined
 
-            return joined.run(config, notes, member, plugins)
+            config, notes = joined.of_member(config, notes, member)
+            if joined.is_rank(config, member) and not config.dry_run:
+                joined.run(config, notes, member)
+                return 0
+            if not member.prints:
+                return 0
         from lite_runner.launch import launch
 
         return launch(config, notes, plugins)

@@ -19,34 +19,22 @@ from typing import Any, NoReturn
 from lite_runner import profiler, progress
 from lite_runner.backends.collectives import gather, schedule
 from lite_runner.backends.mindspore.device import choose_ascend_settings
-from lite_runner.config import Note, raise_errors
+from lite_runner.config import Note
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import (
-    SOCKET_VARIABLE,
-    placed,
-    ranks_of,
-    starts_ranks,
-    threads_beyond,
-)
+from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
-from lite_runner.config.sections import AscendSettings, Context, Parallel
+from lite_runner.config.sections import AscendSettings, Context
 from lite_runner.distributed.events import FOLDER_VARIABLE, MET, RankProgress, Sender, connect
 from lite_runner.distributed.join import Joined, join
-from lite_runner.distributed.membership import Member, device_of, member_errors
+from lite_runner.distributed.membership import Member, check_member, device_of
 from lite_runner.distributed.stopping import (
     STOP_FILE,
     StopCondition,
     StopFlags,
     stop_or_exit_on_ctrl_c,
 )
-from lite_runner.launch import (
-    launch,
-    log_details,
-    new_folder,
-    operators_profiled,
-    write_ranks_profile,
-)
+from lite_runner.launch import log_details, operators_profiled, write_ranks_profile
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
@@ -56,58 +44,46 @@ from lite_runner.system.failure import failure_of
 from lite_runner.system.signals import CutShort, Terminated
 
 
-def run(
-    config: RunConfig, notes: Sequence[Note], member: Member, plugins: Sequence[str] = ()
-) -> int:
-    """Do this process's part of the job; the exit code is that of a single process. Ranks that it
-    starts import the `plugins`.
-
-    Raises RunnerError before anything is done if `config` cannot be run as `member`.
-    """
-    progress.configure(config.verbosity)
-    raise_errors(
-        member_errors(
-            *(member, ranks_of(config), config.run_mode),
-            on_ranks=config.on_ranks,
-            use_parallel=config.use_parallel,
-        )
+def of_member(
+    config: RunConfig, notes: Sequence[Note], member: Member
+) -> tuple[RunConfig, Sequence[Note]]:
+    """The config and the notes of what this process starts or does as `member`. Raises ConfigError
+    where that is not possible."""
+    check_member(
+        *(member, config.ranks, config.run_mode),
+        on_ranks=config.on_ranks,
+        use_parallel=config.use_parallel,
     )
-    prints = member.is_machine or (member.rank in (0, None) and not member.is_scheduler)
-    alone = member.size == 1 or not starts_ranks(config)
     if member.is_machine:
-        config = dataclasses.replace(config, parallel=_of_machine(config.parallel, member))
+        config = dataclasses.replace(config, parallel=member.parallel_here(config.parallel))
+    elif is_rank(config, member):
+        return config, notes
     # Only now it is known how many ranks are on this machine.
-    if (member.is_machine or alone) and (told := threads_beyond(config)):
-        notes = [*notes, Note(told)]
-    if member.is_machine or config.dry_run or alone:
-        return launch(config, notes, plugins) if prints else 0
+    told = environment.threads_beyond(config.context.threads, config.processes_here)
+    return config, [*notes, Note(told)] if told else notes
+
+
+def is_rank(config: RunConfig, member: Member) -> bool:
+    """True where this process is a rank or the scheduler of ranks, and starts none."""
+    return member.size > 1 and config.starts_ranks and not member.is_machine
+
+
+def run(config: RunConfig, notes: Sequence[Note], member: Member) -> None:
+    """Do the part of the rank, or scheduler, that this process is. Ends the process where it
+    fails, or Ctrl-C ended a generation."""
     sender = None if member.rank is None else connect(member.rank)
-    if not prints or sender is not None:  # the launcher has shown them
+    if not member.prints or sender is not None:  # the launcher has shown them
         notes = ()
     for note in notes:
         progress.note(f"note: {note.text}")
     environment.check_packages()
     if member.is_scheduler:
         schedule()
-        return 0
+        return
     try:
         _run_rank(config, member, notes, sender)
     except (Exception, KeyboardInterrupt, Terminated) as error:
         _exit(member, error, sender)
-    return 0
-
-
-def _of_machine(parallel: Parallel, member: Member) -> Parallel:
-    """The section for starting the ranks of this machine of a cluster."""
-    assert member.scheduler is not None and member.rank is not None
-    return dataclasses.replace(
-        parallel,
-        worker_num=member.size,
-        local_worker_num=member.local_ranks,
-        master_addr=member.scheduler.host,
-        master_port=member.scheduler.port,
-        node_rank=member.rank // member.local_ranks,
-    )
 
 
 def _run_rank(
@@ -146,9 +122,12 @@ def _run_rank(
             folder = RunFolder(path)
             stack.enter_context(folder).open_log(f"rank_{joined.rank}.log")
         log_details(notes)
-        if joined.leads and sender is None and (told := threads_beyond(plan.config)):
-            progress.note(f"note: {told}")
-        context = placed(plan.config.context, target, device_id, len(joined.local_ranks))
+        asked = plan.config.context
+        context = asked.placed(target, device_id, len(joined.local_ranks))
+        if joined.leads and sender is None:
+            told = environment.threads_beyond(asked.threads, plan.config.processes_here)
+            if told:
+                progress.note(f"note: {told}")
         plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, context=context))
         cut_short = _execute(plan.of_rank(joined.rank), folder, joined)
     if sender is not None:
@@ -174,14 +153,15 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
     mode, told = run_mode(config.run_mode), dict[str, Any]()
     if joined.leads:
         config = dataclasses.replace(config, seed=seed, weights_seed=weights_seed)
-        config = from_dict(kept(config))  # ranks may be in other folders
+        config = config.from_dict(kept(config))  # ranks may be in other folders
         plan = mode.plan(config)
         if joined.lock is not None:  # a launcher has done it while no rank held memory yet
             check_ranks_fit(plan)
         plan = plan.verified(joined.local_ranks)
         told = {"config": plan.config.to_dict(), "tokens": plan.job and plan.job.tokens}
         if joined.lock is not None:
-            folder = new_folder(config)
+            raw = kept(config.without_secrets())
+            folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name, raw)
             StopFlags.create(joined.lock.folder / STOP_FILE, joined.size)
             told["folder"] = str(folder.path)
     told = json.loads(gather(json.dumps(told).encode())[joined.local_ranks[0]])
@@ -194,10 +174,11 @@ def _share_plan(config: RunConfig, joined: Joined) -> tuple[Plan, Path]:
 def _execute(plan: Plan, folder: RunFolder, joined: Joined) -> bool:
     """True where Ctrl-C ended the generation; results have been written. Raises RunnerError."""
     flags, cut_short = _stop_flags(joined), False
+    profiled = operators_profiled(plan, folder)
     stop = StopCondition(flags, plan.ranks)
     with stop_or_exit_on_ctrl_c(flags):
         try:
-            with operators_profiled(plan, folder):
+            with profiled:
                 run_mode(plan.config.run_mode).run(plan, folder, stop.reached)
         except CutShort:
             cut_short = True

@@ -18,7 +18,7 @@ from lite_runner import profiler, progress
 from lite_runner.backends import seat
 from lite_runner.config import Note, bytes_of
 from lite_runner.config.compose import kept
-from lite_runner.config.parallel import TABLE_VARIABLE, cluster_of, starts_ranks
+from lite_runner.config.parallel import TABLE_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import BACKENDS, ExportedOptions, RunConfig
 from lite_runner.output import CONFIG, RunFolder
@@ -43,10 +43,9 @@ TRACE = "trace.json"
 
 def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str] = ()) -> int:
     """Run `config` and return the exit code. Raises RunnerError, which the caller shows."""
-    progress.configure(config.verbosity, config.log_format)
     for note in notes:
         progress.note(f"note: {note.text}")
-    starts, mode = starts_ranks(config), run_mode(config.run_mode)
+    starts, mode = config.starts_ranks, run_mode(config.run_mode)
     if config.parallel.rank_table_file or TABLE_VARIABLE in os.environ:
         from lite_runner.distributed.rank_table import with_rank_table
 
@@ -76,7 +75,8 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
         profiler.start(whole_process=True, most_events=events)
     # Other machines get the seed of rank 0.
     config = completed(config, draws_seed=config.parallel.node_rank == 0)
-    with new_folder(config) as folder:
+    raw = kept(config.without_secrets())
+    with RunFolder.create(config.output_dir, config.run_mode, config.model_name, raw) as folder:
         folder.open_log()
         if config.profile:
             profiler.folder = folder.path
@@ -93,7 +93,7 @@ def launch(config: RunConfig, notes: Sequence[Note] = (), plugins: Sequence[str]
                 words = [str(RANK_PROGRAM), "--config", str(folder.path / CONFIG), *words]
                 words += [f"register_path={Path(one).expanduser().absolute()}" for one in plugins]
                 run_of_config(
-                    *(words, cluster_of(config), config.parallel, config.context.device_target),
+                    *(words, config.cluster, config.parallel, config.context.device_target),
                     *(folder.path, _recorded()),
                 )
         else:
@@ -196,13 +196,6 @@ def _recorded() -> dict[str, str]:
     if recorder is None:
         return {}
     return {profiler.LAUNCHER_VARIABLE: recorder.process("launcher").to_bytes().decode()}
-
-
-def new_folder(config: RunConfig) -> RunFolder:
-    """A new folder of a run, with the config.yaml that repeats it."""
-    folder = RunFolder.create(config.output_dir, config.run_mode, config.model_name)
-    folder.write_config(kept(config.without_secrets()))
-    return folder
 
 
 def log_details(notes: Sequence[Note]) -> None:

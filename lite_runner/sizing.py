@@ -15,8 +15,8 @@ from dataclasses import replace
 from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import CacheType, Quantization, schemes
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Cluster, not_divided
-from lite_runner.config.sections import DType
+from lite_runner.config.parallel import not_divided
+from lite_runner.config.sections import Cluster, DType
 from lite_runner.errors import EnvironmentFault, shown
 from lite_runner.records import dataclass
 from lite_runner.system import memory

@@ -12,7 +12,7 @@ import pytest
 
 from lite_runner import app
 from lite_runner.config import groups
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.system.user_cache import GRAPHS, PACKED, VALUES
 from lite_runner.weights import source

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import Ranks, cluster_of
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.sizing import (
     Assumptions,
@@ -171,7 +171,7 @@ def test_the_plan_of_each_rank(
     config = resolve("use_parallel=true", "parallel_config.model_parallel=3", "dry_run=true")
     model = model_named("smollm2_135m")
     rank = Memory(179_400_000, 7_900_000, process=500_000_000, work=100_000_000)
-    cluster, sizes = cluster_of(config), {"slots": 2, "length": 256}
+    cluster, sizes = config.cluster, {"slots": 2, "length": 256}
     asked = {"use_past": True, "vocab_parallel": True}
     lines = list(ranks_plan(cluster, model, rank, device="CPU", **sizes, **asked))
     assert "179.4 MB of weights, 7.9 MB of cache for 2 x 256 tokens" in lines[0]

@@ -17,10 +17,9 @@ from typing import Any
 from lite_runner.backends.mindspore.device import choose_ascend_settings
 from lite_runner.config import Invalid, did_you_mean, hints_of, nearest, read
 from lite_runner.config.mindformers import IGNORED
-from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompts import with_seed as with_drawn_seed
 from lite_runner.config.schema import Config, RunConfig
-from lite_runner.config.sections import ASCEND_KEYS, MOST_HCCL_S, AscendSettings, Context
+from lite_runner.config.sections import ASCEND_KEYS, MOST_HCCL_S, AscendSettings, Context, Ranks
 from lite_runner.distributed.join import Joined, RankLock, join
 from lite_runner.distributed.membership import device_of, membership
 from lite_runner.errors import ConfigError, EnvironmentFault
@@ -181,7 +180,7 @@ def of_these_ranks(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def own_ranks(config: RunConfig) -> Ranks:
     """The ranks of a model, and which of them this process is."""
-    ranks = ranks_of(config)
+    ranks = config.ranks
     return replace(ranks, rank=_joined.rank) if _joined is not None and ranks.size > 1 else ranks
 
 

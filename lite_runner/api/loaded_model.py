@@ -21,9 +21,9 @@ from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import Backend, RunOptions
 from lite_runner.config.checks import check_fits
 from lite_runner.config.generation import GenerationConfig, asked_of
-from lite_runner.config.parallel import Ranks, ranks_of
 from lite_runner.config.prompt import adapter_name
 from lite_runner.config.schema import GenerateOptions
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.generation import Completion, Engine, Logprobs, OnLogits
 from lite_runner.model.adapters import (
@@ -435,7 +435,7 @@ class OpenAdapters:
             return None
         path = Path(config.adapter_path).expanduser()
         if shards_of(path, adapter_root_of(config.adapters)):
-            return open_adapter_job(config.adapters, files.model, ranks_of(config), names)
+            return open_adapter_job(config.adapters, files.model, config.ranks, names)
         of = (config.adapter_path, config.adapter_root)
         if of != self._of or not self._opened.keys() >= set(wanted):
             self._open(config, files, wanted)

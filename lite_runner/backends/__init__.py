@@ -18,9 +18,8 @@ from lite_runner.architectures.positions import prefix_error
 from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder, Prefix
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import BACKENDS
-from lite_runner.config.sections import ComputeSettings
+from lite_runner.config.sections import ComputeSettings, Ranks
 from lite_runner.model import ModelFiles
 from lite_runner.native.structs import LoraSize, pool_size
 from lite_runner.records import dataclass

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import profiler
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.system import environment
 

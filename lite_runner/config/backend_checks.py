@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 from lite_runner.architectures.quantization import is_narrow
 from lite_runner.config import Invalid, invalid, show
-from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import samples
 from lite_runner.config.schema import (
     AdapterOptions,
@@ -100,7 +99,7 @@ def _engine(config: ExportedOptions) -> Iterator[Invalid]:
     forced = {
         "model.model_config.is_sample_acceleration": _sampled(config),
         "export.target=Ascend": config.export.target == "Ascend",
-        "parallel_config.model_parallel": ranks_of(config).tensor > 1,
+        "parallel_config.model_parallel": config.ranks.tensor > 1,
         "infer.prefill_model_path": config.writes_graphs and config.infer.prefill_model_path,
     }
     if layout == "resizable":
@@ -215,7 +214,7 @@ def mindformers_model_errors(config: ComputeOptions) -> Iterator[Invalid]:
     exports = not isinstance(config, GenerateOptions)
     refused = {
         "parallel_config.model_parallel": (
-            exports and ranks_of(config).tensor > 1,
+            exports and config.ranks.tensor > 1,
             "ranks that share a model to export",
         ),
         "adapter_path": (adapter, "adapters of each prompt"),

@@ -4,89 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from lite_runner.architectures import custom_network, undivided
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, raise_errors
 from lite_runner.config.prompts import STANDARD_INPUT, prompt_count, prompt_file
-from lite_runner.config.schema import GenerateOptions, RunConfig, SaveStrategyOptions
-from lite_runner.config.sections import Context
-from lite_runner.records import dataclass
-from lite_runner.system import environment
+from lite_runner.config.schema import GenerateOptions, RunConfig
 
 TABLE_VARIABLE = "RANK_TABLE_FILE"  # of Ascend, set by Kubernetes operators
 SOCKET_VARIABLE = "LITE_RUNNER_EVENTS"  # path of our launcher's socket, if that started the rank
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """One rank among `data * tensor`; neighbours hold the shards of one replica of the model."""
-
-    rank: int = 0
-    data: int = 1  # replicas of the model, each with its own prompts (data parallel)
-    tensor: int = 1  # ranks that share a replica (tensor parallel)
-
-    @property
-    def size(self) -> int:
-        return self.data * self.tensor
-
-    @property
-    def data_index(self) -> int:
-        return self.rank // self.tensor
-
-    @property
-    def tensor_index(self) -> int:
-        return self.rank % self.tensor
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """The ranks of a job over machines (nodes) with the same number of ranks each."""
-
-    worker_num: int  # ranks on all machines
-    local_worker_num: int  # ranks on this one
-    master_addr: str = "127.0.0.1"  # the machine with node_rank 0
-    master_port: int | None = None  # None: a free one of this machine
-    node_rank: int = 0
-
-    @property
-    def local_ranks(self) -> range:
-        """The ranks that this machine starts."""
-        first = self.node_rank * self.local_worker_num
-        return range(first, first + self.local_worker_num)
-
-    @property
-    def is_master(self) -> bool:
-        """True if rank 0, which prints and writes the results, is on this machine."""
-        return self.node_rank == 0
-
-
-def ranks_of(config: RunConfig) -> Ranks:
-    """The config's ranks, seen from rank 0; one rank with use_parallel=false."""
-    if not config.use_parallel:
-        return Ranks()
-    asked = config.parallel_config
-    return Ranks(data=asked.data_parallel, tensor=asked.model_parallel)
-
-
-def cluster_of(config: RunConfig) -> Cluster:
-    """The ranks of a config that passed `cluster_errors`."""
-    parallel, size = config.parallel, ranks_of(config).size
-    return Cluster(
-        worker_num=size,
-        local_worker_num=parallel.local_worker_num or size,
-        master_addr=parallel.master_addr,
-        master_port=parallel.master_port,
-        node_rank=parallel.node_rank,
-    )
-
-
-def starts_ranks(config: RunConfig) -> bool:
-    """True if several ranks do the work."""
-    several = config.on_ranks and ranks_of(config).size > 1
-    alone = isinstance(config, SaveStrategyOptions) and config.only_save_strategy
-    return several and not alone
 
 
 def started_by_launcher(environ: Mapping[str, str] = os.environ) -> bool:
@@ -94,31 +20,6 @@ def started_by_launcher(environ: Mapping[str, str] = os.environ) -> bool:
     without a rank table or other ranks is left over."""
     several = TABLE_VARIABLE in environ or environ.get("RANK_SIZE", "1") != "1"
     return "MS_ROLE" in environ or ("RANK_ID" in environ and several)
-
-
-def placed(context: Context, device: str, device_id: int, local_ranks: int) -> Context:
-    """The section with this rank's device and, on CPU, its share of this machine's processors."""
-    threads = context.threads
-    if device == "CPU" and threads is None:
-        threads = environment.cores(local_ranks)
-    return replace(context, device_id=device_id, threads=threads)
-
-
-def threads_beyond(config: RunConfig) -> str:
-    """A note where what computes here has more threads than this process may use CPUs; ""
-    elsewhere."""
-    if not config.computes_here:
-        return ""
-    ranks = cluster_of(config).local_worker_num if starts_ranks(config) else 1
-    threads, cores = config.context.threads, environment.cores()
-    if threads is None or threads * ranks <= cores:
-        return ""
-    of_ranks = f" of each of {ranks} ranks" if ranks > 1 else ""
-    return (
-        f"context.threads={threads}{of_ranks}: this process may use {cores} CPU(s), by its affinity"
-        " and the CPU quota of its cgroup; more threads than that wait for each other"
-        f"\n  -> context.threads={environment.cores(ranks)}, or leave it out"
-    )
 
 
 def cluster_errors(config: RunConfig) -> Iterator[Invalid]:
@@ -139,7 +40,7 @@ def cluster_errors(config: RunConfig) -> Iterator[Invalid]:
         if parallel.rank_table_file:
             yield _error("rank_table_file", f" {without_ranks(config)}")
         return
-    size = ranks_of(config).size
+    size = config.ranks.size
     asked = config.parallel_config
     if parallel.worker_num not in (None, size):
         yield _error(
@@ -253,7 +154,7 @@ def _prompts(config: GenerateOptions) -> Iterator[Invalid]:
 
 def division_errors(config: RunConfig, model: Decoder) -> Iterator[Invalid]:
     """Sizes of a model that model_parallel does not divide; the text names the degrees that do."""
-    ranks, whole_vocabulary = ranks_of(config).tensor, not config.vocab_parallel
+    ranks, whole_vocabulary = config.ranks.tensor, not config.vocab_parallel
     own = custom_network(model)
     if ranks > 1 and own and all(one.split == "none" for one in own.tensors(model)):
         yield Invalid(

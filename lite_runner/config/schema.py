@@ -20,6 +20,7 @@ from lite_runner.config.groups import from_chosen_hub, name_of
 from lite_runner.config.prompt import Items, Request
 from lite_runner.config.sections import (
     AdapterSource,
+    Cluster,
     ComputeSettings,
     Context,
     Export,
@@ -31,6 +32,7 @@ from lite_runner.config.sections import (
     ParallelConfig,
     Precision,
     Processor,
+    Ranks,
     RunMindFormers,
     TokenizerSource,
     Trainer,
@@ -124,6 +126,31 @@ class RunConfig:
         """The name of the model: trainer.model_name, or that of its weights."""
         name = self.trainer.model_name
         return name if name != "auto" else name_of(self.checkpoint_source)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of the run, seen from rank 0; one rank with use_parallel=false."""
+        if not self.use_parallel:
+            return Ranks()
+        asked = self.parallel_config
+        return Ranks(data=asked.data_parallel, tensor=asked.model_parallel)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The ranks over the machines, of a config that passed `cluster_errors`."""
+        return self.parallel.cluster(self.ranks.size)
+
+    @property
+    def starts_ranks(self) -> bool:
+        """True if several ranks do the work."""
+        return self.on_ranks and self.ranks.size > 1
+
+    @property
+    def processes_here(self) -> int:
+        """The processes that compute on this machine, each with context.threads."""
+        if not self.computes_here:
+            return 0
+        return self.cluster.local_worker_num if self.starts_ranks else 1
 
     @property
     def in_mindformers(self) -> bool:
@@ -286,6 +313,10 @@ class SaveStrategyOptions(RunConfig):
     """Writing the strategy files of a parallel group alone."""
 
     only_save_strategy: bool
+
+    @property
+    def starts_ranks(self) -> bool:
+        return super().starts_ranks and not self.only_save_strategy
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from lite_runner.architectures.settings import PetSettings
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, did_you_mean, invalid, nearest, show, size_errors
 from lite_runner.records import Count, Index, InputPath, OutputPath, Range, dataclass
+from lite_runner.system import environment
 
 RANDOM = "random"  # of load_checkpoint
 MANIFEST = "manifest.json"  # of our exported models
@@ -160,6 +162,13 @@ class Context:
     cache: bool
     cache_limit: str | None  # 10GB; null: a share of the free disk
 
+    def placed(self, device: str, device_id: int, local_ranks: int) -> Context:
+        """The section with a rank's device and, on CPU, its share of this machine's processors."""
+        threads = self.threads
+        if device == "CPU" and threads is None:
+            threads = environment.cores(local_ranks)
+        return replace(self, device_id=device_id, threads=threads)
+
     def errors(self) -> Iterator[Invalid]:
         """Validation errors of sizes, and of settings that MindSpore would refuse on Ascend."""
         yield from size_errors("context.cache_limit", self.cache_limit)
@@ -169,6 +178,49 @@ class Context:
                 key = f"context.ascend_config.{name}"
                 near = did_you_mean(nearest(name, ASCEND_CONFIG))
                 yield invalid(key, f"{key}: MindSpore has no such setting of Ascend{near}")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One rank among `data * tensor`; neighbours hold the shards of one replica of the model."""
+
+    rank: int = 0
+    data: int = 1  # replicas of the model, each with its own prompts (data parallel)
+    tensor: int = 1  # ranks that share a replica (tensor parallel)
+
+    @property
+    def size(self) -> int:
+        return self.data * self.tensor
+
+    @property
+    def data_index(self) -> int:
+        return self.rank // self.tensor
+
+    @property
+    def tensor_index(self) -> int:
+        return self.rank % self.tensor
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The ranks of a job over machines (nodes) with the same number of ranks each."""
+
+    worker_num: int  # ranks on all machines
+    local_worker_num: int  # ranks on this one
+    master_addr: str = "127.0.0.1"  # the machine with node_rank 0
+    master_port: int | None = None  # None: a free one of this machine
+    node_rank: int = 0
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks that this machine starts."""
+        first = self.node_rank * self.local_worker_num
+        return range(first, first + self.local_worker_num)
+
+    @property
+    def is_master(self) -> bool:
+        """True if rank 0, which prints and writes the results, is on this machine."""
+        return self.node_rank == 0
 
 
 @dataclass(frozen=True)
@@ -185,6 +237,16 @@ class Parallel:
     rendezvous_timeout: Count  # seconds
     hccl_timeout: Annotated[int, Range(LEAST_HCCL_S, MOST_HCCL_S)]  # seconds
     timeout: Count | None  # seconds; null: none
+
+    def cluster(self, ranks: int) -> Cluster:
+        """The ranks over the machines, of a section that passed `cluster_errors`."""
+        return Cluster(
+            worker_num=ranks,
+            local_worker_num=self.local_worker_num or ranks,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            node_rank=self.node_rank,
+        )
 
     def errors(self) -> Iterator[Invalid]:
         """The validation error of an unsupported mode."""

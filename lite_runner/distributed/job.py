@@ -17,8 +17,8 @@ from types import MappingProxyType
 import psutil  # type: ignore[import-untyped]
 
 from lite_runner import progress
-from lite_runner.config.parallel import SOCKET_VARIABLE, Cluster
-from lite_runner.config.sections import Parallel
+from lite_runner.config.parallel import SOCKET_VARIABLE
+from lite_runner.config.sections import Cluster, Parallel
 from lite_runner.distributed import msrun
 from lite_runner.distributed.events import Event, RankMonitor
 from lite_runner.distributed.stopping import STOP_FILE, STOP_S, StopFlags, stop_on_ctrl_c

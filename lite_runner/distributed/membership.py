@@ -15,12 +15,13 @@ a RANK_ID alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lite_runner.config import Invalid
-from lite_runner.config.parallel import TABLE_VARIABLE, Ranks, started_by_launcher
+from lite_runner.config import Invalid, raise_errors
+from lite_runner.config.parallel import TABLE_VARIABLE, started_by_launcher
+from lite_runner.config.sections import Parallel, Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.records import dataclass
 from lite_runner.system.environment import index_of
@@ -50,6 +51,23 @@ class Member:
     def is_machine(self) -> bool:
         """True for a process that is not a rank, but starts those of its machine."""
         return self.local_ranks > 1
+
+    @property
+    def prints(self) -> bool:
+        """True for the one process that prints and writes results, as far as that is known."""
+        return self.is_machine or (self.rank in (0, None) and not self.is_scheduler)
+
+    def parallel_here(self, parallel: Parallel) -> Parallel:
+        """The section for starting the ranks of a machine."""
+        assert self.scheduler is not None and self.rank is not None
+        return replace(
+            parallel,
+            worker_num=self.size,
+            local_worker_num=self.local_ranks,
+            master_addr=self.scheduler.host,
+            master_port=self.scheduler.port,
+            node_rank=self.rank // self.local_ranks,
+        )
 
     @property
     def name(self) -> str:
@@ -181,27 +199,26 @@ def _is(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def member_errors(
+def check_member(
     member: Member, ranks: Ranks, run_mode: str, *, on_ranks: bool, use_parallel: bool
-) -> Iterator[Invalid]:
-    """Validation errors of the `ranks` of a run with the number of ranks that were started;
-    `on_ranks`: its run mode may be done by several."""
-    started = f"this process was started as {member.name}"
+) -> None:
+    """Raises ConfigError where others than the `ranks` of a run were started; `on_ranks`: its run
+    mode may be done by several."""
     if not on_ranks and member.size > 1:
-        yield Invalid(("run_mode",), f"{started}, but run_mode={run_mode} is done by one process")
+        key, text = "run_mode", f"but run_mode={run_mode} is done by one process"
     elif member.size == ranks.size:
         return
     elif not use_parallel:
-        yield Invalid(
-            ("use_parallel",),
-            f"{started}, but use_parallel=false: each would do the whole job; use_parallel=true"
-            f" with parallel_config.model_parallel={member.size}, or start one process",
+        key = "use_parallel"
+        text = (
+            "but use_parallel=false: each would do the whole job; use_parallel=true with"
+            f" parallel_config.model_parallel={member.size}, or start one process"
         )
     else:
-        yield Invalid(
-            ("parallel_config",),
-            f"{started}, expected {ranks.size}: data_parallel={ranks.data} *"
-            f" model_parallel={ranks.tensor} of parallel_config; start {ranks.size}, or"
-            f" set parallel_config.model_parallel={member.size} and"
-            " parallel_config.data_parallel=1",
+        key = "parallel_config"
+        text = (
+            f"expected {ranks.size}: data_parallel={ranks.data} * model_parallel={ranks.tensor} of"
+            f" parallel_config; start {ranks.size}, or set"
+            f" parallel_config.model_parallel={member.size} and parallel_config.data_parallel=1"
         )
+    raise_errors([Invalid((key,), f"this process was started as {member.name}, {text}")])

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from lite_runner.config.parallel import SOCKET_VARIABLE, Cluster
+from lite_runner.config.parallel import SOCKET_VARIABLE
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed.events import FOLDER_VARIABLE
 from lite_runner.distributed.msrun_wrapper import PARENT_VARIABLE, SCHEDULES_VARIABLE
 from lite_runner.errors import EnvironmentFault

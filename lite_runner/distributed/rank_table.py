@@ -18,8 +18,8 @@ from typing import Any
 
 from lite_runner import progress
 from lite_runner.config import Invalid, invalid
-from lite_runner.config.parallel import TABLE_VARIABLE, Cluster, Ranks
-from lite_runner.config.sections import Context, Parallel, hccl_timeouts
+from lite_runner.config.parallel import TABLE_VARIABLE
+from lite_runner.config.sections import Cluster, Context, Parallel, Ranks, hccl_timeouts
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system import environment

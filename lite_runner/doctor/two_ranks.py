@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from lite_runner.backends.collectives import schedule
-from lite_runner.config.parallel import Cluster, Ranks
+from lite_runner.config.sections import Cluster, Ranks
 from lite_runner.distributed import msrun
 from lite_runner.distributed.events import MET, Sender, connect
 from lite_runner.distributed.job import Limits, run_ranks

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lite_runner.architectures.quantization import Quantization
-from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import RANDOM
+from lite_runner.config.sections import RANDOM, Ranks
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.records import dataclass
 from lite_runner.sizing import readable

@@ -14,9 +14,8 @@ import numpy as np
 
 from lite_runner.architectures.settings import PetLoraSettings
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompts import adapter_names
-from lite_runner.config.sections import LORA_NAME, AdapterSource, DType
+from lite_runner.config.sections import LORA_NAME, AdapterSource, DType, Ranks
 from lite_runner.errors import ArtifactError, ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.records import dataclass
 
 Combine = Callable[[Tensor], Tensor]  # a collective over the ranks' tensors

@@ -231,9 +231,15 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, output_dir: str | Path, run_mode: str, model: str, now: datetime | None = None
+        cls,
+        output_dir: str | Path,
+        run_mode: str,
+        model: str,
+        config: Mapping[str, Any] | None = None,
+        now: datetime | None = None,
     ) -> RunFolder:
-        """Create the folder, check that it is writable, and link `latest` to it.
+        """Create the folder, check that it is writable, link `latest` to it, and write the
+        resolved `config`, plain containers and scalars, as config.yaml.
 
         Cheap: call it before loading a model. Names are unique. Raises EnvironmentFault where the
         folder cannot be created or the disk is full.
@@ -250,7 +256,10 @@ class RunFolder:
         except OSError as error:
             raise _not_writable(path, error) from error
         cls.newest = path
-        return cls(path)
+        folder = cls(path)
+        if config is not None:
+            folder.write_text(CONFIG, dump_yaml(config))
+        return folder
 
     def __enter__(self) -> RunFolder:
         return self
@@ -288,10 +297,6 @@ class RunFolder:
             logger.removeHandler(self._log)
             self._log.close()
             self._log = None
-
-    def write_config(self, config: Mapping[str, Any]) -> Path:
-        """Write the resolved config, plain containers and scalars, as config.yaml."""
-        return self.write_text(CONFIG, dump_yaml(config))
 
     def write_result(self, result: Result) -> Path:
         """Write result.json; returns its path."""

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from lite_runner import progress
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import BASE
 from lite_runner.config.schema import GenerateOptions
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import EnvironmentFault
 from lite_runner.generation import (
     Completion,

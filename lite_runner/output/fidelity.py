@@ -11,7 +11,7 @@ from lite_runner import progress
 from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend, NativeOptions
 from lite_runner.backends.native.packed_cache import packed_model
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.model import ModelFiles
 from lite_runner.records import dataclass
 

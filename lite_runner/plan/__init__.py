@@ -16,9 +16,9 @@ from lite_runner import progress
 from lite_runner.architectures.settings import TokenIds
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import Ranks, cluster_of, ranks_of
 from lite_runner.config.prompt import Request, check_prefixes, with_ending
 from lite_runner.config.schema import ExportedOptions, RunConfig
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.generation import Adjustments, Guide, check_lengths, max_sequence_of, truncate_left
 from lite_runner.generation import Request as GenerationRequest
@@ -311,7 +311,7 @@ class Plan:
 
     def of_rank(self, rank: int) -> Plan:
         """The plan of one of its ranks."""
-        return replace(self, ranks=replace(ranks_of(self.config), rank=rank))
+        return replace(self, ranks=replace(self.config.ranks, rank=rank))
 
 
 def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> Plan:
@@ -340,7 +340,7 @@ def described(plan: Plan, hints: Callable[[], Sequence[MemoryHint]] = list) -> P
     if config.use_parallel and config.on_ranks and not plan.writes_graphs:
         table = tuple(
             ranks_plan(
-                cluster_of(config),
+                config.cluster,
                 model,
                 need,
                 device=plan.device,

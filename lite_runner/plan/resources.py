@@ -10,14 +10,15 @@ from lite_runner import profiler, progress
 from lite_runner.architectures import custom_network
 from lite_runner.architectures.quantization import Quant
 from lite_runner.backends import SMALLEST_CACHE, Backend, Growing, RunOptions, seat
-from lite_runner.config.parallel import Cluster, Ranks, cluster_of
 from lite_runner.config.schema import BACKENDS, CompareOptions, ComputeOptions, GenerateOptions
 from lite_runner.config.sections import (
     RANDOM,
     AscendSettings,
+    Cluster,
     ComputeSettings,
     ModelSource,
     Precision,
+    Ranks,
 )
 from lite_runner.errors import ConfigError, EnvironmentFault, RunnerError
 from lite_runner.model import ModelFiles
@@ -446,7 +447,7 @@ def check_ranks_fit(plan: Plan) -> None:
     elif not config.in_mindformers and config.run_mode != "finetune":
         return
     device = environment.resolve_device(config.context.device_target)
-    check_machine(cluster_of(config), device, need, hints)
+    check_machine(config.cluster, device, need, hints)
 
 
 def check_machine(

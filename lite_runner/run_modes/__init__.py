@@ -21,15 +21,10 @@ from lite_runner.config.argv import CommandLine
 from lite_runner.config.checks import common_errors, mindformers_available_errors
 from lite_runner.config.compose import Schemas
 from lite_runner.config.groups import options_of
-from lite_runner.config.parallel import (
-    TABLE_VARIABLE,
-    ranks_of,
-    started_by_launcher,
-    starts_ranks,
-    threads_beyond,
-)
+from lite_runner.config.parallel import TABLE_VARIABLE, started_by_launcher
 from lite_runner.config.schema import ExportedOptions, RunConfig
 from lite_runner.errors import ConfigError
+from lite_runner.system import environment
 
 if TYPE_CHECKING:
     from lite_runner.output import RunFolder
@@ -81,8 +76,8 @@ def errors(config: RunConfig) -> Iterator[Invalid]:
     if config.use_parallel and (named or (named is None and TABLE_VARIABLE in os.environ)):
         from lite_runner.distributed.rank_table import rank_table_errors, used_table
 
-        if table := used_table(config.parallel, config.context, starts=starts_ranks(config)):
-            yield from rank_table_errors(table, ranks_of(config))
+        if table := used_table(config.parallel, config.context, starts=config.starts_ranks):
+            yield from rank_table_errors(table, config.ranks)
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_errors
 
@@ -93,8 +88,9 @@ def notes(config: RunConfig) -> list[str]:
     """Notes for the user about a valid config."""
     found = []
     # How many ranks of another launcher's job are on this machine is not known yet: see joined.py.
-    if not started_by_launcher() and (told := threads_beyond(config)):
-        found.append(told)
+    if not started_by_launcher():
+        told = environment.threads_beyond(config.context.threads, config.processes_here)
+        found += [told] if told else []
     if isinstance(config, ExportedOptions) and config.infer.has_ge_options:
         from lite_runner.backends.lite.ge import ge_notes
 

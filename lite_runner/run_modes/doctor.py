@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 
 from lite_runner.backends.mindformers.releases import choose_release
 from lite_runner.config import Invalid
-from lite_runner.config.parallel import cluster_of, ranks_of
 from lite_runner.config.schema import (
     BatchOptions,
     ExportedOptions,
@@ -96,7 +95,7 @@ def _files(config: Config) -> Finding:
         return Finding("warn", f"{found.source}: not downloaded yet", remedy=FETCHED)
     if found.exported is not None:
         return Finding("ok", found.location())
-    tensors = found.resharded(ranks_of(config), vocab_parallel=config.vocab_parallel)
+    tensors = found.resharded(config.ranks, vocab_parallel=config.vocab_parallel)
     return Finding("ok", f"{found.location()}, {len(tensors)} tensors, none missing")
 
 
@@ -117,7 +116,7 @@ def _needs(config: Config) -> Finding:
     """The memory estimate of a run with a short prompt, the config's batch and its new tokens,
     against free memory."""
     device = environment.resolve_device(config.context.device_target)
-    ranks, found = ranks_of(config), locate_cached(config.source)
+    ranks, found = config.ranks, locate_cached(config.source)
     generation, context = config.generation(found.model), found.model.seq_length
     length = min(context, max_sequence_of([1], [generation], context))
     slots = slots_for(generation, config.predict_batch_size or 1, config.predict_batch_size)
@@ -125,7 +124,7 @@ def _needs(config: Config) -> Finding:
     options = run_options(config.settings, job, device, ranks)
     need, hints = job_memory(found, options), partial(memory_hints, found, options)
     if config.use_parallel:
-        check_machine(cluster_of(config), device, need, hints)
+        check_machine(config.cluster, device, need, hints)
     elif device == "CPU":
         check_memory(need, hints)
     has = f", {readable(memory.free_memory())} is free" if device == "CPU" else ""

@@ -15,7 +15,7 @@ from lite_runner.backends.mindformers.run import export_with_mindformers
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.backend_checks import ENGINES, mindformers_model_errors, without_mindformers
 from lite_runner.config.checks import adapter_errors, offline_errors, strategy_errors
-from lite_runner.config.parallel import DATA_KEYS, Ranks, check_divides, ranks_of
+from lite_runner.config.parallel import DATA_KEYS, check_divides
 from lite_runner.config.schema import (
     AdapterOptions,
     BatchOptions,
@@ -23,6 +23,7 @@ from lite_runner.config.schema import (
     MindFormersOptions,
     OverwriteOptions,
 )
+from lite_runner.config.sections import Ranks
 from lite_runner.model import ModelFiles
 from lite_runner.model.adapters import with_adapter
 from lite_runner.model.locate import locate_for_plan, tokenizer_of
@@ -106,7 +107,7 @@ def plan(config: Config) -> Plan:
     """Files, what is exported and where, and the memory it takes. With dry_run=true nothing is
     fetched. Raises RunnerError."""
     began = time.perf_counter()
-    ranks = ranks_of(config)
+    ranks = config.ranks
     fetches = not config.in_mindformers
     if fetches and not config.dry_run:
         environment.check_mindspore()  # it writes the graphs

@@ -20,9 +20,8 @@ from lite_runner.architectures import custom_network, native_parts, parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits
-from lite_runner.config.parallel import Ranks, cluster_of, ranks_of
 from lite_runner.config.prompt import no_likelihood
-from lite_runner.config.sections import AdapterFormat, CheckpointFormat
+from lite_runner.config.sections import AdapterFormat, CheckpointFormat, Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate_for_plan, side_files, tokenizer_for_plan
@@ -143,13 +142,13 @@ def plan(config: Config) -> Plan:
             evaluated = _data("eval_data", asked.eval_data, config, model, tokenizer)
     trained = parameter_count(model) if lora is None else sum(a.size for a in lora.arrays.values())
     longest = max((len(text.ids) for text in data.texts), default=0) if data else length
-    parts, threads = ranks_of(config).tensor, config.context.threads
+    parts, threads = config.ranks.tensor, config.context.threads
     # Rank 0 has all of what ranks train parts of, when it is written.
     held = trained + trained // parts if asked.full and parts > 1 else trained
     need = partial(memory_of, asked, model.shard(parts), held, longest, threads=threads)
     # Less memory may have been asked for, and others may need what is free.
     panels = asked.dtype == "float32" and not (asked.full or asked.checkpoint)
-    here = cluster_of(config).local_worker_num if config.use_parallel else 1
+    here = config.cluster.local_worker_num if config.use_parallel else 1
     panels = panels and shortage(need(panels=True), 0.5 / here) is None
     memory = need(panels=panels)
     lines = model_lines(config.run_mode, config.model_name, model, files.location())
@@ -157,7 +156,7 @@ def plan(config: Config) -> Plan:
         "" if lora is None else f", LoRA of {len(lora.deltas)} weights"
     )
     if data is not None:
-        ranks = ranks_of(config)
+        ranks = config.ranks
         steps = step_count(asked, len(packs), ranks)
         if saved is not None and not own and saved.step >= steps:
             raise ConfigError(
@@ -588,7 +587,7 @@ def _identity(config: Config, data: ExampleSet, evaluated: Sequence[Example]) ->
         asked.pop(name)
     settings = {"seed": config.seed or 0, "model": config.checkpoint_source, **asked}
     # On fewer ranks with a larger batch_size the sums are the same but for their rounding.
-    if (ranks := ranks_of(config).data) > 1:
+    if (ranks := config.ranks.data) > 1:
         settings["ranks"] = ranks
     if config.finetune.schedule != "constant":
         settings["steps"] = config.finetune.steps

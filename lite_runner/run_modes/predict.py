@@ -16,7 +16,7 @@ from lite_runner.config.checks import ComparedOptions, check_fits
 from lite_runner.config.checks import PredictOptions as Config
 from lite_runner.config.checks import predict_errors as errors
 from lite_runner.config.generation import asked_of, without_effect
-from lite_runner.config.parallel import check_divides, cluster_of, ranks_of
+from lite_runner.config.parallel import check_divides
 from lite_runner.config.prompt import Request, items_of
 from lite_runner.config.prompts import prompt_file, read_requests
 from lite_runner.config.schema import GenerateOptions
@@ -102,7 +102,7 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
     """The plan without backend and memory. With several ranks its config holds the prompts, for the
     other ranks."""
     device = environment.resolve_device(config.context.device_target, planned=config.dry_run)
-    ranks = ranks_of(config)
+    ranks = config.ranks
     data = config.predict_data
     if config.dry_run:  # without prompts: the plan for a short one
         data = data or " "
@@ -126,7 +126,7 @@ def _planned_inputs(config: GenerateOptions, tokens: Sequence[list[int]] | None)
         progress.note(
             f"adapter_path={config.adapter_path}: adapter_id= names none, so the base model runs"
         )
-    cluster = cluster_of(config) if ranks.size > 1 else None
+    cluster = config.cluster if ranks.size > 1 else None
     if (fetched := check_before_fetching(config.settings, ranks, cluster)) is not None:
         _estimate(config, fetched, requests)  # adapters are read
     files = locate_for_plan(config.source)
@@ -176,13 +176,13 @@ def _adapters(
     from lite_runner.model.adapters import open_adapter_job  # not for runs without
 
     names = [request.adapter for request in requests]
-    return open_adapter_job(config.adapters, model, ranks_of(config), names)
+    return open_adapter_job(config.adapters, model, config.ranks, names)
 
 
 def _plan_of_strategy(config: GenerateOptions) -> Plan:
     """The ranks and the model's sizes. Raises RunnerError."""
     files = None if config.model_config() else locate_for_plan(config.source)
-    plan = Plan(config=config, ranks=ranks_of(config), files=files)
+    plan = Plan(config=config, ranks=config.ranks, files=files)
     check_fits(config, plan.decoder)
     source = files.location() if files else config.checkpoint_source
     writes = {"writes": f"the strategy of {plan.ranks.size} ranks"}

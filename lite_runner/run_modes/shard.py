@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from lite_runner import progress
 from lite_runner.config import Invalid, invalid
 from lite_runner.config.checks import check_fits, strategy_errors
-from lite_runner.config.parallel import ranks_of
 from lite_runner.config.schema import OverwriteOptions, SaveStrategyOptions, StrategyOptions
 from lite_runner.model.locate import locate_for_plan, side_files
 from lite_runner.output import Result, RunFolder
@@ -86,7 +85,7 @@ def errors(config: Config) -> Iterator[Invalid]:
 def plan(config: Config) -> Plan:
     """The checkpoint and what is written. With dry_run=true nothing is fetched. Raises
     RunnerError."""
-    target, ranks = _target(config), ranks_of(config)
+    target, ranks = _target(config), config.ranks
     if config.transform_rank is None:
         check_free(target, config.overwrite)
         if not config.only_save_strategy:
@@ -135,7 +134,7 @@ def _target(config: Config) -> Path:
     """The path to write: a folder, or the file of a merged checkpoint."""
     if config.shard_output:
         return Path(config.shard_output).expanduser()
-    ranks = ranks_of(config)
+    ranks = config.ranks
     name = f"{config.model_name}_tp{ranks.tensor}_dp{ranks.data}"
     if config.only_save_strategy:
         name += "_strategy"
@@ -149,14 +148,14 @@ def _cutting(config: Config, model: Decoder) -> Cutting:
     if config.model_config() is None:  # model=auto: not checked so far
         check_fits(config, model)
     return Cutting.of_model(
-        model, ranks_of(config), config.shard_format, vocab_parallel=config.vocab_parallel
+        model, config.ranks, config.shard_format, vocab_parallel=config.vocab_parallel
     )
 
 
 def _write(config: Config, files: ModelFiles, cutting: Cutting, target: Path) -> None:
     overwrite = config.overwrite
     tensors = files.whole()
-    ranks = ranks_of(config)
+    ranks = config.ranks
     merging = ranks.size == 1
     beside = side_files(config.tokenizer, files)
     size = sum(tensor.nbytes for tensor in tensors.values())

@@ -525,6 +525,19 @@ def cores(processes: int = 1) -> int:
     return max(1, (allowed if quota is None else min(allowed, int(quota))) // processes)
 
 
+def threads_beyond(threads: int | None, processes: int) -> str:
+    """A note where the threads of some processes are more than the CPUs that this one may use; ""
+    elsewhere. None: as many threads as there are CPUs for each."""
+    if threads is None or threads * processes <= cores():
+        return ""
+    of_ranks = f" of each of {processes} ranks" if processes > 1 else ""
+    return (
+        f"context.threads={threads}{of_ranks}: this process may use {cores()} CPU(s), by its"
+        " affinity and the CPU quota of its cgroup; more threads than that wait for each other"
+        f"\n  -> context.threads={cores(processes)}, or leave it out"
+    )
+
+
 def processor_features() -> list[str]:
     """The processor's vector and matrix instructions, as Linux calls them."""
     found = _cpuinfo("flags") or _cpuinfo("Features")

@@ -9,7 +9,7 @@ import numpy as np
 
 from lite_runner.architectures import by_role, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.training.kernels import Array
 from lite_runner.training.tape import Slot, Tape, Value
 from lite_runner.weights import Index

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
 from lite_runner.records import dataclass
 from lite_runner.system.environment import cores

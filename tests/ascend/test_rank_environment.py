@@ -15,8 +15,8 @@ import yaml
 from lite_runner import launch
 from lite_runner.config import sections
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Cluster, starts_ranks
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed import job
 from lite_runner.distributed.job import Limits
 from lite_runner.distributed.membership import device_of, membership
@@ -193,7 +193,7 @@ def config_of(*settings: str) -> RunConfig:
 def with_table(*settings: str) -> tuple[sections.Parallel, sections.Context]:
     config = config_of(*settings)
     return with_rank_table(
-        *(config.parallel, config.context), on_ranks=config.on_ranks, starts=starts_ranks(config)
+        *(config.parallel, config.context), on_ranks=config.on_ranks, starts=config.starts_ranks
     )
 
 

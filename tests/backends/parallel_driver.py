@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lite_runner.backends import Row, collectives
 from lite_runner.backends.mindspore.backend import MindSporeBackend, MindSporeOptions
 from lite_runner.backends.mindspore.device import set_device
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.distributed.events import MET, connect
 from lite_runner.weights.checkpoint import model_config_of, open_checkpoint
 from lite_runner.weights.read_ahead import ReadAhead

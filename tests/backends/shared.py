@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from lite_runner.backends import Backend, Row
 from lite_runner.config.argv import parse
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import ranks_of
 from lite_runner.config.prompts import read_requests
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.generation import Engine, Request
@@ -150,12 +149,12 @@ def estimated(*settings: str) -> tuple[GenerateOptions, ModelFiles, Job]:
 
 def need_of(*settings: str, device: str = "CPU") -> Memory:
     config, files, job = estimated(*settings)
-    ranks = ranks_of(config)
+    ranks = config.ranks
     return job_memory(files, run_options(config.settings, job.share(ranks), device, ranks))
 
 
 def hints_of(*settings: str) -> dict[str, int]:
     """The settings that would help, and the bytes that the job needs with each."""
     config, files, job = estimated(*settings)
-    found = memory_hints(files, run_options(config.settings, job, "CPU", ranks_of(config)))
+    found = memory_hints(files, run_options(config.settings, job, "CPU", config.ranks))
     return {hint.setting: hint.need.total for hint in found}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lite_runner.config.parallel import Cluster
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed.job import Limits, run_ranks
 
 HERE = Path(__file__).parent

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from lite_runner import run_modes
-from lite_runner.config.parallel import cluster_of, ranks_of, threads_beyond
 from lite_runner.config.schema import RunConfig
 from lite_runner.system import environment
 from tests.each import each
@@ -18,10 +17,10 @@ TINY = ("model=tiny_llama", "predict_data=hi")
 
 
 def test_one_machine_needs_no_settings(resolve: Resolve) -> None:
-    cluster = cluster_of(resolve(*TINY, "parallel=tp4"))
+    cluster = resolve(*TINY, "parallel=tp4").cluster
     assert (cluster.worker_num, cluster.local_worker_num) == (4, 4)
     assert cluster.local_ranks == range(4) and cluster.is_master
-    assert ranks_of(resolve(*TINY)).size == 1
+    assert resolve(*TINY).ranks.size == 1
 
 
 def test_the_second_of_two_machines(resolve: Resolve) -> None:
@@ -31,7 +30,7 @@ def test_the_second_of_two_machines(resolve: Resolve) -> None:
         *("parallel.local_worker_num=2", "parallel.node_rank=1", "parallel.master_port=8118"),
         *("parallel.master_addr=10.0.0.7", "predict_data=['a', 'b']"),
     )
-    cluster = cluster_of(config)
+    cluster = config.cluster
     assert cluster.local_ranks == range(2, 4) and not cluster.is_master
     assert (cluster.master_addr, cluster.master_port) == ("10.0.0.7", 8118)
     assert run_modes.from_dict(config.to_dict()) == config
@@ -67,13 +66,12 @@ def test_more_threads_than_cpus_are_noted(
 ) -> None:
     monkeypatch.setattr(environment, "cores", lambda processes=1: max(1, 2 // processes))
     for argv in ([], ["context.threads=2"], ["parallel=tp2", "context.threads=1"]):
-        assert threads_beyond(resolve(*TINY, *argv)) == "", argv
-    told = threads_beyond(resolve(*TINY, "context.threads=9"))
-    assert notes(*TINY, "context.threads=9") == [told]
+        assert notes(*TINY, *argv) == [], argv
+    (told,) = notes(*TINY, "context.threads=9")
     monkeypatch.setenv("RANK_ID", "0")  # left over: this process is in no job
     assert notes(*TINY, "context.threads=9") == [told]
     assert told.startswith("context.threads=9: this process may use 2 CPU(s)")
     assert told.endswith("-> context.threads=2, or leave it out")
-    told = threads_beyond(resolve(*TINY, "parallel=tp2", "context.threads=2"))
+    (told,) = notes(*TINY, "parallel=tp2", "context.threads=2")
     assert told.startswith("context.threads=2 of each of 2 ranks: this process may use 2 CPU(s)")
     assert told.endswith("-> context.threads=1, or leave it out")

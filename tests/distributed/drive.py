@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # it is run as a program
 
 from lite_runner.app import guarded
-from lite_runner.config.parallel import Cluster
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed.job import Limits, run_ranks
 
 

@@ -60,7 +60,7 @@ def main(fault: str, message: str) -> None:
 
 def generate(fault: str, rank: int) -> None:
     """What a rank does once its model is loaded: steps, until it is told to stop."""
-    from lite_runner.config.parallel import Ranks
+    from lite_runner.config.sections import Ranks
     from lite_runner.distributed.stopping import STOP_FILE, StopCondition, StopFlags
 
     sender = connect(rank)

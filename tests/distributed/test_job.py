@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lite_runner.config.parallel import Cluster
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed import job
 from lite_runner.distributed.job import (
     Limits,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.parallel import Cluster
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed import msrun
 from lite_runner.errors import EnvironmentFault
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.distributed.stopping import StopCondition, StopFlags
 
 STEPS = 30  # of a generation that nobody stops

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.quantization import Quant, Quantization
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import AdapterOptions, RunConfig
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, NonFiniteError, RunnerError
 from lite_runner.model import ModelFiles, explained_nonfinite
 from lite_runner.model.adapters import with_adapter

@@ -40,7 +40,7 @@ def result(*rows: RowResult) -> Result:
 
 
 def make(base: Path) -> RunFolder:
-    return RunFolder.create(base, "predict", "tiny_llama", NOON)
+    return RunFolder.create(base, "predict", "tiny_llama", now=NOON)
 
 
 def test_folder_is_named_by_date_time_mode_and_model(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_folder_is_named_by_date_time_mode_and_model(tmp_path: Path) -> None:
 
 
 def test_a_model_name_cannot_leave_the_folder(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "predict", "../../a b", NOON)
+    folder = RunFolder.create(tmp_path, "predict", "../../a b", now=NOON)
     assert folder.path == tmp_path / "2026-01-31" / "120005-predict-.._.._a_b"
 
 
@@ -190,8 +190,7 @@ def test_a_prompt_that_was_no_utf8_is_kept_escaped(tmp_path: Path) -> None:
 
 def test_config_round_trips_in_order(tmp_path: Path) -> None:
     config = {"seed": 0, "predict_data": ["a: b", "你好"], "model": {"arch": {"type": "X"}}}
-    path = make(tmp_path).write_config(config)
-    assert path.name == "config.yaml"
+    path = RunFolder.create(tmp_path, "predict", "tiny_llama", config).path / "config.yaml"
     assert "你好" in path.read_text(encoding="utf-8")
     assert list(yaml.safe_load(path.read_text(encoding="utf-8")).items()) == list(config.items())
 
@@ -253,9 +252,8 @@ def test_peak_memory_is_in_mib() -> None:
 def test_results_are_for_the_user_and_the_group(tmp_path: Path, umask: int, expected: int) -> None:
     before = os.umask(umask)
     try:
-        with RunFolder.create(tmp_path, "predict", "m") as folder:
+        with RunFolder.create(tmp_path, "predict", "m", {}) as folder:
             folder.open_log()
-            folder.write_config({})
             folder.write_text("result.json", "{}")
             modes = {path.name: path.stat().st_mode & 0o777 for path in folder.path.iterdir()}
     finally:

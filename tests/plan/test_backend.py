@@ -18,8 +18,8 @@ from lite_runner.app import main
 from lite_runner.backends import Backend, Row
 from lite_runner.backends.lite.export.job import spec_of
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import ComputeOptions, ExportedOptions
+from lite_runner.config.sections import Ranks
 from lite_runner.distributed import job
 from lite_runner.errors import ConfigError
 from lite_runner.model import ModelFiles

@@ -13,9 +13,9 @@ import pytest
 from lite_runner.app import main
 from lite_runner.config.argv import parse
 from lite_runner.config.generation import GenerationConfig
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.prompt import Request
 from lite_runner.config.schema import GenerateOptions, RunConfig
+from lite_runner.config.sections import Ranks
 from lite_runner.model import ModelFiles
 from lite_runner.model.adapters import AdapterJob
 from lite_runner.plan import Job, Plan, described, fit

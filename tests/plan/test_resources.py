@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from lite_runner.app import main
 from lite_runner.backends.mindformers import releases, run
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import cluster_of
 from lite_runner.config.schema import ComputeOptions, RunConfig
 from lite_runner.errors import EnvironmentFault
 from lite_runner.launch import launch
@@ -203,7 +202,7 @@ RANK = Memory(100_000_000, 10_000_000, process=500_000_000)
 
 def check(config: RunConfig, rank: Memory = RANK) -> None:
     device = environment.resolve_device(config.context.device_target)
-    resources.check_machine(cluster_of(config), device, rank)
+    resources.check_machine(config.cluster, device, rank)
 
 
 def test_more_ranks_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:

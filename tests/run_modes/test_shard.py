@@ -15,7 +15,7 @@ import pytest
 
 from lite_runner.app import main
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.run_modes import heads, resolve
 from lite_runner.weights.sharding.partition import strategy_of
 from lite_runner.weights.sharding.shards import whole_tensors
@@ -191,7 +191,7 @@ def test_transform_process_num_of_a_mindformers_yaml_means_nothing_in_predict() 
 SLOW = """
 import time
 from pathlib import Path
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 from lite_runner.weights import LazyTensor

@@ -10,7 +10,7 @@ import pytest
 
 from lite_runner import app
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks, ranks_of
+from lite_runner.config.sections import Ranks
 from lite_runner.output import RunFolder
 from lite_runner.plan import Plan
 from lite_runner.run_modes import heads, predict, resolve
@@ -82,7 +82,7 @@ def test_under_msrun_rank_0_writes_them(
 def test_paths_of_strategy_files(asked: str, expected: str) -> None:
     words = [*PREDICT, "parallel=tp2", f"parallel.strategy_ckpt_save_file={asked}"]
     config, _ = resolve(parse(words, heads()))
-    plan = Plan(config=config, ranks=ranks_of(config))
+    plan = Plan(config=config, ranks=config.ranks)
     assert str(write_strategy_files(plan)[1]) == expected
     assert Path(expected).is_file()
 

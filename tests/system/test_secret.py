@@ -8,7 +8,7 @@ import pytest
 from lite_runner.backends.workers.python import worker_environment
 from lite_runner.config.argv import parse
 from lite_runner.config.help import config_text
-from lite_runner.config.parallel import Cluster
+from lite_runner.config.sections import Cluster
 from lite_runner.distributed import msrun
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve, schemas

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.training import optimizer
 from lite_runner.training.adapter import TrainedLora, new_lora
 from lite_runner.training.network import TrainedNetwork

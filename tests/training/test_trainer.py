@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault, NonFiniteError
 from lite_runner.training.adapter import TrainedLora, in_memory, new_lora
 from lite_runner.training.network import Example, TrainedNetwork

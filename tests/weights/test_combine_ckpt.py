@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.weights import LazyTensor
 from lite_runner.weights.checkpoint import model_config_in, open_checkpoint
 from lite_runner.weights.formats.ckpt_file import open_ckpt, write_ckpt

@@ -25,8 +25,7 @@ from lite_runner.backends.lite.ge import (
 from lite_runner.config.backend_checks import ENGINES, LITE_2_0, EngineName
 from lite_runner.config.config_file import merged
 from lite_runner.config.groups import compose_groups
-from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import ExportSettings, Infer
+from lite_runner.config.sections import ExportSettings, Infer, Ranks
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import GraphName, Layout, Manifest, fits_any, is_pair
 from lite_runner.records import dataclass

@@ -36,7 +36,7 @@ from lite_runner.backends import (
 from lite_runner.backends.collectives import tensor_parallel
 from lite_runner.backends.mindspore.device import choose_attention, computes_fused, set_device
 from lite_runner.backends.mindspore.graph_cache import GraphCache
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.native.structs import LoraSize
 from lite_runner.networks import decoder
 from lite_runner.networks.ascend_layers import LinearIntegers

@@ -27,7 +27,7 @@ import numpy as np
 from lite_runner import progress
 from lite_runner.architectures import network_code
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model import ModelFiles
 from lite_runner.native import structs

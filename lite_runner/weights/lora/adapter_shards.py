@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from lite_runner import progress
 from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
 from lite_runner.system.files import make_folder, sha256_of

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lite_runner.architectures import Parameter, parameters
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.records import dataclass
 from lite_runner.weights import Index, LazyTensor
 from lite_runner.weights.formats.gguf_blocks import BlockMatrix, block_columns

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import Range, dataclass
 from lite_runner.weights.formats import model_config_from_hf

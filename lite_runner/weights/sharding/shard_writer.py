@@ -11,7 +11,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.records import dataclass
 from lite_runner.system.files import make_folder, new_folder, require_space, sha256_of

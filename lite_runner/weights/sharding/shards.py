@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.records import dataclass
 from lite_runner.system.user_cache import digest_of

@@ -12,8 +12,8 @@ from lite_runner.backends.lite.engine import engine_for, ge_of_run, ge_to_write
 from lite_runner.backends.lite.engines import lite
 from lite_runner.backends.lite.ge import GeConfig, ge_config
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
 from lite_runner.config.schema import RunConfig
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.run_modes import heads, resolve
 from lite_runner.system import environment

@@ -21,7 +21,7 @@ from lite_runner.backends.mindformers import run as module
 from lite_runner.backends.mindformers.process import Batch
 from lite_runner.backends.mindformers.run import open_mindformers
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.distributed.membership import Member
 from lite_runner.errors import RunnerError
 from lite_runner.plan.resources import options_of

@@ -18,7 +18,6 @@ from lite_runner.backends.mindformers.releases import V1_0_2, V1_9_0, MindFormer
 from lite_runner.backends.mindformers.run import MindFormersRun, write_checkpoint
 from lite_runner.config.argv import parse
 from lite_runner.config.checks import PredictOptions
-from lite_runner.config.parallel import ranks_of
 from lite_runner.errors import ArtifactError
 from lite_runner.model import ModelFiles
 from lite_runner.plan import Job
@@ -41,7 +40,7 @@ def shared_yaml(folder: Path, release: MindFormersRelease) -> Path:
     assert isinstance(config, PredictOptions)
     model = config.model_config()
     assert model is not None
-    options = run_options(config.settings, Job.without_prompts(1, 16), "CPU", ranks_of(config))
+    options = run_options(config.settings, Job.without_prompts(1, 16), "CPU", config.ranks)
     run = MindFormersRun.of(model, options)
     files = ModelFiles("random", None, model, 0)
     checkpoint = write_checkpoint(replace(files, held=random_tensors(model)), release, folder)

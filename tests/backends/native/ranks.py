@@ -18,7 +18,7 @@ from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import Backend, Row
 from lite_runner.backends.native.backend import NativeBackend
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import RunnerError
 from lite_runner.native import peers as native_peers
 from lite_runner.native.model import NativeOptions

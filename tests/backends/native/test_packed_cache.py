@@ -26,7 +26,7 @@ from lite_runner.backends.native.packed_cache import (
     write_packed,
 )
 from lite_runner.config.argv import parse
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, EnvironmentFault
 from lite_runner.model import ModelFiles
 from lite_runner.model.locate import locate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from tests.backends.native import ranks as native_ranks
 from tests.backends.native.ranks import Case
 from tests.paths import REFERENCE

@@ -26,7 +26,7 @@ from lite_runner.architectures.quantization import Quantization
 from lite_runner.architectures.reference import forward
 from lite_runner.backends import Row
 from lite_runner.backends.native.backend import NativeBackend
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.native.model import NativeOptions
 from lite_runner.native.packed_model import pack

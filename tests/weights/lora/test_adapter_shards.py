@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.checkpoint import model_config_of
 from lite_runner.weights.lora.adapter import Adapter, LoraPair

@@ -13,7 +13,7 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.quantization import Quant, Quantization, Scheme, schemes
 from lite_runner.architectures.spec import Decoder
 from lite_runner.config import schema
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights import DType, LazyBlocks, LazyTensor, narrowed, widened
 from lite_runner.weights.formats.gguf_checkpoint import from_gguf

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.weights.layouts import random_checkpoint
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.system import files
 from lite_runner.weights import LazyTensor
@@ -38,7 +38,7 @@ Same = Callable[..., None]
 HELD = """
 import sys
 from pathlib import Path
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.weights.sharding.shards import whole_tensors
 from lite_runner.weights.sharding.shard_writer import Cutting, write_shards
 sys.path.insert(0, {tests!r})

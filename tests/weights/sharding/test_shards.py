@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.system.files import sha256_of
 from lite_runner.weights import LazyTensor

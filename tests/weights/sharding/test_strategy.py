@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lite_runner.architectures.spec import Decoder
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.weights.sharding.partition import Layout, Strategy, strategy_of
 from lite_runner.weights.sharding.strategy import merge_strategies, read_strategy, write_strategy

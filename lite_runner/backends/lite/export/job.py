@@ -18,8 +18,7 @@ from lite_runner.backends.lite.engine import (
     why_unavailable,
 )
 from lite_runner.config.backend_checks import ENGINES
-from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import DType, ExportSettings
+from lite_runner.config.sections import DType, ExportSettings, Ranks
 from lite_runner.errors import ConfigError, EnvironmentFault
 from lite_runner.mindir.graph_inputs import not_resizable
 from lite_runner.mindir.manifest import Layout, fits_any, is_pair

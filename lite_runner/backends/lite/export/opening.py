@@ -18,8 +18,7 @@ from lite_runner.backends.lite.export.job import ExportJob, ExportSpec, check_le
 from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.layouts import cannot_copy, open_exported
 from lite_runner.config.generation import GenerationConfig, more_than_greedy
-from lite_runner.config.parallel import Ranks
-from lite_runner.config.sections import ExportSettings
+from lite_runner.config.sections import ExportSettings, Ranks
 from lite_runner.errors import ArtifactError, ConfigError, EnvironmentFault
 from lite_runner.mindir.manifest import Manifest, keeps_cache, read_manifest
 from lite_runner.model import ModelFiles

@@ -27,7 +27,7 @@ from lite_runner.backends.lite.export.output_paths import OutputPaths
 from lite_runner.backends.lite.ge import FILE_NAME, render
 from lite_runner.backends.lite.layouts import open_exported
 from lite_runner.config.model_dir import model_yaml
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ArtifactError
 from lite_runner.mindir.manifest import (
     MANIFEST,

@@ -11,7 +11,7 @@ from lite_runner.backends.lite.export.job import job_of_export
 from lite_runner.backends.lite.export.output_paths import OutputPaths, output_paths
 from lite_runner.config.argv import parse
 from lite_runner.config.model_dir import HEAD
-from lite_runner.config.parallel import Ranks
+from lite_runner.config.sections import Ranks
 from lite_runner.errors import ConfigError
 from lite_runner.mindir.manifest import MANIFEST
 from lite_runner.model.adapters import with_adapter
