@@ -9,14 +9,11 @@ from lite_runner.architectures import parameters
 from lite_runner.architectures.spec import Decoder
 from lite_runner.records import dataclass
 
-# a8, a16: the blocks of a GGUF file as they are, their inputs rounded to 8 or 16 bits, where the
-# native operators compute; a8 is what quant=null means.
+# a8, a16: quantized weights as their file has them, their inputs rounded to 8 or 16 bits, where the
+# native operators compute. quant=null means a8 of a GGUF file, and a16 of a folder of other tools.
 Quant = Literal["none", "a16w8", "a16w4", "a8w8", "a8", "a16"]
 QuantGroup = Literal[32, 64, 128]
 OF_BLOCKS: tuple[Quant, ...] = ("a8", "a16")
-# file: quantized weights as a folder of other tools has them, or those of a GGUF file with inputs
-# of 16 bits.
-Held = Literal[Quant, "file"]
 CacheType = Literal["fp32", "fp16", "int8"]  # of keys and values; int8: a scale a head and token
 DEFAULT_GROUP = 32  # of 4 bits, where quant_group is null: as the blocks of GGUF files
 
@@ -53,7 +50,7 @@ class Scheme:
 class Quantization:
     """The quantization of a run or of a checkpoint."""
 
-    quant: Held = "none"
+    quant: Quant = "none"
     group: int = 0  # columns of a group of 4 bits; 0 with 8 bits and none
     kept: tuple[str, ...] = ()  # parts of the names of modules whose matrices stay floats
     finer: tuple[str, ...] = ()  # linear layers that have 8 bits in place of 4, by canonical name
@@ -76,7 +73,7 @@ class Quantization:
     @property
     def keeps_blocks(self) -> bool:
         """True if the quantized weights of a file stay as they are."""
-        return self.quant == "file" or self.quant in OF_BLOCKS
+        return self.quant in OF_BLOCKS
 
     @property
     def rounds_inputs(self) -> bool:

@@ -79,7 +79,7 @@ def locate(source: ModelSource, *, weights: bool = True) -> ModelFiles:
         check_same_model(model, stored, path)
     quantization = quantization_of(source, path, gguf)
     if packed and source.quant is None:
-        quantization = Quantization("file")
+        quantization = Quantization("a16")
     files = ModelFiles(
         source.checkpoint,
         path,

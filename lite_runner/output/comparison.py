@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lite_runner import progress
-from lite_runner.architectures.quantization import OF_BLOCKS
 from lite_runner.config.schema import Compared, CompareOptions
 from lite_runner.errors import RunnerError
 from lite_runner.model.locate import locate
@@ -85,8 +84,9 @@ def _computing_alike(asked: Compared, plan: Plan) -> Compared:
     files = plan.model
     if files.exported is not None:  # the checkpoint that it was made from is not located yet
         files = locate(replace(asked.source, compared=True))
-    quant = files.quantization.quant
-    return replace(asked, quant=quant) if quant in OF_BLOCKS else asked
+    if files.gguf is None or not files.quantization.keeps_blocks:
+        return asked
+    return replace(asked, quant=files.quantization.quant)
 
 
 def _run_other(config: dict[str, Any], folder: RunFolder) -> None:

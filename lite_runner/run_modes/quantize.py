@@ -245,7 +245,7 @@ def plan(config: Config) -> Plan:
         check_writable(files.model, kind)
         by_importance = config.calibration is not None and config.calibration.method == "imatrix"
         integers = kind == "Q4_1" and not by_importance
-        quantization = config.wanted if integers else Quantization("file")
+        quantization = config.wanted if integers else Quantization("a16")
         files = replace(files, quantization=quantization)
         size, what = gguf_bytes(files.model, kind), f"quantize.format={kind}"
     if config.quantize and config.quantize.bits is not None:
@@ -383,7 +383,7 @@ def _calibrate(
             product=product,
             advance=step.advance,
         )
-    quantization = Quantization("file") if around_zero else wanted
+    quantization = Quantization("a16") if around_zero else wanted
     return replace(files, held=held, quantization=quantization)
 
 
@@ -427,7 +427,7 @@ def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibrati
 
 def _written(files: ModelFiles, config: Config, target: Path) -> ModelFiles:
     """The model in the files that were written."""
-    quantization = files.quantization if config.format == "folder" else Quantization("file")
+    quantization = files.quantization if config.format == "folder" else Quantization("a16")
     return replace(
         files, path=target, quantization=quantization, held=None, gguf=None, adapter=None, base=None
     )
@@ -441,7 +441,7 @@ def _receipt(
     what: str,
 ) -> bytes:
     """Measure and note how close the quantized weights are to their source."""
-    whole = replace(source, quantization=Quantization("file"), auto_trans=True)
+    whole = replace(source, quantization=Quantization("a16"), auto_trans=True)
     found = fidelity(whole, written, held_out)
     # Finer than a run of the file without quant=, so that the weights alone are measured.
     inputs = ", with inputs of 16 bits" if str(written.path).endswith(".gguf") else ""

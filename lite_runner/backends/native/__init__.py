@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lite_runner import native, progress
-from lite_runner.architectures.quantization import OF_BLOCKS, CacheType, Quantization
+from lite_runner.architectures.quantization import CacheType, Quantization
 from lite_runner.architectures.spec import Decoder
 from lite_runner.backends import RunOptions, Seat, rows_at_once, step_capacity, unchunked
 from lite_runner.backends.native.backend import NativeBackend, slot_bytes, state_bytes
@@ -124,11 +124,10 @@ class Native(Seat):
             return f"integers (quant={files.quantization})"
         tensors = replace(_as_computed(files, options), verified=True).tensors().values()
         if types := block_types(tensors):
-            of_blocks = files.quantization.quant in OF_BLOCKS
             # MXFP4, NVFP4, TQ and IQ of up to 3 bits are indices here, with 16 bits in any case.
             rounded = files.quantization.rounds_inputs and any(one.blocks for one in tensors)
             bits = 8 if rounded else 16
-            inputs = f", inputs of {bits} bits" if of_blocks else ""
+            inputs = f", inputs of {bits} bits" if files.gguf is not None else ""
             return f"{', '.join(types)} as the file has them{inputs}"
         names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         found = {names[tensor.dtype] for tensor in tensors if len(tensor.shape) > 1}

@@ -45,7 +45,7 @@ class Case:
     name: str  # of a reference; "wide": see `wide_model`
     ranks: int = 2
     vocab_parallel: bool = True
-    quant: str = "none"  # "file": `down` in blocks of Q4_K, other matrices of Q8_0
+    quant: str = "none"  # "a16": `down` in blocks of Q4_K, other matrices of Q8_0
     adapters: bool = False
     elsewhere: bool = False  # the others are on other machines
 

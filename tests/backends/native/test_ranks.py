@@ -25,13 +25,13 @@ OTHERS = [
     Case("qwen3", quant="a16w4"),
     Case("gpt2", quant="a16w8"),  # matrices [in, out]
     Case("mixtral", quant="a16w4"),
-    Case("wide", quant="file"),  # ranks share a block
-    Case("wide", quant="file", adapters=True),
+    Case("wide", quant="a16"),  # ranks share a block
+    Case("wide", quant="a16", adapters=True),
     Case("llama", adapters=True),
     Case("gpt2", adapters=True),
     Case("bloom", vocab_parallel=False, adapters=True),
     Case("qwen3", 4, quant="a16w8", adapters=True, elsewhere=True),  # from here on all are
-    Case("wide", quant="file", elsewhere=True),
+    Case("wide", quant="a16", elsewhere=True),
 ]
 TOLERANCE = 1e-5
 # Inputs of integer matrices are rounded, with one scale for numbers of one rank.

@@ -76,7 +76,7 @@ def test_integers_and_blocks_are_written_unchanged(tmp_path: Path) -> None:
     read = from_gguf(open_gguf(first), model)
     for name, one in quantized.items():
         np.testing.assert_array_equal(read[name].float32(), one.float32(), name)
-    kept = with_quantization(read, model, Quantization("file"))
+    kept = with_quantization(read, model, Quantization("a16"))
     write_gguf(second, kept, model, "Q4_1", tokens(model))
     assert second.read_bytes() == first.read_bytes()
 

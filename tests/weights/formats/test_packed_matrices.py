@@ -58,7 +58,7 @@ FILE = "model.safetensors"
 
 
 def opened(folder: Path) -> dict[str, LazyTensor]:
-    return with_quantization(open_checkpoint(folder, MODEL), MODEL, Quantization("file"))
+    return with_quantization(open_checkpoint(folder, MODEL), MODEL, Quantization("a16"))
 
 
 def packed(tensors: Mapping[str, LazyTensor]) -> list[Packed]:
@@ -105,7 +105,7 @@ def test_fused_matrices_are_widened_where_they_differ(tmp_path: Path) -> None:
     tensors = open_checkpoint(tmp_path, MODEL)
     key = "model.layers.0.attention.wk.weight"
     tensors[key] = LazyTensor(tensors[key].shape, "F32", tensors[key].read)
-    held = with_quantization(tensors, MODEL, Quantization("file"))
+    held = with_quantization(tensors, MODEL, Quantization("a16"))
     assert [held[key.replace("wk", one)].integers for one in ("wq", "wk", "wv")] == [None] * 3
     assert "2 matrices of AWQ (4 bits, group 32) widened to float32, 0.0 MB" in describe_blocks(
         held.values()
@@ -159,7 +159,7 @@ def test_matrices_of_every_family(case: str, layout: str, tmp_path: Path) -> Non
     model = model_config_of(quantized)
     assert model is not None and model == model_config_of(plain)
     expected = open_checkpoint(plain, model)
-    found = with_quantization(open_checkpoint(quantized, model), model, Quantization("file"))
+    found = with_quantization(open_checkpoint(quantized, model), model, Quantization("a16"))
     kept = 0
     for name, tensor in expected.items():
         np.testing.assert_array_equal(found[name].float32(), tensor.float32(), name)
