@@ -224,7 +224,6 @@ def with_rates(ranks: Sequence[Process]) -> list[Process]:
 
 
 def job_profile(processes: Sequence[Process]) -> dict[str, Any]:
-    """The profiles of the processes of a job as plain data."""
     pairs = zip(processes, _starts(processes), strict=True)
     return {
         "seconds": max(start + one.profile.seconds for one, start in pairs),
@@ -233,7 +232,6 @@ def job_profile(processes: Sequence[Process]) -> dict[str, Any]:
 
 
 def job_table(processes: Sequence[Process]) -> list[str]:
-    """The tables of the processes of a job, as lines of text."""
     every = [(one.name, one.profile) for one in processes]
     phases = [name for name in (*PHASES, "other") if any(name in one.phases for _, one in every)]
     rows = [["seconds", *phases, "whole process"]]

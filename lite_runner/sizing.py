@@ -77,7 +77,6 @@ def parameter_count(model: Decoder) -> int:
 
 
 def float32_bytes(model: Decoder) -> int:
-    """Bytes of the weights as float32."""
     return parameter_count(model) * BYTES_OF["float32"]
 
 
@@ -173,7 +172,6 @@ def shortage(need: Memory, room: float = 1.0) -> str | None:
 
 
 def memory_remedy(hints: Sequence[MemoryHint]) -> str:
-    """Hint for insufficient memory."""
     settings = "; ".join(map(str, hints))
     return (
         settings + "; or " if settings else ""

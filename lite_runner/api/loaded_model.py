@@ -89,7 +89,6 @@ class LoadedModel:
         tokenizer: Tokenizer | None,
         adapter_id: AdapterIds,
     ) -> list[Completion]:
-        """See PreTrainedModel.complete."""
         config = self.config.run_config(checked_options(options, self.config, prompts))
         if adapter_id is None and not config.merges_adapter:
             adapter_id = (

@@ -149,7 +149,6 @@ class _ByPosition(InputsOfInfer):
         is_first_iteration: bool,
         seq_length: int,
     ) -> list[NDArray[Any]]:
-        """See InputsOfInfer."""
         if not is_first_iteration:
             whole = np.zeros((len(input_ids), seq_length), np.int32)
             whole[np.arange(len(input_ids)), np.maximum(valid_length, 1) - 1] = input_ids[:, 0]

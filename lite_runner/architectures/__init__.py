@@ -314,7 +314,6 @@ KNOWN = _Architectures()
 
 
 def architecture_of(model: Decoder) -> Architecture:
-    """The architecture of a model."""
     return KNOWN[model.architecture]
 
 

@@ -37,13 +37,11 @@ def read(fields: Fields) -> Decoder:
 
 
 def decoder(*, alibi: bool, **sizes: Any) -> Decoder:
-    """See llama_like.decoder."""
     model = llama_like.decoder(architecture="baichuan", **sizes)
     return llama_like.changed(model, {"rotary": None, "alibi": True}) if alibi else model
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model)
     for key in ("num_key_value_heads", "head_dim", "rope_scaling"):
         del found[key]
@@ -70,13 +68,11 @@ _NETWORKS = ("Baichuan7BV2ForCausalLM", "Baichuan13BV2ForCausalLM")
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """MindFormers settings besides the shared ones."""
     own = {"alibi": model.attention.alibi, "normed_head": model.normed_head}
     return llama.settings(model) | own
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     own = {name: given[name] for name in ("alibi", "normed_head")}
     return decoder(**llama.sizes_of_settings(given), **own)
 

@@ -44,7 +44,6 @@ def decoder(*, norm_eps: float, **rest: Any) -> Decoder:
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     slices = fields.integer("pretraining_tp", default=1)
     if fields.flag("slow_but_exact", False) and slices > 1:
         raise ArtifactError(

@@ -98,7 +98,6 @@ def decoder(
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields.neutral(
         apply_residual_connection_post_layernorm=False,
         interleaved_qkv=False,
@@ -216,7 +215,6 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     groups = given["multi_query_group_num"] if given["multi_query_attention"] else None
     return decoder(
         **shared_settings(given),

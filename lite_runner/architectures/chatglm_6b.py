@@ -104,7 +104,6 @@ def decoder(
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields.neutral(
         position_encoding_2d=True, pre_seq_len=0, prefix_projection=False, quantization_bit=0
     )
@@ -189,7 +188,6 @@ def _masks(model: Decoder) -> dict[str, int]:
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     return decoder(
         **shared_settings(given),
         head_dim=given["hidden_size"] // given["num_heads"],

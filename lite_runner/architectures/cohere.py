@@ -19,7 +19,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields, architecture: str) -> Decoder:
-    """From config.json."""
     theta = 500000.0 if architecture == "cohere" else 10000.0
     fields = fields.with_defaults(tie_word_embeddings=True, rope_theta=theta, sliding_window=4096)
     epsilon = fields.number("layer_norm_eps", 1e-5)
@@ -48,7 +47,6 @@ def read(fields: Fields, architecture: str) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"], found["head_dim"]
     found |= {

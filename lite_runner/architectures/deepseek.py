@@ -121,7 +121,6 @@ def decoder(latent: Latent, *, rotary: Rotary, **sizes: Any) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     latent = model.attention.latent
     assert latent is not None
     found = llama_like.shared(model)
@@ -164,7 +163,6 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def from_settings(given: Mapping[str, Any], architecture: str) -> Decoder:
-    """The inverse of `settings`."""
     latent = Latent(
         rank=given["kv_lora_rank"],
         rotated=given["qk_rope_head_dim"],

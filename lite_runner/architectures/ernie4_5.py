@@ -11,7 +11,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=2,
         head_dim=128,
@@ -30,7 +29,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["Ernie4_5ForCausalLM"],
         "use_bias": model.feed_forward.bias,
@@ -38,7 +36,6 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors."""
     return {"use_bias": "blk.0.attn_q.bias" in tensors}
 
 

@@ -12,7 +12,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=32, rms_norm_eps=1e-5, sliding_window=4096, sliding_window_pattern=4
     )
@@ -40,7 +39,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     kinds = llama.layer_types(model, None)
     return llama_like.shared(model) | kinds | {"architectures": ["Exaone4ForCausalLM"]}
 

@@ -34,7 +34,6 @@ _TWO_NORMS: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(activation="gelu")
     hidden, heads = fields.integer("n_embed", "hidden_size"), fields.integer("num_attention_heads")
     head_dim = fields.head_dim(hidden, heads)
@@ -81,7 +80,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     attention, first = model.attention, model.blocks[0]
     found = llama_like.shared(model)
     for key in (

@@ -12,7 +12,6 @@ _GELU = "gelu_pytorch_tanh"
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=16, head_dim=256, tie_word_embeddings=True, hidden_act=_GELU
     )
@@ -31,7 +30,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["GemmaForCausalLM"],
         "attention_bias": model.attention.qkv_bias,

@@ -34,7 +34,6 @@ KEYS = llama_like.KEYS | {
 
 
 def decoder(*, hidden_size: int, **rest: Any) -> Decoder:
-    """See llama_like.decoder."""
     return llama_like.decoder(
         norms="both",
         activation="gelu",
@@ -74,7 +73,6 @@ def sizes(fields: Fields, *, period: int, rope: Fields | None = None) -> dict[st
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         vocab_size=256000,
         max_position_embeddings=8192,
@@ -106,7 +104,6 @@ def shared(model: Decoder) -> dict[str, Any]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return shared(model) | {"architectures": ["Gemma2ForCausalLM"]}
 
 
@@ -133,7 +130,6 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     return decoder(architecture="gemma2", **sizes_of_settings(given))
 
 

@@ -19,12 +19,10 @@ LOCAL_THETA = 10000.0
 
 
 def decoder(**sizes: Any) -> Decoder:
-    """See gemma2.decoder."""
     return gemma2.decoder(architecture="gemma3_text", qk_norm=True, **sizes)
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         vocab_size=262208, max_position_embeddings=131072, rope_theta=1e6, rms_norm_eps=1e-6
     )
@@ -60,7 +58,6 @@ def _local_theta(model: Decoder) -> float:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return gemma2.shared(model) | {
         "architectures": ["Gemma3ForCausalLM"],
         "rope_local_base_freq": _local_theta(model),
@@ -68,12 +65,10 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """MindFormers settings besides the shared ones."""
     return gemma2.settings(model) | {"rope_local_base_freq": _local_theta(model)}
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     local = Rotary(given["rope_local_base_freq"] or LOCAL_THETA)
     return decoder(local_rotary=local, **gemma2.sizes_of_settings(given))
 

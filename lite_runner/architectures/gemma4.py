@@ -55,7 +55,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         **{"vocab_size": 262144, "hidden_size": 2304, "intermediate_size": 9216},
         **{"num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4},
@@ -175,7 +174,6 @@ def _mixture(fields: Fields, dense: int) -> Mixture | None:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     full, local = (
         next(one.attention for one in model.blocks if (one.attention.window is None) == there)
         for there in (True, False)

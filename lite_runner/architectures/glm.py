@@ -31,13 +31,11 @@ NAMES_4: Names = {
 
 
 def decoder(architecture: str, norm_eps: float, **sizes: Any) -> Decoder:
-    """See llama_like.decoder."""
     norms: Literal["before", "both"] = "before" if architecture == "glm" else "both"
     return llama_like.decoder(architecture=architecture, norm_eps=norm_eps, norms=norms, **sizes)
 
 
 def read(fields: Fields, architecture: str) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-07)
     return decoder(
         architecture,
@@ -47,7 +45,6 @@ def read(fields: Fields, architecture: str) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["GlmForCausalLM" if model.architecture == "glm" else "Glm4ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,

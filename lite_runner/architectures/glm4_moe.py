@@ -27,7 +27,6 @@ _WIDTH = 1408
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=8, rms_norm_eps=1e-5)
     sizes = llama_like.sizes(fields, positions=131072, partial=1.0)
     return llama_like.decoder(
@@ -44,7 +43,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return (
         llama_like.shared(model)
         | experts.grouped_to_settings(model)

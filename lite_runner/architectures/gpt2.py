@@ -61,7 +61,6 @@ def decoder(
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     hidden = fields.integer("hidden_size", "n_embd")
     model = decoder(
         **sizes(fields, hidden),

@@ -31,12 +31,10 @@ NAMES: Names = {
 
 
 def decoder(**sizes: Any) -> Decoder:
-    """See starcoder2.decoder."""
     return starcoder2.decoder(architecture="gpt_neox", **sizes)
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         vocab_size=50432,
         hidden_size=6144,

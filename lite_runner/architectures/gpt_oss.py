@@ -35,7 +35,6 @@ _YARN |= {"truncate": False, "original_max_position_embeddings": 4096}
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=8,
         head_dim=64,
@@ -69,7 +68,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     given = experts.to_settings(model)
     rotary = model.rotary or Rotary()
     return llama_like.shared(model) | {

@@ -14,7 +14,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     return llama_like.decoder(
         architecture="granite",
         **llama_like.read_biases(fields),
@@ -35,7 +34,6 @@ def multipliers(fields: Fields) -> dict[str, Any]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return shared(model) | {
         "architectures": ["GraniteForCausalLM"],
         "mlp_bias": model.feed_forward.bias,

@@ -48,7 +48,6 @@ _RECURRENT, _ATTENTION = ("linear_attention", "mamba"), ("full_attention", "atte
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(attention_multiplier=1.0, intermediate_size=11008)
     sizes = llama_like.sizes(fields, positions=2048)
     layers, bias = sizes["num_layers"], fields.flag("attention_bias", False)
@@ -116,7 +115,6 @@ def _layers(fields: Fields, layers: int) -> list[bool]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     recurrent, sparse = model.recurrent, model.sparse
     assert recurrent is not None
     found = granite.shared(model)

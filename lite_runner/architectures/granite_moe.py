@@ -28,7 +28,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(attention_multiplier=1.0)
     sizes = llama_like.sizes(fields, positions=2048)
     count, chosen = experts.counts(fields, experts=8, chosen=2)
@@ -44,7 +43,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     given = experts.to_settings(model)
     return granite.shared(model) | {
         "architectures": ["GraniteMoeForCausalLM"],

@@ -32,7 +32,6 @@ MOE_NAMES: Names = {
 
 
 def read(fields: Fields, architecture: str = "hunyuan_v1_dense") -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(rms_norm_eps=1e-5)
     fields = _with_plain_theta(fields)
     bias = fields.flag("attention_bias", False)
@@ -96,7 +95,6 @@ _OF_DYNAMIC = (
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["HunYuanDenseV1ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,

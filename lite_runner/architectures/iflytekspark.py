@@ -89,7 +89,6 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields.neutral(post_layernorm_residual=False, apply_residual_connection_post_layernorm=False)
     own = {
         "ffn_hidden_size": fields.integer("ffn_hidden_size"),

@@ -25,7 +25,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields, architecture: str) -> Decoder:
-    """From config.json."""
     if architecture == "internlm":
         # Its "dynamic" rotation differs from the usual one behind max_position_embeddings only.
         rotary = fields.section("rotary")
@@ -41,7 +40,6 @@ def read(fields: Fields, architecture: str) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model) | {"bias": model.attention.out_bias}
     if model.architecture == "internlm":
         theta = found.pop("rope_theta")

@@ -315,14 +315,12 @@ def feed_forward_width(hidden_size: int, multiple_of: int, multiplier: float | N
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields.neutral(rope_interleaved=False)  # SmolLM2 has it
     given = llama_like.sizes(fields, positions=2048)
     return llama_like.decoder(architecture="llama", **llama_like.read_biases(fields), **given)
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["LlamaForCausalLM"],
         **llama_like.biases(model),

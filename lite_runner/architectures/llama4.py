@@ -40,7 +40,6 @@ _CHUNKED, _FULL = "chunked_attention", "full_attention"
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0
     )
@@ -116,7 +115,6 @@ def _dense(fields: Fields, layers: int) -> list[int]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     given, blocks = experts.to_settings(model), model.blocks
     assert model.sparse is not None
     temperature = next((b.attention.temperature for b in blocks if b.attention.temperature), None)

@@ -11,7 +11,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(tie_word_embeddings=True)
     fields.neutral(num_experts=0)
     bias = fields.flag("attention_bias", False)
@@ -29,7 +28,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["MiniCPMForCausalLM"],
         "attention_bias": model.attention.qkv_bias,

@@ -11,7 +11,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=8, sliding_window=4096)
     sizes = llama_like.sizes(fields, positions=131072)
     window = fields.optional_integer("sliding_window")
@@ -21,7 +20,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["MistralForCausalLM"],
         "sliding_window": model.attention.window,

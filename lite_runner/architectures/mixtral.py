@@ -26,7 +26,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=8, rope_theta=1000000.0, rms_norm_eps=1e-5, sliding_window=None
     )
@@ -42,7 +41,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     given = experts.to_settings(model)
     return llama_like.shared(model) | {
         "architectures": ["MixtralForCausalLM"],

@@ -25,7 +25,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     hidden = fields.integer("d_model", "hidden_size")
     heads = fields.integer("n_heads", "num_attention_heads")
     # transformers does not read the ratio; the published code does.
@@ -54,7 +53,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return {
         "architectures": ["MptForCausalLM"],
         "d_model": model.hidden_size,

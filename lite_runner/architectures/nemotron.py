@@ -15,7 +15,6 @@ NAMES: Names = {role: name for role, name in llama_like.NAMES.items() if role !=
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(hidden_act="relu2")
     epsilon = fields.number("norm_eps", 1e-5)
     same = fields.with_values(rms_norm_eps=epsilon)
@@ -29,7 +28,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"]
     return found | {

@@ -67,7 +67,6 @@ _OLD = {"mamba": MAMBA, "attention": ATTENTION}
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         **{"vocab_size": 131072, "hidden_size": 4096, "num_attention_heads": 32},
         **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 21504},
@@ -158,7 +157,6 @@ def _sparse(fields: Fields, dense: FeedForward) -> FeedForward:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     recurrent, sparse = model.recurrent, model.sparse
     found = llama_like.shared(model)
     for name in ("rms_norm_eps", "rope_theta", "rope_scaling", "hidden_act", "num_hidden_layers"):

@@ -26,21 +26,18 @@ NAMES: Names = {
 
 
 def decoder(architecture: str = "olmo2", **sizes: Any) -> Decoder:
-    """See llama_like.decoder."""
     return llama_like.decoder(
         architecture=architecture, qk_norm=True, qk_norm_by_head=False, norms="after", **sizes
     )
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(rms_norm_eps=1e-5)
     bias = fields.flag("attention_bias", False)
     return decoder(qkv_bias=bias, out_bias=bias, **llama_like.sizes(fields, positions=2048))
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["Olmo2ForCausalLM"],
         "attention_bias": model.attention.qkv_bias,

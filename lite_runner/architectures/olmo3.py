@@ -15,7 +15,6 @@ _THETA = 500000.0
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(rms_norm_eps=1e-5, sliding_window=4096, rope_theta=_THETA)
     rope, local = ropes(fields, fields.number("rope_theta"))
     found = sizes(fields, positions=2048, rope=rope)
@@ -31,7 +30,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = shared(model)
     rope = {"rope_type": "default"} | (found.pop("rope_scaling") or {})
     theta = {"rope_theta": found.pop("rope_theta")}

@@ -23,7 +23,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(rms_norm_eps=1e-5)
     bias = fields.flag("attention_bias", False)
     sizes = llama_like.sizes(fields, positions=4096)
@@ -42,7 +41,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     given = experts.to_settings(model)
     names = ("num_experts", "num_experts_per_tok", "norm_topk_prob")
     return (

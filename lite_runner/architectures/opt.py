@@ -30,7 +30,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(tie_word_embeddings=True, activation_function="relu")
     fields.neutral(layer_norm_elementwise_affine=True)
     hidden = fields.integer("hidden_size")
@@ -63,7 +62,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return {
         "architectures": ["OPTForCausalLM"],
         "hidden_size": model.hidden_size,

@@ -86,7 +86,6 @@ def settings(model: Decoder) -> dict[str, Any]:
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields.neutral(post_layernorm_residual=False, use_moe=False)
     fields = fields.with_defaults(hidden_act="fast_gelu")
     fields.choice("hidden_act", ("gelu", *gpt2.OF_SETTINGS))

@@ -24,7 +24,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(hidden_act="gelu_new")
     epsilon = fields.number("layer_norm_eps", 1e-5)
     sizes = llama_like.sizes(fields.with_values(rms_norm_eps=epsilon), positions=2048, partial=0.5)
@@ -46,7 +45,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"], found["head_dim"]
     return found | {

@@ -29,7 +29,6 @@ _ORIGINAL = 4096  # default of original_max_position_embeddings
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         vocab_size=32064,
         hidden_size=3072,
@@ -73,7 +72,6 @@ def _with_longrope(fields: Fields) -> Fields:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     rotary = model.rotary
     shared = llama_like.shared(model)
     original = model.seq_length

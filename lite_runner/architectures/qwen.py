@@ -53,7 +53,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model)
     for key in ("num_key_value_heads", "rope_scaling", "max_position_embeddings", "hidden_act"):
         del found[key]

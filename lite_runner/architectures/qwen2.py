@@ -11,7 +11,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields.neutral(use_mrope=False)  # DeepSeek-R1-Distill-Qwen has it
     sizes = llama_like.sizes(fields, positions=32768)
     return llama_like.decoder(
@@ -23,7 +22,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return (
         llama_like.shared(model)
         | llama.windows_to_settings(model)

@@ -29,7 +29,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=16, sliding_window=4096, max_window_layers=28)
     sizes = llama_like.sizes(fields, positions=32768)
     layers = sizes["num_layers"]
@@ -61,7 +60,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     assert model.sparse is not None and model.sparse.experts is not None
     return (
         llama_like.shared(model)
@@ -92,13 +90,11 @@ class Qwen2MoeSettings(experts.MixtureSettings):
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """MindFormers settings besides the shared ones."""
     found = llama.settings(model) | experts.to_settings(model)
     return found | {_SHARED: write(model)[_SHARED]}
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     mixture = experts.from_settings(given)
     chosen = dataclasses.replace(mixture.experts, shared=given[_SHARED], shared_gate=True)
     return llama_like.decoder(

@@ -17,12 +17,10 @@ NAMES: Names = {**llama_like.NAMES, **llama_like.QUERY_KEY_NORMS}
 
 
 def decoder(**sizes: Any) -> Decoder:
-    """See llama_like.decoder."""
     return llama_like.decoder(architecture="qwen3", qk_norm=True, **sizes)
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(head_dim=128, num_key_value_heads=32)
     sizes = llama_like.sizes(fields, positions=32768)
     bias = fields.flag("attention_bias", False)
@@ -35,7 +33,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return (
         llama_like.shared(model)
         | llama.windows_to_settings(model)

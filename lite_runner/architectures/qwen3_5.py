@@ -33,7 +33,6 @@ NAMES: Names = {**qwen3.NAMES, **llama_like.POST_ATTENTION_NORM, **_RECURRENT}
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=4, head_dim=256, intermediate_size=12288)
     sizes = llama_like.sizes(fields, positions=32768, partial=0.25)
     return qwen3_next.decoder(fields, architecture="qwen3_5_text", **sizes)
@@ -52,7 +51,6 @@ def write_moe(model: Decoder) -> dict[str, Any]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return qwen3_next.shared(model) | {"architectures": ["Qwen3_5ForCausalLM"]}
 
 

@@ -25,7 +25,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=4, sliding_window=4096)
     sizes = llama_like.sizes(fields, positions=32768)
     layers = sizes["num_layers"]
@@ -49,7 +48,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return (
         llama_like.shared(model)
         | experts.to_settings(model)

@@ -49,7 +49,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=5632)
     sizes = llama_like.sizes(fields, positions=32768, partial=0.25)
     layers = sizes["num_layers"]
@@ -115,7 +114,6 @@ def layer_types(fields: Fields, layers: int) -> list[str]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     assert model.sparse is not None and model.sparse.experts is not None
     return (
         shared(model)

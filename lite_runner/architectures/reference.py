@@ -380,7 +380,6 @@ def widened(given: FeedForward, product: Callable[[Role], Floats], gate: Role, u
 
 
 def gated(given: FeedForward, gate: Floats, up: Floats) -> Floats:
-    """Elementwise."""
     if given.limit is None:
         return activated(given.function, gate) * up
     gate, up = np.minimum(gate, given.limit), np.clip(up, -given.limit, given.limit)
@@ -388,7 +387,6 @@ def gated(given: FeedForward, gate: Floats, up: Floats) -> Floats:
 
 
 def activated(function: Activation, x: Floats) -> Floats:
-    """Elementwise."""
     if function in ("relu", "relu_squared"):
         positive: Floats = np.maximum(x, 0)
         return positive if function == "relu" else positive**2
@@ -468,6 +466,5 @@ def mixture(
 
 
 def sigmoid(x: Floats) -> Floats:
-    """Elementwise."""
     found: Floats = 1 / (1 + np.exp(-x))
     return found

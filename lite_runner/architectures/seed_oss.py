@@ -11,7 +11,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=8, head_dim=128)
     return llama_like.decoder(
         architecture="seed_oss",
@@ -23,7 +22,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return llama_like.shared(model) | {
         "architectures": ["SeedOssForCausalLM"],
         "attention_bias": model.attention.qkv_bias,
@@ -33,7 +31,6 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors."""
     out = "blk.0.attn_output.bias" in tensors
     return llama_like.infer_biases(tensors, given) | {"attention_out_bias": out}
 

@@ -12,7 +12,6 @@ from lite_runner.architectures.spec import Decoder
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         num_key_value_heads=4, rope_theta=2000000.0, tie_word_embeddings=True, sliding_window=None
     )
@@ -49,7 +48,6 @@ def _rotary_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return (
         llama_like.shared(model)
         | llama.windows_to_settings(model)

@@ -215,7 +215,6 @@ class FeedForward:
 
     @property
     def function(self) -> Activation:
-        """Its activation."""
         return self.activation or ("silu" if self.gated else "gelu")
 
 

@@ -20,7 +20,6 @@ NAMES: Names = {
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(num_key_value_heads=32)
     epsilon = fields.number("layer_norm_eps", 1e-5)
     same = fields.with_values(rms_norm_eps=epsilon)
@@ -36,7 +35,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     found = llama_like.shared(model)
     del found["rms_norm_eps"], found["head_dim"]
     return found | {

@@ -78,7 +78,6 @@ def sizes(
 
 
 def read(fields: Fields) -> Decoder:
-    """From config.json."""
     fields = fields.with_defaults(
         vocab_size=49152,
         hidden_size=3072,
@@ -104,7 +103,6 @@ def shared(model: Decoder) -> dict[str, Any]:
 
 
 def write(model: Decoder) -> dict[str, Any]:
-    """config.json."""
     return shared(model) | {
         "architectures": ["Starcoder2ForCausalLM"],
         "norm_epsilon": model.norm_eps,
@@ -177,12 +175,10 @@ def sizes_of_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     return decoder(**sizes_of_settings(given))
 
 
 def infer_from_gguf(tensors: Container[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Biases by their tensors."""
     return {"use_bias": "blk.0.attn_q.bias" in tensors}
 
 

@@ -66,7 +66,6 @@ def read(fields: Fields) -> Decoder:
 
 
 def decoder(**sizes: Any) -> Decoder:
-    """See llama_like.decoder."""
     model = llama_like.decoder(architecture="telechat", **sizes)
     return llama_like.changed(model, feed_forward={"down_bias": True})
 
@@ -90,13 +89,11 @@ def write(model: Decoder) -> dict[str, Any]:
 
 
 def settings(model: Decoder) -> dict[str, Any]:
-    """MindFormers settings besides the shared ones."""
     found = llama.settings(model)
     return found if model.sparse is None else found | experts.to_settings(model)
 
 
 def from_settings(given: Mapping[str, Any]) -> Decoder:
-    """The inverse of `settings`."""
     mixture = None
     if given["num_experts"]:
         chosen = Experts(given["num_experts"], given["num_experts_per_tok"])

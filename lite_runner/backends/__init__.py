@@ -339,7 +339,6 @@ class RunOptions:
         return "" if given in ("auto", "none") or self.is_draft else f"speculate={given}"
 
     def of_draft(self, draft: ModelFiles) -> RunOptions:
-        """The options of the draft model of this run."""
         length = min(self.length, draft.model.seq_length)
         return dataclasses.replace(self, length=length, draft=None, adapters=None, is_draft=True)
 

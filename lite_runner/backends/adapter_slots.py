@@ -32,9 +32,7 @@ class AdapterPools(Protocol):
         """True if adapters in bfloat16 are stored so."""
         ...
 
-    def load(self, adapter: Adapter, slot: int) -> None:
-        """Write an adapter to a slot."""
-        ...
+    def load(self, adapter: Adapter, slot: int) -> None: ...
 
 
 class AdapterSlots:

@@ -39,7 +39,6 @@ class Spread:
 
     @property
     def half_range(self) -> float:
-        """Half of the range."""
         return (self.max - self.min) / 2
 
     def overlaps(self, other: Spread) -> bool:

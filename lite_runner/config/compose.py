@@ -111,7 +111,6 @@ class Schemas:
         return sorted({key.partition(".")[0] for key in known})
 
     def run_modes_with(self, key: str) -> list[str]:
-        """The run modes that have a dotted key."""
         return [mode for mode, keys in self.keys.items() if key in keys]
 
     def of(self, mode: Any) -> type[RunConfig]:

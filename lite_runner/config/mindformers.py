@@ -326,7 +326,6 @@ def _type(settings: Any, defaults: Mapping[str, Any]) -> Any:
 
 
 def _types(callbacks: Any) -> list[Any]:
-    """The types of a list of callbacks."""
     entries = callbacks if isinstance(callbacks, list) else ()
     return [one.get("type") for one in entries if isinstance(one, Mapping)]
 

@@ -179,7 +179,6 @@ class RunConfig:
 
     @property
     def source(self) -> ModelSource:
-        """The sources of the model."""
         given = vars(self)  # some keys exist only in some run modes
         return ModelSource(
             checkpoint=self.checkpoint_source,
@@ -204,7 +203,6 @@ class RunConfig:
 
     @property
     def tokenizer(self) -> TokenizerSource:
-        """The sources of the tokenizer."""
         settings = self.processor.tokenizer
         apart = self.load_checkpoint and settings.type != "ByteTokenizer"
         return TokenizerSource(
@@ -299,7 +297,6 @@ class ComputeOptions(StrategyOptions):
 
     @property
     def settings(self) -> ComputeSettings:
-        """The settings that backends compute by."""
         return self._settings(ComputeSettings)
 
     def _settings(self, kind: type[Settings]) -> Settings:
@@ -573,7 +570,6 @@ class MindFormersOptions(RunConfig):
 
     @property
     def caches(self) -> bool:
-        """True if MindFormers keeps a cache."""
         return self.use_past
 
 

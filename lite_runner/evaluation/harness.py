@@ -415,7 +415,6 @@ class _Job:
 def _result(
     name: str, parts: Mapping[str, Sequence[tuple[Sample, Mapping[str, float]]]]
 ) -> TaskResult:
-    """The figures of a task with its parts."""
     found = {part: figures([values for _, values in pairs]) for part, pairs in parts.items()}
     sizes = {part: len(pairs) for part, pairs in parts.items()}
     (first, *_), task = next(iter(parts.values()))[0], next(iter(parts.values()))[0][0].task

@@ -80,7 +80,6 @@ class Scores:
 
 
 def scored_choices(sample: Sample, found: Sequence[Likelihood]) -> Scores:
-    """The scores of likelihoods, of each choice or of the one text."""
     if sample.task.output_type == "loglikelihood":
         (scored,) = sample.continuations
         values = {
@@ -345,7 +344,6 @@ def _exp(value: float) -> float:
 def _resampled(
     values: np.ndarray[Any, np.dtype[np.float64]],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Means of resamples of the values."""
     draw = np.random.default_rng(0)
     count = max(1, min(RESAMPLES, RESAMPLED // len(values)))
     parts, left = [], RESAMPLES

@@ -433,7 +433,6 @@ class SequenceGroup:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of its sequences in the KV cache."""
         if not self.decoding:
             return self.prefilled
         length = len(self.request.prompt) - 1

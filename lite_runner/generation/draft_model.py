@@ -83,7 +83,6 @@ class DraftSequence(DraftedTokens):
         return self.drafted[: max(0, most)]
 
     def extend(self, tokens: Sequence[int], drafted: int) -> None:
-        """See Drafter."""
         followed = len(self.drafted) - 1  # its keys are there, but for the last one's
         right = self.check(tokens, drafted)
         if followed >= 0 and self.known == len(self.text):
@@ -104,7 +103,6 @@ class NextTokenSequence(DraftedTokens):
         return self.drafted[: max(0, most)]
 
     def extend(self, tokens: Sequence[int], drafted: int) -> None:
-        """See Drafter."""
         self.check(tokens, drafted)
 
 
@@ -117,11 +115,9 @@ class NextTokenDrafts(ModelRate, StepCost):
         self.asked: list[tuple[NextTokenSequence, int]] = []
 
     def sequence(self, prompt: NDArray[np.int32]) -> NextTokenSequence:
-        """The drafter of the tokens after a prompt."""
         return NextTokenSequence(self)
 
     def draft(self, most: Callable[[float], int], groups: Iterable[SequenceGroup]) -> None:
-        """See DraftModel.draft."""
         rows: list[Row] = []
         asked: list[tuple[NextTokenSequence, int]] = []
         for group in groups:
@@ -153,7 +149,6 @@ class DraftModel(ModelRate):
         self._reading_s = 0.0  # of the step that is under way
 
     def sequence(self, prompt: NDArray[np.int32]) -> DraftSequence:
-        """The drafter of the tokens after a prompt."""
         return DraftSequence(self, prompt)
 
     def most(self, sequences: int, rate: float) -> int:
@@ -161,7 +156,6 @@ class DraftModel(ModelRate):
         return self._cost.worth(sequences, rate)
 
     def took(self, sequences: int, drafted: int, accepted: int, seconds: float) -> None:
-        """See StepCost."""
         self._cost.took(sequences, drafted, accepted, seconds, self._reading_s)
         self._reading_s = 0.0
 

@@ -44,11 +44,9 @@ class Pooled:
         return [replace(ended, completion=replace(ended.completion, embedding=embedding))]
 
     def tokens(self) -> list[tuple[int, list[int]]]:
-        """None."""
         return []
 
     def drafts(self, most: Callable[[float], int]) -> list[list[int]]:
-        """None."""
         return []
 
     def advance(

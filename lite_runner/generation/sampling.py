@@ -135,7 +135,6 @@ class Seen:
         self.ids: Ids = np.array(sorted(self._known), np.intp)
 
     def add(self, token: int) -> None:
-        """Add the next token."""
         if token not in self._known and token != self._pad:
             self._known.add(token)
             self.ids = np.append(self.ids, np.intp(token))

@@ -105,7 +105,6 @@ class Slots:
         self._planned[slot] = self._cached[slot]
 
     def tokens(self, slot: int, end: int) -> NDArray[np.int32]:
-        """The first tokens of a slot."""
         return self._tokens[slot, :end]
 
     def restored(self, slot: int, end: int) -> None:

@@ -116,7 +116,6 @@ def arrays_of(
 def specs_of(
     inputs: InputsOfInfer, graph: GraphName, batch_size: int, seq_length: int
 ) -> tuple[TensorSpec, ...]:
-    """Names, shapes and types of a graph's inputs."""
     ids = np.zeros((batch_size, seq_length if graph == "prefill" else 1), np.int32)
     arrays = arrays_of(inputs, graph, ids, np.ones(batch_size, np.int32), seq_length)
     return tuple(

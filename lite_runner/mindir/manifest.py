@@ -104,7 +104,6 @@ class _Description:
         return len(next(iter(self.graphs.values())).files)
 
     def paths(self, folder: Path, rank: int = 0) -> dict[GraphName, Path]:
-        """Paths of a rank's graphs, of an artifact in `folder`."""
         return {name: folder / graph.files[rank] for name, graph in self.graphs.items()}
 
 

@@ -154,7 +154,6 @@ def merged_network(files: ModelFiles, tensors: Mapping[str, LazyTensor]) -> dict
 
 
 def _names(weight: str) -> tuple[str, str]:
-    """The names of a weight's A and B."""
     start = f"{weight.rpartition('.')[0]}.{LORA_NAME}"
     return f"{start}a", f"{start}b"
 

@@ -35,7 +35,6 @@ class ExportedModel:
 
     @property
     def graphs(self) -> Mapping[GraphName, Path]:
-        """The path of each graph."""
         return self.manifest.paths(self.folder)
 
     @property
@@ -165,7 +164,6 @@ def common_folder(paths: Mapping[GraphName, Path]) -> Path:
 
 
 def _manifest_of(folder: Path, paths: Mapping[GraphName, Path]) -> Manifest | None:
-    """The manifest of these graphs, if there is one."""
     from lite_runner.mindir.manifest import read_manifest
 
     if not (folder / MANIFEST).is_file():

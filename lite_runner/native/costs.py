@@ -65,7 +65,6 @@ def layer_costs(blocks: Sequence[Block], vocabulary: int, number_bytes: int) -> 
 
 
 def _struct(kind: type[Struct], block: Block) -> Struct:
-    """The struct that a block begins with."""
     return kind.from_buffer_copy(block[: ctypes.sizeof(kind)].tobytes())
 
 

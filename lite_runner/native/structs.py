@@ -583,7 +583,6 @@ class NativePools:
         self.nbytes = sum(pool.nbytes for pool in self.pools if pool is not None)
 
     def load(self, adapter: Adapter, slot: int) -> None:
-        """Write an adapter to a slot."""
         for layout, pool in zip(self._layouts, self.pools, strict=True):
             if layout is not None and pool is not None:
                 pool[slot] = layout.row(adapter)

@@ -529,7 +529,6 @@ Network = Callable[[Decoder, Weights, BuildOptions], nn.Cell]
 
 
 def network_of(model: Decoder, weights: Weights, options: BuildOptions) -> nn.Cell:
-    """The network of a model: a DecoderCell or its custom network."""
     own = custom_network(model)
     build = DecoderCell if own is None else own.network
     cell: nn.Cell = build(model, weights, options)

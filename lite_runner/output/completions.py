@@ -189,7 +189,6 @@ class Printer:
 
 
 def row_of(job: Job, completion: Completion, text: str) -> RowResult:
-    """A completion as a row of result.json."""
     place = completion.prompt_index - job.first_index
     request = job.requests[place]
     return RowResult(
@@ -257,7 +256,6 @@ def _limit(row: RowResult, options: GenerationConfig) -> str:
 
 
 def summary(result: Result, folder: RunFolder) -> str:
-    """A one-line summary of a run."""
     timing = result.timing
     tokens = sum(row.generated_tokens for row in result.results)
     made = "1 token" if tokens == 1 else f"{tokens} tokens"

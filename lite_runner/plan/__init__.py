@@ -310,7 +310,6 @@ class Plan:
         return replace(self, files=files)
 
     def of_rank(self, rank: int) -> Plan:
-        """The plan of one of its ranks."""
         return replace(self, ranks=replace(self.config.ranks, rank=rank))
 
 

@@ -50,7 +50,6 @@ def run_options(
     ranks: Ranks = Ranks(),  # noqa: B008  (frozen)
     tokenizer: Tokenizer | None = None,
 ) -> RunOptions:
-    """The options of a backend for a job."""
     shared, draft = job.generation, None
     if settings.draft_model:
         from lite_runner.model.draft import draft_files

@@ -63,7 +63,6 @@ def schemas() -> Schemas:
 
 
 def run_mode(name: str) -> RunMode:
-    """The run mode of a name that conf/run_mode has."""
     return cast(RunMode, import_module(f"{__name__}.{name}"))
 
 

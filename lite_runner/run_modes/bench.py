@@ -76,7 +76,6 @@ def run(plan: Plan, folder: RunFolder) -> None:
 
 
 def jobs_of(grid: BenchOptions, config: CellOptions) -> list[CellJob]:
-    """A job for each cell of the grid, in its order."""
     return [
         CellJob(
             config=config.of_cell(settings).to_dict(),

@@ -426,7 +426,6 @@ def _importance(files: ModelFiles, texts: NDArray[np.int32], settings: Calibrati
 
 
 def _written(files: ModelFiles, config: Config, target: Path) -> ModelFiles:
-    """The model in the files that were written."""
     quantization = files.quantization if config.format == "folder" else Quantization("a16")
     return replace(
         files, path=target, quantization=quantization, held=None, gguf=None, adapter=None, base=None

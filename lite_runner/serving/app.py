@@ -92,7 +92,6 @@ def routed(server: Server) -> Starlette:
 
 
 def application(server: Server) -> ASGIApp:
-    """The ASGI application of a server."""
     return guarded(routed(server), server)
 
 

@@ -151,7 +151,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray's
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """See RequestRouter."""
         if pending_request is None:
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # where none takes it

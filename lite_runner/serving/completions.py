@@ -292,7 +292,6 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> list[int]:
-    """The bytes of a token alone."""
     if tokenizer.spelling is not None:
         return list(tokenizer.token_bytes(token, skip_special_tokens=False))
     return list(token_text(tokenizer, token).encode())

@@ -280,11 +280,9 @@ class MessagesCall:
         return self._chat.stats
 
     async def prepare(self) -> None:
-        """See ChatCompletion."""
         await self._chat.prepare()
 
     def replayed(self, body: dict[str, Any]) -> dict[str, Any]:
-        """See ChatCompletion."""
         return self._chat.replayed(body)
 
     async def whole(self) -> dict[str, Any]:

@@ -102,7 +102,6 @@ class Serve:
 
     @property
     def scheme(self) -> str:
-        """The scheme of the server's address."""
         return "https" if self.tls_cert else "http"
 
     @property

@@ -346,7 +346,6 @@ class ResponsesCall:
         return {"object": "response.input_tokens", "input_tokens": tokens}
 
     async def prepare(self) -> None:
-        """See ChatCompletion."""
         await self._go_on()
         with _renaming():
             try:

@@ -435,7 +435,6 @@ class Forwarded(Response):
         self._models, self._model, self._body = models, model, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See Response."""
         try:
             with suppress(Gone):
                 await or_gone(self._forward(scope, send), disconnected(Request(scope, receive)))

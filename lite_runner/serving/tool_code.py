@@ -232,7 +232,6 @@ class GemmaMarks:
         return Marked(CallEnds(self.escape, self.end), self._call, self.begin, self.end)
 
     def _call(self, text: str) -> Call | None:
-        """The call between the marks."""
         if (found := _GEMMA_CALL.fullmatch(text)) is None:
             return None
         arguments = json_of(self._token.sub(_gemma_token, found[2]))

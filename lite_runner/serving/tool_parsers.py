@@ -583,7 +583,6 @@ def types(schema: Any) -> Types:
 
 
 def type_of(value: Any) -> str:
-    """The type of a JSON value."""
     return _NAMES.get(type(value).__name__, "number")
 
 

@@ -130,7 +130,6 @@ def of_choices(choices: Sequence[str], field: str) -> Grammar:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A Lark rule for JSON of a schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
 
 

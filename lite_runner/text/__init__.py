@@ -93,7 +93,6 @@ def _load(path: Path, chat_form: ChatForm | None, spelling: str | None) -> Token
 
 
 def _file_in(folder: Path) -> Path | None:
-    """The tokenizer file of a folder."""
     for name in (_JSON, _MODEL, _ICE):
         if (folder / name).is_file():
             return folder / name

@@ -330,7 +330,6 @@ class LazyTokenizer:
         return getattr(self.whole(), name)
 
     def whole(self) -> tokenizers.Tokenizer:
-        """The tokenizer of all tokens."""
         with self._lock:
             if self._whole is None:
                 self._whole = self._like_this(_byte_level_bpe(self._fields))

@@ -142,13 +142,11 @@ class HarmonyReader:
 
     @property
     def stage(self) -> Stage:
-        """See ThinkingReader."""
         if self._kind == "thinking":
             return "inside"
         return "over" if self._any else "open"
 
     def put(self, text: str, *, last: bool = False) -> tuple[str, str]:
-        """See ThinkingReader."""
         self._text += text
         thinking = said = ""
         while self._text:

@@ -413,7 +413,6 @@ class Tokenizer:
         return id
 
     def token_of(self, id: int) -> str | None:
-        """The token with an id; None if there is none."""
         token: str | None = self._backend.id_to_token(id)
         return token
 
@@ -424,7 +423,6 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the special tokens."""
         return self._special_ids
 
     @property

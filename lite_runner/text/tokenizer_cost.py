@@ -58,7 +58,6 @@ def _charsmap_growth(encoded: str) -> float:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON value."""
     if isinstance(value, dict):
         yield value
     for child in value.values() if isinstance(value, dict) else value:

@@ -41,7 +41,6 @@ class TrainedLora:
 
 
 def in_memory(array: Array) -> LazyTensor:
-    """An array as a tensor, for writing."""
     return LazyTensor(array.shape, "F32", lambda: array)
 
 

@@ -59,12 +59,10 @@ class ExampleSet:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all examples."""
         return sum(len(text.ids) for text in self.texts)
 
     @property
     def targets(self) -> int:
-        """Target tokens of all examples."""
         return sum(text.targets for text in self.texts)
 
     def packs(self, length: int | None) -> list[list[Example]]:

@@ -394,7 +394,6 @@ class _Pass:
         return ops.add(tape, out, added)
 
     def gated(self, given: FeedForward, gate: Value, up: Value) -> Value:
-        """Elementwise."""
         if given.limit is not None:
             gate = ops.clipped(self.tape, gate, None, given.limit)
             up = ops.clipped(self.tape, up, -given.limit, given.limit, plus=1.0)
@@ -470,7 +469,6 @@ class _Pass:
         return self.tensor(self.network.name(role, layer, kind), transposed)
 
     def tensor(self, name: str, transposed: bool = False) -> Value:
-        """As `value`, by name."""
         slot = None
         if self.learns and name in self.network.trained:
             slot = self.slots.setdefault(name, Slot())

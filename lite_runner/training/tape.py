@@ -203,7 +203,6 @@ def low_rank(
 
 
 def add(tape: Tape, x: Value, y: Value, scale: float = 1.0) -> Value:
-    """x + scale * y"""
     array = x.array + y.array if scale == 1.0 else x.array + np.float32(scale) * y.array
 
     to_x, to_y = x.slot, y.slot

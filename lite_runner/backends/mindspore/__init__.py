@@ -84,7 +84,6 @@ class MindSpore(Seat):
         return reasons
 
     def memory(self, files: ModelFiles, options: RunOptions) -> Memory:
-        """See Seat."""
         if options.device == "CPU":
             return _process_memory(files, options)
         settings, device, ranks = options.settings, options.device, options.ranks
@@ -108,17 +107,14 @@ class MindSpore(Seat):
         return profiled(folder / "mindspore_profile")
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         return f"MindSpore's operators on {options.device}"
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         if uses_integer_matmul(files, options):
             return f"integers (quant={files.quantization})"
         return options.settings.precision.computed(options.device)
 
     def open(self, files: ModelFiles, options: RunOptions) -> Backend:
-        """See Seat."""
         settings, device, ranks = options.settings, options.device, options.ranks
         dtype, quantized = settings.precision.rounded(device), files.quantization.rounds
         if dtype != "float32":

@@ -331,7 +331,6 @@ class CellPools:
         self.nbytes = sum(one.nbytes for one in held)
 
     def load(self, adapter: Adapter, slot: int) -> None:
-        """Write an adapter to a slot."""
         assert self._size is not None
         rank, slots = self._size.rank, self._size.slots
         span = np.arange(rank)

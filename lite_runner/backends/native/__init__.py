@@ -38,7 +38,6 @@ class Native(Seat):
     elastic = reproducible = hidden_states = True
 
     def unsupported(self, files: ModelFiles, options: RunOptions) -> list[str]:
-        """See Seat."""
         settings = options.settings
         reasons = []
         if options.device != "CPU":
@@ -68,7 +67,6 @@ class Native(Seat):
         return reasons + unsupported(files.model)
 
     def check(self, files: ModelFiles, options: RunOptions) -> None:
-        """See Seat."""
         if options.draft is not None:
             from lite_runner.model.draft import check_vocabulary
 
@@ -113,11 +111,9 @@ class Native(Seat):
         )
 
     def describe(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         return f"lite-runner's own kernels ({native.instructions()})"
 
     def dtype(self, files: ModelFiles, options: RunOptions) -> str:
-        """See Seat."""
         from lite_runner.weights.quantization.quantize import block_types
 
         if files.quantization.rounds:
@@ -134,15 +130,12 @@ class Native(Seat):
         return " and ".join(sorted(found))
 
     def quantization(self, files: ModelFiles) -> Quantization:
-        """See Seat."""
         return files.quantization
 
     def provenance(self) -> dict[str, str]:
-        """See Seat."""
         return {"kernels": f"{native.instructions()}, sources {fingerprint.sources()[:16]}"}
 
     def open(self, files: ModelFiles, options: RunOptions) -> NativeBackend:
-        """See Seat."""
         settings = options.settings
         self.check(files, options)
         draft, next_token = None, None
@@ -236,7 +229,6 @@ def _keys_change(model: Decoder) -> bool:
 
 
 def _together(model: Memory, draft: Memory) -> Memory:
-    """The memory of a model and its draft model in one process."""
     return replace(
         model,
         weights=model.weights + draft.weights,

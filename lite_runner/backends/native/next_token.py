@@ -57,7 +57,6 @@ class NextToken:
         self._model = model.further(config, layers)
 
     def resize(self, options: NativeOptions, capacity: int, *, reproducible: bool) -> None:
-        """See NativeModel.resize."""
         sizes = self.config, options.length, capacity
         self._metadata = BatchMetadata(*sizes, reproducible=reproducible)
         # As large as all slots need: it is one layer, and others than the model's rows are written.
@@ -67,7 +66,6 @@ class NextToken:
         self._pending = [_Pending() for _ in range(options.slots)]
 
     def block_bytes(self, options: NativeOptions) -> int:
-        """See NativeModel.block_bytes."""
         return self._model.block_bytes(options.cache)
 
     def follow(self, every: TokenBatch, part: slice) -> None:
@@ -121,7 +119,6 @@ class NextToken:
             self._pending[target] = pending
 
     def release(self, slot: int, length: int) -> None:
-        """See Paged.release."""
         self._pool.release(slot, length)
         self._pending[slot].cut(length)
 

@@ -99,7 +99,6 @@ def packed_model(
 
 
 def _of_first(ranks: Ranks, text: str) -> str:
-    """The text of the first rank, on every one."""
     if ranks.size == 1:
         return text
     from lite_runner.backends.collectives import broadcast

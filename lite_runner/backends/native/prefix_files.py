@@ -101,7 +101,6 @@ class PrefixFiles:
     def find(
         self, slot: int, tokens: NDArray[np.int32], adapter: str | None, start: int, cached: int
     ) -> StoredPrefix | None:
-        """See StoredPrefixes."""
         first, names = start // BLOCK, self._names(tokens, adapter)
         if self._usable(slot, first * BLOCK) < first * BLOCK:
             first = 0
@@ -129,14 +128,12 @@ class PrefixFiles:
         return StoredPrefix(slot, first * BLOCK, end, blocks)
 
     def restore(self, prefix: StoredPrefix) -> None:
-        """See StoredPrefixes."""
         for place, block in enumerate(prefix.blocks):
             start = prefix.start + place * BLOCK
             self._reserve((prefix.slot, start, start + BLOCK))
             self._model.write_positions(prefix.slot, start, BLOCK, block)
 
     def save(self, slot: int, tokens: NDArray[np.int32], adapter: str | None, request: int) -> None:
-        """See StoredPrefixes."""
         names = self._names(tokens, adapter)
         if len(self._known) > _REMEMBERED:
             self._known.clear()

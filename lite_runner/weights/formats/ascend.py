@@ -252,7 +252,6 @@ class _Module(ModuleParts):
         return zeros.astype(np.int8)
 
     def _factors(self, columns: int) -> NDArray[np.float32] | None:
-        """Factors of the columns; None: none."""
         factors = np.ones(1, np.float32)
         if "smooth_scale" in self._parts:
             factors = self._numbers("smooth_scale")

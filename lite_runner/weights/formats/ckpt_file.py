@@ -111,7 +111,6 @@ def _tensor(data: NDArray[np.uint8], entry: _Entry, dtype: DType) -> LazyTensor:
 def _joined(
     data: NDArray[np.uint8], spans: list[tuple[int, int]], first: int, end: int
 ) -> NDArray[np.uint8]:
-    """Bytes `first` to `end` of the concatenated spans."""
     found, position = [], 0
     for start, stop in spans:
         low, high = max(first - position, 0), min(end - position, stop - start)

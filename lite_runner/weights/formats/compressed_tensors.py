@@ -58,7 +58,6 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
 
 
 def tensors_bytes(model: Decoder, quantization: Quantization) -> int:
-    """Bytes of the tensors in the file."""
     linear = {one.name for each in _linear_layers(model, quantization).values() for one in each}
     wanted, total = schemes(model, quantization), 0
     for one in parameters(model):
@@ -200,7 +199,6 @@ def read_once(
 
 
 def _arrays(read: Callable[[], QuantizedTensor], layer: str) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The tensors of a layer by name."""
     matrix = read()
     values = matrix.values.view(np.uint8)
     yield f"{layer}weight_shape", np.array(matrix.shape, np.int64)

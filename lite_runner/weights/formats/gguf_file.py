@@ -311,7 +311,6 @@ class _Reader:
             raise self._broken("a string that is not UTF-8") from error
 
     def _skip_strings(self, count: int) -> None:
-        """Move on by `count` strings."""
         data, size, position = self._data, len(self._data), self._position
         if count * 8 > size - position:
             raise self._broken(f"{count:,} strings announced, {size - position:,} bytes left")
@@ -421,7 +420,6 @@ class GGUFFile:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """See GGUFHeader."""
         return self.header.metadata
 
     @property

@@ -60,7 +60,6 @@ def check_writable(model: Decoder, quantization: Quantization, *, calibrated: bo
 
 
 def tensors_bytes(model: Decoder, quantization: Quantization) -> int:
-    """Bytes of the tensors in the file."""
     layers = linear_layers(model, quantization, stored_name)
     linear = {one.name for parts in layers.values() for one in parts}
     cells = (_layout(one, quantization) for one in parameters(model) if one.name in linear)
@@ -117,7 +116,6 @@ def _layout(one: Parameter, quantization: Quantization) -> _Layout:
 def _arrays(
     read: Callable[[], QuantizedTensor], cell: str, quantization: Quantization
 ) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The arrays of a cell by name."""
     matrix = read()
     scales = matrix.scales.astype(np.float32)
     if matrix.bits == 4:

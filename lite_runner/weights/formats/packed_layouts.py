@@ -234,7 +234,6 @@ def layout_of_names(names: Iterable[str]) -> str:
 
 
 def packed_weights_error(where: str, layout: str) -> ArtifactError:
-    """The error for weights of a layout."""
     return ArtifactError(
         f"{where}: the weights are packed: {layout} is not read yet",
         "take the model's 16-bit checkpoint, which quant=a16w4 or quant=a16w8 makes as small, or a "

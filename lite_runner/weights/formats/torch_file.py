@@ -91,7 +91,6 @@ def open_torch(
 
 
 def refused(path: Path, reason: str) -> ArtifactError:
-    """The error for a pickle that is refused."""
     return ArtifactError(
         f"{path}: a pickle, which can run any code when it is loaded: only plain tensors are taken "
         f"from one, and {reason}; nothing of it was run",

@@ -223,7 +223,6 @@ class WatchedMatrix(_Operand):
         self.inputs: Inputs | None = None  # stays None for an expert without tokens
 
     def replace(self, values: Floats) -> None:
-        """Replace the values."""
         self.values, self.inputs = values, None
 
     def __rmatmul__(self, x: NDArray[Any]) -> Floats:

@@ -321,7 +321,6 @@ class KeptLayers:
         return found
 
     def broken(self, what: str) -> ArtifactError:
-        """The error for files that are not kept layers."""
         return ArtifactError(
             f"{self._folder}: not the layers of a calibration: {what}",
             "remove the folder, and calibrate again",

@@ -228,5 +228,4 @@ def _dot(*factors: Floats) -> Floats:
 
 
 def _inverse(values: Floats) -> Floats:
-    """1 / value; 0 for 0."""
     return np.divide(1, values, out=np.zeros_like(values), where=np.abs(values) > _TINY)

@@ -51,7 +51,6 @@ class ShardManifest:
         return model_config_from_hf(dict(self.model), MANIFEST, notes=False)
 
     def write(self, folder: Path) -> None:
-        """Write manifest.json beside the shard."""
         write_manifest(folder / MANIFEST, {"schema": SCHEMA, **asdict(self)})
 
 

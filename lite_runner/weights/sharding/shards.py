@@ -394,7 +394,6 @@ def find_layouts(
     manifests: tuple[ShardManifest, ...],
     path: Path | None,
 ) -> tuple[Strategy, str]:
-    """The layouts of the tensors, and their source."""
     own = None
     if manifests:
         first = manifests[0]

@@ -117,7 +117,6 @@ class LiteWorker:
         return self.graphs[graph].bind(**sizes)
 
     def run(self, graph: str) -> Message:
-        """Run a graph."""
         return self.graphs[graph].run()
 
 

@@ -160,7 +160,6 @@ class WorkerEngine:
         return arrays
 
     def run(self, graph: GraphName) -> list[NDArray[Any]]:
-        """See GraphEngine."""
         known = self._graphs[graph]
         if not known.shapes:
             raise RunnerError(f"{known.path.name}: the graph was not bound to shapes before a run")

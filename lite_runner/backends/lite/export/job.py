@@ -58,7 +58,6 @@ class ExportSpec:
 
     @property
     def fits_any(self) -> bool:
-        """See Manifest.fits_any."""
         return fits_any(self.layout)
 
     @property
