@@ -21,7 +21,7 @@ from measure import Measurement, engine_parser, seconds_since_start
 
 from lite_runner import progress
 from lite_runner.backends import Backend
-from lite_runner.bench.workload import Prompts, lockstep
+from lite_runner.bench.cell import Prompts, lockstep
 from lite_runner.config.argv import parse
 from lite_runner.config.schema import GenerateOptions
 from lite_runner.generation import Token

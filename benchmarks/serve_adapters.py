@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gguf
 
-from lite_runner.bench.workload import RANK, random_adapters
+from lite_runner.bench.cell import RANK, random_adapters
 from lite_runner.config.argv import parse
 from lite_runner.model.locate import locate
 from lite_runner.run_modes import heads, resolve

@@ -29,7 +29,7 @@ from bench import make_prompts
 from engine import opened
 
 from lite_runner import progress
-from lite_runner.bench.workload import lockstep, random_adapters
+from lite_runner.bench.cell import lockstep, random_adapters
 from lite_runner.config.argv import parse
 from lite_runner.generation import Engine
 from lite_runner.model.adapters import AdapterJob

@@ -25,7 +25,14 @@ from lite_runner.config.parallel import SOCKET_VARIABLE
 from lite_runner.config.prompts import completed
 from lite_runner.config.schema import RunConfig
 from lite_runner.config.sections import AscendSettings, Context
-from lite_runner.distributed.events import FOLDER_VARIABLE, MET, RankProgress, Sender, connect
+from lite_runner.distributed.events import (
+    FOLDER_VARIABLE,
+    MET,
+    RankProgress,
+    Sender,
+    connect,
+    failure_of,
+)
 from lite_runner.distributed.join import Joined, join
 from lite_runner.distributed.membership import Member, check_member, device_of
 from lite_runner.distributed.stopping import (
@@ -40,7 +47,6 @@ from lite_runner.plan import Plan
 from lite_runner.plan.resources import check_ranks_fit
 from lite_runner.run_modes import from_dict, run_mode
 from lite_runner.system import environment
-from lite_runner.system.failure import failure_of
 from lite_runner.system.signals import CutShort, Terminated
 
 

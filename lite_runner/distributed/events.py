@@ -16,19 +16,49 @@ import struct
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lite_runner import progress
 from lite_runner.config.parallel import SOCKET_VARIABLE
-from lite_runner.errors import EXIT_FAILED, EnvironmentFault
+from lite_runner.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    EnvironmentFault,
+    RunnerError,
+)
 from lite_runner.records import dataclass
+from lite_runner.system import memory
+from lite_runner.system.signals import Terminated
 
-if TYPE_CHECKING:
-    from lite_runner.system.failure import Failure
+
+@dataclass(frozen=True)
+class Failure:
+    """Exit code, message and hint as of a RunnerError; `traceback` only of unexpected errors."""
+
+    exit_code: int
+    message: str
+    hint: str = ""
+    traceback: str = ""
+
+
+def failure_of(error: BaseException) -> Failure:
+    """The failure that `error` is; out of memory is an EnvironmentFault, whatever raised it."""
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(EXIT_INTERRUPTED, "interrupted")
+    if isinstance(error, Terminated):
+        return Failure(EXIT_TERMINATED, "terminated")
+    known = error if isinstance(error, RunnerError) else memory.shortage_error(error)
+    if known is not None:
+        return Failure(known.exit_code, known.message, known.hint)
+    trace = "".join(traceback.format_exception(error))
+    return Failure(EXIT_FAILED, f"{type(error).__name__}: {error}", traceback=trace)
+
 
 FOLDER_VARIABLE = "LITE_RUNNER_FOLDER"  # of the launcher's run
 MAX_LINE_BYTES = 1 << 22  # of one event

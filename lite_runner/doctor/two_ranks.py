@@ -12,13 +12,12 @@ from pathlib import Path
 from lite_runner.backends.collectives import schedule
 from lite_runner.config.sections import Cluster, Ranks
 from lite_runner.distributed import msrun
-from lite_runner.distributed.events import MET, Sender, connect
+from lite_runner.distributed.events import MET, Sender, connect, failure_of
 from lite_runner.distributed.job import Limits, run_ranks
 from lite_runner.doctor.check import Finding
 from lite_runner.errors import RunnerError
 from lite_runner.sizing import MSRUN_PROCESS, host_processes, readable
 from lite_runner.system import environment, memory
-from lite_runner.system.failure import failure_of
 from lite_runner.system.files import temporary_folder
 
 RANKS = 2

@@ -13,8 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from lite_runner.distributed.events import MET, connect
-from lite_runner.system.failure import Failure
+from lite_runner.distributed.events import MET, Failure, connect
 
 FOREVER_S = 1000
 GENERATES = ("stops", "is deaf", "is interrupted and deaf")

@@ -41,7 +41,7 @@ def test_a_failing_rank_is_reported_and_nothing_is_left(
     program.write_text(
         "import os\n"
         "from lite_runner.distributed.events import connect\n"
-        "from lite_runner.system.failure import Failure\n"
+        "from lite_runner.distributed.events import Failure\n"
         "if os.environ['MS_ROLE'] == 'MS_WORKER':\n"
         "    sender = connect(int(os.environ['RANK_ID']))\n"
         "    sender.error(Failure(3, 'no such device', 'get one'))\n"

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lite_runner.config.sections import Ranks
-from lite_runner.training import optimizer
+from lite_runner.training import trainer as trainer_module
 from lite_runner.training.adapter import TrainedLora, new_lora
 from lite_runner.training.network import TrainedNetwork
 from lite_runner.training.options import LoraOptions
@@ -106,7 +106,7 @@ def on_ranks(case: str, **changes: Any) -> list[tuple[list[StepMetrics], Trained
 def test_ranks_train_as_one_process(case: str, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # A gradient that is rounding moves its parameter as far as any other, and each processor
     # rounds its own way.
-    monkeypatch.setattr(optimizer, "EPS", 1e-3)
+    monkeypatch.setattr(trainer_module, "EPS", 1e-3)
     expected, one = trained(case, Ranks(), lambda payload: [payload], None, full=full)
     (steps, lora), (others, other) = on_ranks(case, full=full)
     for name in ("loss", "grad_norm", "eval_loss"):
