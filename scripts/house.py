@@ -222,7 +222,7 @@ def items(root: Path) -> str:
 
 # Of architectures/, what several of them share.
 SHARED = {"experts", "fields", "llama_like", "naming", "next_token"}
-SHARED |= {"positions", "quantization", "reference", "row_order", "serialize", "settings", "spec"}
+SHARED |= {"positions", "quantization", "reference", "row_order", "settings", "spec"}
 
 
 def families() -> list[int]:
