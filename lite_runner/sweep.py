@@ -38,7 +38,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from lite_runner.bench import charts
-from lite_runner.bench.report import Spread, number
+from lite_runner.bench.report import Spread, markdown, number
 from lite_runner.config import Note, accepts, annotation_of, leaves, raise_errors
 from lite_runner.config.argv import (
     CommandLine,
@@ -426,7 +426,8 @@ def _summarize(jobs: Sequence[Mapping[str, Any]], folder: Path, line: CommandLin
         ]
         for job, values in zip(jobs, chosen, strict=True)
     ]
-    table = "\n".join(_table([header, *rows]))
+    head, *cells = [[escaped(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    table = markdown(head, cells, left=len(head))
     (folder / "sweep.md").write_text(table + "\n", encoding="utf-8")
     (folder / "sweep.json").write_text(json.dumps(jobs, indent=2) + "\n", encoding="utf-8")
     if len(jobs) > 1 and shown_figures and keys and charts.available():
@@ -435,17 +436,6 @@ def _summarize(jobs: Sequence[Mapping[str, Any]], folder: Path, line: CommandLin
         (folder / "sweep.png").write_bytes(chart.png)
     if line.last("verbosity") != "0":
         print(f"{table}\nsweep: {folder}", file=sys.stderr)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows in Markdown, the first one of which is the header."""
-    cells = [[escaped(cell).replace("|", "\\|") for cell in row] for row in rows]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    for i, row in enumerate(cells):
-        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield f"| {' | '.join(padded)} |"
-        if i == 0:
-            yield f"|{'|'.join('-' * (width + 2) for width in widths)}|"
 
 
 def _panels(
