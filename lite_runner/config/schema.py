@@ -130,10 +130,7 @@ class RunConfig:
     @property
     def ranks(self) -> Ranks:
         """The ranks of the run, seen from rank 0; one rank with use_parallel=false."""
-        if not self.use_parallel:
-            return Ranks()
-        asked = self.parallel_config
-        return Ranks(data=asked.data_parallel, tensor=asked.model_parallel)
+        return self.parallel_config.ranks if self.use_parallel else Ranks()
 
     @property
     def cluster(self) -> Cluster:

@@ -265,6 +265,10 @@ class ParallelConfig:
     pipeline_stage: Count
     vocab_emb_dp: bool | None  # true: the embedding and the head are whole on every rank
 
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(data=self.data_parallel, tensor=self.model_parallel)
+
     def errors(self) -> Iterator[Invalid]:
         """The validation error of several pipeline stages."""
         if self.pipeline_stage != 1:
